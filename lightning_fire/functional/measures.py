@@ -1,0 +1,138 @@
+"""How far a matrix is from an isometry (plasticity), and how far it has moved (stability).
+
+All functions take matrices of shape `(..., m, n)` and reduce the last two dimensions. For a convolution weight, pass
+`as_matrices(weight, groups)` and average (DfI) or sum (SFE) over the kernel positions.
+"""
+
+import torch
+from torch import Tensor
+
+
+def dfi(matrix: Tensor) -> Tensor:
+    """Deviation from isometry as the paper defines it: ‖WᵀW − I‖_F² (paper, eq. 2).
+
+    It cannot be 0 where `m < n`: WᵀW then has rank m at most, and `n − m` is the floor.
+
+    Args:
+        matrix: Shape `(..., m, n)`, real floating dtype.
+
+    Returns:
+        Shape `(...)`, at least 0; float32, or float64 for float64 input.
+
+    Raises:
+        TypeError: If `matrix` is not of a real floating dtype.
+        ValueError: If `matrix` has fewer than 2 dimensions.
+
+    Example:
+        >>> import torch
+        >>> dfi(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        tensor(9.)
+    """
+    matrix = _real(matrix, "matrix")
+    rows, columns = matrix.shape[-2:]
+    floor = max(columns - rows, 0)  # ‖WᵀW − I_n‖² = ‖WWᵀ − I_m‖² + n − m for m < n
+    return (_small_gram(matrix) - _identity_like(matrix)).square().sum((-2, -1)) + floor
+
+
+def dfi_normalized(matrix: Tensor) -> Tensor:
+    """Deviation from isometry that knows neither shape nor scale: ‖G/s² − I‖_F² / r.
+
+    G is the Gram matrix on the short side r = min(m, n), s² the mean squared singular value. It is 0 for every scaled
+    isometry, wide or tall, and the squared coefficient of variation of the squared singular values otherwise.
+
+    Args:
+        matrix: Shape `(..., m, n)`, real floating dtype.
+
+    Returns:
+        Shape `(...)`, in [0, r − 1]; 1 for a matrix of zeros. float32, or float64 for float64 input.
+
+    Raises:
+        TypeError: If `matrix` is not of a real floating dtype.
+        ValueError: If `matrix` has fewer than 2 dimensions.
+
+    Example:
+        >>> import torch
+        >>> dfi_normalized(5 * torch.eye(2, 7))
+        tensor(0.)
+        >>> dfi_normalized(torch.diag(torch.tensor([1.0, 3.0])))
+        tensor(0.6400)
+    """
+    matrix = _real(matrix, "matrix")
+    if matrix.numel() == 0:
+        return matrix.new_zeros(matrix.shape[:-2])
+    short = min(matrix.shape[-2:])
+    largest = matrix.abs().amax((-2, -1), keepdim=True)
+    gram = _small_gram(matrix / largest.masked_fill(largest == 0, 1.0))
+    mean_square = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    gram = gram / mean_square.masked_fill(mean_square == 0, 1.0)
+    return (gram - _identity_like(matrix)).square().sum((-2, -1)) / short
+
+
+def sfe(before: Tensor, after: Tensor) -> Tensor:
+    """Squared Frobenius error between two versions of a matrix: ‖W − W̃‖_F² (paper, eq. 1).
+
+    Args:
+        before: Shape `(..., m, n)`, real floating dtype.
+        after: Same shape.
+
+    Returns:
+        Shape `(...)`, at least 0; float32, or float64 where an input is float64.
+
+    Raises:
+        TypeError: If an input is not of a real floating dtype.
+        ValueError: If the shapes differ or have fewer than 2 dimensions.
+
+    Example:
+        >>> import torch
+        >>> sfe(torch.zeros(2, 2), torch.ones(2, 2))
+        tensor(4.)
+    """
+    before, after = _real(before, "before"), _real(after, "after")
+    if before.shape != after.shape:
+        raise ValueError(
+            f"`before` and `after` must have one shape, got {tuple(before.shape)} and {tuple(after.shape)}"
+        )
+    return (before - after).square().sum((-2, -1))
+
+
+def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
+    """Squared Frobenius error relative to the old weight: ‖W − W̃‖_F² / ‖W‖_F².
+
+    The paper plots a "normalized SFE" (figure "Ablation study results" (b)) without defining it; this is our reading.
+
+    Args:
+        before: Shape `(..., m, n)`, real floating dtype.
+        after: Same shape.
+
+    Returns:
+        Shape `(...)`, at least 0; 0 where nothing changed, Inf where a matrix of zeros changed.
+
+    Raises:
+        TypeError: If an input is not of a real floating dtype.
+        ValueError: If the shapes differ or have fewer than 2 dimensions.
+
+    Example:
+        >>> import torch
+        >>> sfe_normalized(torch.eye(2), 2 * torch.eye(2))
+        tensor(1.)
+    """
+    error = sfe(before, after)
+    return torch.where(error == 0, 0.0, error / _real(before, "before").square().sum((-2, -1)))
+
+
+def _small_gram(matrix: Tensor) -> Tensor:
+    """Gram matrix on the short side, `(..., r, r)`."""
+    rows, columns = matrix.shape[-2:]
+    return matrix.mT @ matrix if rows >= columns else matrix @ matrix.mT
+
+
+def _identity_like(matrix: Tensor) -> Tensor:
+    return torch.eye(min(matrix.shape[-2:]), dtype=matrix.dtype, device=matrix.device)
+
+
+def _real(tensor: Tensor, name: str) -> Tensor:
+    if not tensor.is_floating_point():
+        raise TypeError(f"`{name}` must be of a real floating dtype, got {tensor.dtype}")
+    if tensor.ndim < 2:
+        raise ValueError(f"`{name}` must have at least 2 dimensions, got shape {tuple(tensor.shape)}")
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))

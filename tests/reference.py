@@ -1,0 +1,54 @@
+"""Slow, obvious versions of what the package computes: loops, float64, no shared code with it."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS = {"cubic": (1.5, -0.5, 0.0), "quintic": (2.0, -1.5, 0.5), "muon": (3.4445, -4.7750, 2.0315)}
+
+
+def orthogonalize(matrix: Tensor, steps: int, coefficients: str = "cubic") -> Tensor:
+    """Apply the scalar recursion to each singular value of one `(m, n)` matrix, in float64."""
+    a, b, c = COEFFICIENTS[coefficients]
+    u, singular_values, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    sigma = singular_values / singular_values.square().sum().sqrt()
+    for _ in range(steps):
+        sigma = a * sigma + b * sigma**3 + c * sigma**5
+    return u @ torch.diag(sigma) @ vh
+
+
+def polar(matrix: Tensor) -> Tensor:
+    """U Vᵀ of one `(m, n)` matrix, in float64."""
+    u, _, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    return u @ vh
+
+
+def fire(weight: Tensor, steps: int | str = 10, coefficients: str = "cubic", scale: str = "paper", groups: int = 1):
+    """FIRE on one `(out, in / groups, *kernel)` weight, matrix by matrix, in float64."""
+    out, inputs = weight.shape[0] // groups, weight.shape[1]
+    taps = list(itertools.product(*(range(size) for size in weight.shape[2:])))
+    result = weight.double().clone()
+    for group, tap in itertools.product(range(groups), taps):
+        where = (slice(group * out, (group + 1) * out), slice(None), *tap)
+        matrix = weight[where].double()
+        isometry = polar(matrix) if steps == "exact" else orthogonalize(matrix, steps, coefficients)
+        factor = {
+            "paper": (out / inputs) ** 0.5 / len(taps),
+            "none": 1.0,
+            "procrustes": (matrix * isometry).sum() / isometry.square().sum(),
+        }[scale]
+        result[where] = factor * isometry
+    return result
+
+
+def dfi(matrix: Tensor) -> Tensor:
+    """‖WᵀW − I‖_F² of one `(m, n)` matrix, literally, in float64."""
+    matrix = matrix.double()
+    return (matrix.T @ matrix - torch.eye(matrix.shape[1]).double()).square().sum()
+
+
+def dfi_normalized(matrix: Tensor) -> Tensor:
+    """Mean of (σ²/mean(σ²) − 1)² over the singular values of one `(m, n)` matrix, in float64."""
+    squares = torch.linalg.svdvals(matrix.double()).square()
+    return (squares / squares.mean() - 1).square().mean()
