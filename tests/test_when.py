@@ -1,0 +1,107 @@
+"""`when`: each schedule over whole trainings, written out; never-due schedules; errors."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, EveryNSteps, Horizon
+
+
+def epoch_starts(schedule, epochs_per_chunk, steps_per_epoch=10, **bounds):
+    """Epochs at whose start `schedule` is due, in a training over chunks."""
+    chunks = [chunk for chunk, epochs in enumerate(epochs_per_chunk) for _ in range(epochs)]
+    due = []
+    for epoch, chunk in enumerate(chunks):
+        new = epoch == 0 or chunk != chunks[epoch - 1]
+        clock = Clock(epoch, epoch * steps_per_epoch, chunk=chunk, new_data=new, max_epochs=len(chunks), **bounds)
+        if schedule.due(clock):
+            due.append(epoch)
+    return due
+
+
+def test_at_new_data():
+    assert epoch_starts(AtNewData(), [3, 2, 1]) == [3, 5]
+    assert epoch_starts(AtNewData(skip_first=False), [3, 2, 1]) == [0, 3, 5]
+    assert not AtNewData().due(Clock(3, 30, epoch_start=False, chunk=1, new_data=True))
+
+
+def test_at_epochs():
+    assert epoch_starts(AtEpochs([4, 1]), [6]) == [1, 4]
+    assert not AtEpochs([4]).due(Clock(4, 41, epoch_start=False))
+
+
+def test_every_n_epochs():
+    assert epoch_starts(EveryNEpochs(2), [7]) == [2, 4, 6]
+
+
+def test_every_n_steps():
+    due = [step for step in range(20) if EveryNSteps(7).due(Clock(0, step, epoch_start=False))]
+    assert due == [7, 14]
+
+
+@given(st.integers(2, 50), st.floats(0.01, 0.99))
+def test_at_fraction_is_due_once_at_or_just_after_the_fraction(epochs, fraction):
+    due = epoch_starts(AtFraction(fraction), [epochs])
+    possible = AtFraction(fraction).problem(Horizon(max_epochs=epochs)) is None
+    assert len(due) == possible
+    assert all(fraction * epochs <= epoch < fraction * epochs + 1 for epoch in due)
+
+
+def test_at_fraction_counts_steps_where_steps_bound_training():
+    due = [s for s in range(100) if AtFraction(0.5).due(Clock(0, s, epoch_start=False, max_epochs=9, max_steps=100))]
+    assert due == [50]
+    assert not AtFraction(0.5).due(Clock(5, 50))
+
+
+def test_any_of():
+    assert epoch_starts(AnyOf([AtNewData(), AtEpochs([1])]), [3, 2]) == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "horizon", "reason"),
+    [
+        (AtNewData(), Horizon(num_chunks=1), "single chunk"),
+        (AtEpochs([200]), Horizon(max_epochs=200), r"ends after epoch 199 \(max_epochs=200\)"),
+        (EveryNEpochs(10), Horizon(max_epochs=10), "ends after epoch 9"),
+        (EveryNSteps(50), Horizon(max_steps=50), "ends after 50 steps"),
+        (AtFraction(0.5), Horizon(), "neither max_epochs nor max_steps"),
+        (AtFraction(0.9), Horizon(max_epochs=5), "only 5 epochs"),
+        (AnyOf([AtNewData(), AtEpochs([9])]), Horizon(max_epochs=5), r"AtEpochs\(epochs=\(9,\)\): training ends"),
+    ],
+)
+def test_a_schedule_that_can_never_be_due_says_why(schedule, horizon, reason):
+    assert re.search(reason, schedule.problem(horizon))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "horizon"),
+    [
+        (AtNewData(), Horizon()),
+        (AtNewData(skip_first=False), Horizon(num_chunks=1)),
+        (AtEpochs([1, 500]), Horizon(max_epochs=2)),
+        (EveryNSteps(50), Horizon(max_epochs=1)),
+        (AtFraction(0.5), Horizon(max_steps=2)),
+        (AnyOf([AtNewData(), AtEpochs([1])]), Horizon(max_epochs=5, num_chunks=2)),
+    ],
+)
+def test_a_schedule_that_may_be_due_has_no_problem(schedule, horizon):
+    assert schedule.problem(horizon) is None
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: AtEpochs([]), "`epochs` must be a list of one or more whole numbers from 0, got"),
+        (lambda: AtEpochs([-1]), r"got \[-1\]"),
+        (lambda: EveryNEpochs(0), "`n` must be a whole number of at least 1, got 0"),
+        (lambda: EveryNSteps(-5), "`n` must be a whole number of at least 1, got -5"),
+        (lambda: AtFraction(0), "`fraction` must be strictly between 0 and 1, got 0"),
+        (lambda: AtFraction(1.0), "`fraction` must be strictly between 0 and 1, got 1.0"),
+        (lambda: AnyOf([]), "`schedules` must hold at least one schedule"),
+    ],
+)
+def test_errors(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
