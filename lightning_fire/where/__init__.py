@@ -1,0 +1,6 @@
+"""WHERE a method acts: from any `nn.Module` to named weight matrices. Imports torch only."""
+
+from lightning_fire.where.views import WeightView
+from lightning_fire.where.weights import Selection, Weights
+
+__all__ = ["Selection", "WeightView", "Weights"]

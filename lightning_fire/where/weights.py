@@ -1,0 +1,210 @@
+"""The selection of weights: a preset, narrowed by names; and the table that shows it."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, overload
+
+from torch import nn
+
+from lightning_fire.where.candidates import Candidate, candidates_of, plain
+from lightning_fire.where.views import WeightView
+
+Preset = Literal["auto", "cnn", "vit", "gpt"]
+_PRESETS = {
+    "cnn": lambda kind, view: True,
+    "vit": lambda kind, view: view.role in ("q", "k"),
+    "gpt": lambda kind, view: kind == "linear",
+}
+
+
+class Row(NamedTuple):
+    """A parameter in the table of a selection."""
+
+    name: str
+    shape: tuple[int, ...]
+    views: str
+    verdict: str
+
+
+class Selection(Sequence[WeightView]):
+    """The selected weights, in module order. `print` shows every parameter of the model, taken or why not.
+
+    Args:
+        views: The selected weights.
+        rows: The table.
+    """
+
+    def __init__(self, views: Sequence[WeightView], rows: Sequence[Row]):
+        self._views, self.rows = list(views), list(rows)
+
+    @overload
+    def __getitem__(self, index: int) -> WeightView: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[WeightView]: ...
+    def __getitem__(self, index):
+        return self._views[index]
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    def __str__(self) -> str:
+        cells = [
+            ("parameter", "shape", "matrices", ""),
+            *((r.name, _times(r.shape), r.views, r.verdict) for r in self.rows),
+        ]
+        widths = [max(len(row[column]) for row in cells) for column in range(4)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
+        return "\n".join([*lines, f"{len(self)} weight matrices taken"])
+
+
+class Weights:
+    """Selects weight matrices of a model by a preset, narrowed by names.
+
+    A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
+    `exclude` does. Never taken: frozen weights and depthwise convolutions. A tied weight is taken once.
+
+    Args:
+        preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
+            weight, a fused query-key-value projection in three parts. `auto`: `vit` where the model has attention,
+            otherwise `cnn`.
+        include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
+        exclude: Likewise.
+
+    Raises:
+        ValueError: If `preset` is unknown or a pattern is no regular expression.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2, bias=False))
+        >>> print(Weights(exclude=["^3"]).select(net))
+        parameter  shape    matrices
+        0.weight   8×3×3×3  8×3×3×3   taken
+        0.bias     8                  not a matrix
+        1.weight   8                  not a matrix
+        1.bias     8                  not a matrix
+        3.weight   2×8      2×8       excluded
+        1 weight matrices taken
+    """
+
+    def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
+        if preset != "auto" and preset not in _PRESETS:
+            raise ValueError(f"`preset` must be one of {['auto', *_PRESETS]}, got {preset!r}")
+        self.preset, self.include, self.exclude = preset, include, exclude
+        for name, patterns in (("include", include), ("exclude", exclude)):
+            for pattern in patterns or ():
+                try:
+                    re.compile(pattern)
+                except re.error as error:
+                    raise ValueError(f"`{name}` has {pattern!r}, which is no regular expression: {error}") from error
+
+    def __repr__(self) -> str:
+        return f"Weights(preset={self.preset!r}, include={self.include!r}, exclude={self.exclude!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Weights) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def select(self, module: nn.Module) -> Selection:
+        """Apply the selection to a model.
+
+        Args:
+            module: Any module: with fused, tied, frozen or grouped weights, compiled or not.
+
+        Returns:
+            The selected weights, which also print as a table of the whole model.
+
+        Raises:
+            ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
+                lazy layer is not initialised.
+        """
+        candidates = candidates_of(module)
+        self._check_patterns([view.name for candidate in candidates for view in candidate.views])
+        preset = self.preset
+        if preset == "auto":
+            preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
+        taken, verdicts = [], {}
+        for candidate in candidates:
+            reasons = {
+                view: candidate.obstacle or self._refusal(preset, candidate.kind, view) for view in candidate.views
+            }
+            chosen = [view for view, reason in reasons.items() if not reason]
+            if chosen and candidate.parametrization:
+                raise ValueError(_about_parametrization(candidate))
+            taken += chosen
+            parameter = candidate.views[0].parameter
+            verdicts[parameter] = (candidate, _verdict(reasons))
+        rows = _table(module, verdicts)
+        if not taken:
+            shown = (
+                "; ".join(f"{row.name}: {row.verdict}" for row in rows if row.views)[:600] or "it has no such weights"
+            )
+            raise ValueError(f"{self} selects no weight of {type(module).__name__}: {shown}")
+        return Selection(taken, rows)
+
+    def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
+        if not _PRESETS[preset](kind, view):
+            return f"not in preset {preset}"
+        if self.include is not None and not any(re.search(pattern, view.name) for pattern in self.include):
+            return "not included"
+        return "excluded" if any(re.search(pattern, view.name) for pattern in self.exclude or ()) else ""
+
+    def _check_patterns(self, names: Sequence[str]) -> None:
+        for argument in ("include", "exclude"):
+            for pattern in getattr(self, argument) or ():
+                if not any(re.search(pattern, name) for name in names):
+                    some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+                    raise ValueError(
+                        f"`{argument}` has {pattern!r}, which matches no weight; there are: {some or 'none'}"
+                    )
+
+
+def _verdict(reasons: dict[WeightView, str]) -> str:
+    if len(set(reasons.values())) == 1:
+        return next(iter(reasons.values())) or "taken"
+    return ", ".join(f"{view.role} {reason or 'taken'}" for view, reason in reasons.items())
+
+
+def _table(module: nn.Module, verdicts: dict[nn.Parameter, tuple[Candidate, str]]) -> list[Row]:
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(plain(name))
+    owners = {plain(path): type(owner).__name__ for path, owner in module.named_modules()}
+    rows = []
+    for parameter, aliases in names.items():
+        if parameter not in verdicts:
+            verdict = _why_no_candidate(aliases[0], parameter, owners[aliases[0].rpartition(".")[0]])
+            rows.append(Row(aliases[0], tuple(parameter.shape), "", verdict + _tied(aliases[1:])))
+            continue
+        candidate, verdict = verdicts[parameter]
+        tied = [alias for alias in aliases if alias != candidate.name]
+        views = ", ".join(f"{view.role} {_times(view.shape)}".strip() for view in candidate.views)
+        rows.append(Row(candidate.name, tuple(parameter.shape), views, verdict + _tied(tied)))
+    return rows
+
+
+def _why_no_candidate(name: str, parameter: nn.Parameter, owner: str) -> str:
+    if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
+        return "part of a parametrised weight"
+    if parameter.ndim < 2:
+        return "not a matrix"
+    return f"{owner}: neither Linear nor convolution"
+
+
+def _about_parametrization(candidate: Candidate) -> str:
+    return (
+        f"{candidate.name} is computed by a parametrization ({candidate.parametrization}), so that a new value would be"
+        " lost: remove the parametrization before the fit, or leave the layer out with"
+        f" exclude=[{re.escape(candidate.name)!r}]"
+    )
+
+
+def _tied(names: Iterable[str]) -> str:
+    return f" (tied with {', '.join(names)})" if names else ""
+
+
+def _times(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
