@@ -1,0 +1,64 @@
+"""Keep networks able to learn when their data grows or changes.
+
+A method is *what* (a pure function on tensors, `lightning_fire.functional`) applied *where* (a selection of weights)
+and *when* (a schedule); a callback joins the three. Data in chunks is in `lightning_fire.data`, the paper's networks
+and LightningModules in `lightning_fire.nets` and `lightning_fire.modules`.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_fire import functional
+    from lightning_fire.callbacks import (
+        EventCallback,
+        FIRECallback,
+        FullReset,
+        OptimizerReset,
+        PlasticityMonitor,
+        announce_new_data,
+    )
+    from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps
+    from lightning_fire.where import Weights
+
+__all__ = [
+    "AnyOf",
+    "AtEpochs",
+    "AtFraction",
+    "AtNewData",
+    "EventCallback",
+    "EveryNEpochs",
+    "EveryNSteps",
+    "FIRECallback",
+    "FullReset",
+    "OptimizerReset",
+    "PlasticityMonitor",
+    "Weights",
+    "announce_new_data",
+    "functional",
+]
+
+# Imported when first used, so that `lightning_fire.functional` needs torch alone.
+_HOMES = ("lightning_fire.when", "lightning_fire.where", "lightning_fire.callbacks")
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'lightning_fire' has no attribute {name!r}")
+    if name == "functional":
+        return importlib.import_module("lightning_fire.functional")
+    for home in _HOMES:
+        try:
+            module = importlib.import_module(home)
+        except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError
+            raise ImportError(
+                f"lightning cannot be imported: {error}. torch and torchvision are of different builds; install both"
+                " anew, from one place, into a fresh environment. lightning_fire.functional works without them."
+            ) from error
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AssertionError(f"{name} is in __all__ and nowhere else")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

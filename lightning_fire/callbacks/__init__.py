@@ -1,0 +1,18 @@
+"""Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
+
+from lightning_fire.callbacks.base import EventCallback, announce_new_data
+from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
+from lightning_fire.callbacks.fire import FIRECallback
+from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.optimizer_reset import OptimizerReset
+from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
+
+__all__ = [
+    "ChunkProgressBar",
+    "EventCallback",
+    "FIRECallback",
+    "FullReset",
+    "OptimizerReset",
+    "PlasticityMonitor",
+    "announce_new_data",
+]

@@ -1,0 +1,93 @@
+"""FIRE: Frobenius-isometry reinitialisation (ICLR 2026)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_fire.callbacks.base import EventCallback, explain_data
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
+from lightning_fire.callbacks.rewrite import rewrite
+from lightning_fire.functional import fire
+from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.when import Schedule
+from lightning_fire.where import Weights, WeightView
+
+
+class FIRECallback(EventCallback):
+    """Replaces selected weights by the nearest orthogonal ones when new data arrives.
+
+    At each event it logs, for the selected weights: the deviation from isometry before and after (`fire/dfi_before`,
+    `fire/dfi_after`, and `…_normalized_…`), the squared Frobenius error (`fire/sfe`, `fire/sfe_normalized`), the time
+    taken (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`, the start of every chunk but the
+            first.
+        where: The weights to act on. Default: `Weights()`, query and key projections where the model has attention,
+            otherwise every Linear and convolution weight.
+        steps: Newton–Schulz steps (paper: 10 in vision and reinforcement learning, 5 for GPT), or `exact` for the
+            limit.
+        coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
+        scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale that
+            moves each matrix least, for networks without normalisation layers.
+        optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
+            everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
+        log_layers: Also log each layer by itself.
+
+    Raises:
+        ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> trainer = Trainer(callbacks=[FIRECallback()], logger=False, enable_checkpointing=False)
+    """
+
+    name = "fire"
+
+    def __init__(
+        self,
+        when: Schedule | Sequence[Schedule] | None = None,
+        where: Weights | None = None,
+        steps: int | Literal["exact"] = 10,
+        coefficients: Coefficients = "cubic",
+        scale: Scale = "paper",
+        optimizer: OptimizerPolicy = "touched",
+        log_layers: bool = True,
+    ):
+        super().__init__(when)
+        fire(torch.eye(1), steps, coefficients, scale)  # refuses what is out of range
+        check_policy(optimizer)
+        self.where = where if where is not None else Weights()
+        self.steps, self.coefficients, self.scale = steps, coefficients, scale
+        self.optimizer, self.log_layers = optimizer, log_layers
+
+    def describe(self) -> str:
+        return f"{self.when!r}, {self.where!r}"
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        views = self.where.select(pl_module)
+        rank_zero_info(
+            f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name});"
+            f" {explain_data(trainer)}. print(Weights().select(model)) shows the selection."
+        )
+
+    def new_weight(self, view: WeightView, weight: Tensor) -> Tensor:
+        """Return the weight that takes the place of `weight`.
+
+        Args:
+            view: The selected weight.
+            weight: Its value, shape `(out, in / groups, *kernel)`.
+        """
+        return fire(weight, self.steps, self.coefficients, self.scale, view.groups)
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        views = self.where.select(pl_module)
+        values, zeros = rewrite(views, self.new_weight, self.name)
+        if zeros:
+            rank_zero_warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
+        forget_state(self.optimizer, trainer.optimizers, [view.parameter for view in views])
+        return values if self.log_layers else {key: v for key, v in values.items() if ".layers/" not in key}

@@ -1,0 +1,25 @@
+"""A new optimizer for each chunk of data: part of the paper's protocol, for every method alike."""
+
+from collections.abc import Mapping
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.optimizer_state import forget_state
+
+
+class OptimizerReset(EventCallback):
+    """Drops the state of all optimizers (moments, step counts) when new data arrives.
+
+    The paper's vision, language and SAC experiments build a new optimizer at each chunk for every method, vanilla
+    included. Learning-rate schedulers go on; `Classifier` warms the learning rate up anew in each chunk by itself.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`.
+    """
+
+    name = "optimizer_reset"
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        forget_state("all", trainer.optimizers, ())
+        return {}

@@ -1,0 +1,144 @@
+"""Replace selected weights in place, and measure what that did to plasticity and stability."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe
+from lightning_fire.where import WeightView
+
+_MEASURES = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "norm", "zero")
+
+
+@torch.no_grad()
+def rewrite(
+    views: Sequence[WeightView], new_weight: Callable[[WeightView, Tensor], Tensor], group: str
+) -> tuple[dict[str, float], list[str]]:
+    """Put a new weight in the place of each selected one.
+
+    All weights are checked before the first is changed.
+
+    Args:
+        views: The weights to replace.
+        new_weight: From a view and its weight, shape `(out, in / groups, *kernel)`, to the new weight, same shape.
+        group: Prefix of the keys, such as `"fire"`.
+
+    Returns:
+        What to log, by key, and the names of the views that hold an all-zero matrix. Keys, as means over the weights:
+        `{group}/dfi_before`, `…/dfi_after`, `…/dfi_normalized_before`, `…/dfi_normalized_after` (each a mean over the
+        kernel positions of a weight); as sums: `{group}/sfe`; and `{group}/sfe_normalized`, the sum of SFE by the sum
+        of ‖W‖_F². The same per weight as `{group}.layers/{measure}/{name}`. `{group}/seconds`: time taken.
+
+    Raises:
+        ValueError: If a weight has a NaN or Inf; names the weight, nothing has been changed.
+    """
+    start = time.perf_counter()
+    require_finite(views)
+    rows = []
+    for view in views:
+        before = _snapshot(view)
+        view.write(new_weight(view, view.read()))
+        rows.append(_change(view, before))
+    return _report(views, rows, group, start)
+
+
+@torch.no_grad()
+def watch(views: Sequence[WeightView], change: Callable[[], None], group: str) -> dict[str, float]:
+    """Measure what any change of a model does to some of its weights. Copies them for that long.
+
+    Args:
+        views: The weights to measure.
+        change: Changes the model.
+        group: Prefix of the keys.
+
+    Returns:
+        What to log, by key, see `rewrite`.
+    """
+    start = time.perf_counter()
+    before = [_snapshot(view) for view in views]
+    change()
+    return _report(views, [_change(view, old) for view, old in zip(views, before, strict=True)], group, start)[0]
+
+
+def _report(
+    views: Sequence[WeightView], changes: Sequence[Tensor], group: str, start: float
+) -> tuple[dict[str, float], list[str]]:
+    """Turn the `_MEASURES` of each view, shape (7,), into the values and names that `rewrite` returns."""
+    if not views:
+        return {}, []
+    rows = torch.stack(list(changes)).tolist()  # the one place that waits for the GPU
+    table = {view.name: dict(zip(_MEASURES, row, strict=True)) for view, row in zip(views, rows, strict=True)}
+    values = {
+        f"{group}/{measure}": sum(row[measure] for row in table.values()) / len(table) for measure in _MEASURES[:4]
+    }
+    values |= _stability(group, sum(row["sfe"] for row in table.values()), sum(row["norm"] for row in table.values()))
+    values[f"{group}/seconds"] = time.perf_counter() - start
+    for name, row in table.items():
+        values |= {f"{group}.layers/{measure}/{name}": row[measure] for measure in _MEASURES[:4]}
+        values |= {
+            f"{key}/{name}": value for key, value in _stability(f"{group}.layers", row["sfe"], row["norm"]).items()
+        }
+    return values, [name for name, row in table.items() if row["zero"]]
+
+
+def measure(views: Sequence[WeightView], group: str) -> dict[str, float]:
+    """Measure the deviation from isometry of selected weights.
+
+    Args:
+        views: The weights.
+        group: Prefix of the keys.
+
+    Returns:
+        `{group}/dfi` and `{group}/dfi_normalized`, means over the weights, and per weight
+        `{group}.layers/{measure}/{name}`.
+    """
+    rows = torch.stack([_isometry(as_matrices(view.read(), view.groups)) for view in views]).tolist()
+    values = {
+        f"{group}/dfi": sum(row[0] for row in rows) / len(rows),
+        f"{group}/dfi_normalized": sum(row[1] for row in rows) / len(rows),
+    }
+    for view, row in zip(views, rows, strict=True):
+        values[f"{group}.layers/dfi/{view.name}"], values[f"{group}.layers/dfi_normalized/{view.name}"] = row
+    return values
+
+
+def require_finite(views: Sequence[WeightView]) -> None:
+    """Refuse weights that hold a NaN or Inf.
+
+    Args:
+        views: The weights.
+
+    Raises:
+        ValueError: Names each such weight.
+    """
+    flags = torch.stack([torch.isfinite(view.read()).all() for view in views]).tolist()
+    broken = [view.name for view, finite in zip(views, flags, strict=True) if not finite]
+    if broken:
+        raise ValueError(
+            f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
+            " Resume from an earlier checkpoint, or lower the learning rate."
+        )
+
+
+def _snapshot(view: WeightView) -> Tensor:
+    return as_matrices(view.read(), view.groups).clone()
+
+
+def _change(view: WeightView, before: Tensor) -> Tensor:
+    """Return the `_MEASURES` of one weight, shape (7,), from its matrices before the change."""
+    after = as_matrices(view.read(), view.groups)
+    norms = before.float().square().sum((-2, -1))
+    changed = torch.stack([sfe(before, after).sum().float(), norms.sum(), (norms == 0).any().float()])
+    return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
+
+
+def _isometry(matrices: Tensor) -> Tensor:
+    """Return DfI and normalised DfI, means over groups and kernel positions, shape (2,), float32."""
+    return torch.stack([dfi(matrices).mean().float(), dfi_normalized(matrices).mean().float()])
+
+
+def _stability(prefix: str, error: float, norm: float) -> dict[str, float]:
+    normalized = error / norm if norm else (float("inf") if error else 0.0)
+    return {f"{prefix}/sfe": error, f"{prefix}/sfe_normalized": normalized}

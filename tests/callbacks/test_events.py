@@ -1,0 +1,257 @@
+"""The base of all methods: acts only when due, never twice for one moment, also across fits and resumes."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, trainer
+from torch.utils.data import DataLoader
+
+from lightning_fire import (
+    AnyOf,
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    EventCallback,
+    EveryNEpochs,
+    EveryNSteps,
+    announce_new_data,
+)
+
+
+class Recorder(EventCallback):
+    """Writes down when it acts, and on how much data."""
+
+    name = "recorder"
+
+    def __init__(self, when=None):
+        super().__init__(when)
+        self.moments = []
+
+    def act(self, trainer, pl_module):
+        clock = self.timekeeper.read(trainer, epoch_start=False)
+        self.moments.append((clock.epoch, clock.step))
+        self.batches_ahead = trainer.num_training_batches
+        return {}
+
+
+def moments(when=None, data=None, **options):
+    recorder = Recorder(when)
+    fitted(recorder, data=data, **options)
+    return recorder.moments
+
+
+def test_new_data_is_loaded_and_no_batch_of_it_seen():
+    """Chunks of 2, 4 and 6 batches an epoch, 2 epochs each."""
+    recorder = Recorder()
+    fitted(recorder)
+    assert recorder.moments == [(2, 4), (4, 12)]
+    assert recorder.batches_ahead == 6
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        (AtNewData(skip_first=False), [(0, 0), (2, 4), (4, 12)]),
+        (AtEpochs([1, 4]), [(1, 2), (4, 12)]),
+        (EveryNEpochs(3), [(3, 8)]),
+        (EveryNSteps(5), [(2, 5), (3, 10), (4, 15), (5, 20)]),
+        (EveryNSteps(4), [(2, 4), (3, 8), (4, 12), (4, 16), (5, 20)]),  # three of them at the start of an epoch
+        (AtFraction(0.5), [(3, 8)]),
+        ([AtNewData(), AtEpochs([2, 3])], [(2, 4), (3, 8), (4, 12)]),  # twice due at epoch 2, acts once
+        (AnyOf([AtEpochs([5]), EveryNSteps(23)]), [(5, 18), (5, 23)]),
+    ],
+)
+def test_schedules_over_a_whole_fit(when, expected):
+    assert moments(when) == expected
+
+
+def test_max_steps_bounds_training():
+    assert moments(AtFraction(0.5), max_epochs=None, max_steps=10) == [(2, 5)]
+
+
+def test_steps_are_optimizer_steps_and_an_event_is_never_inside_an_accumulation_window():
+    assert moments(EveryNSteps(2), data=PlainData(), max_epochs=2, accumulate_grad_batches=3) == [(1, 2)]
+
+
+class TwoOptimizers(PlainModule):
+    """Manual optimization: `global_step` counts two for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.net[0], self.net[3])]
+
+
+def test_two_optimizers_do_not_double_the_steps():
+    assert moments(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
+
+
+# --- what new data is ------------------------------------------------------------------------------------------------
+
+
+def test_a_datamodule_without_chunks_is_new_in_the_next_fit_only():
+    recorder, module = Recorder(), PlainModule()
+    first = PlainData(seed=0)
+    trainer(recorder, max_epochs=2).fit(module, datamodule=first)
+    trainer(recorder, max_epochs=2).fit(module, datamodule=first)
+    assert recorder.moments == []  # the same data again
+    trainer(recorder, max_epochs=2).fit(module, datamodule=PlainData(seed=1))
+    assert recorder.moments == [(0, 0)]
+
+
+def test_one_trainer_and_several_fits():
+    recorder, module, same_trainer = Recorder(), PlainModule(), trainer(max_epochs=2)
+    same_trainer.callbacks.append(recorder)
+    same_trainer.fit(module, datamodule=PlainData(seed=0))
+    same_trainer.fit_loop.max_epochs = 4
+    same_trainer.fit(module, datamodule=PlainData(seed=1))
+    assert recorder.moments == [(2, 8)]
+
+
+def test_another_loader_is_new_data():
+    recorder, module = Recorder(), PlainModule()
+    for seed in (0, 1):
+        trainer(recorder, max_epochs=1).fit(module, DataLoader(dataset(seed=seed), batch_size=6))
+    assert recorder.moments == [(0, 0)]
+
+
+def test_numbering_goes_on_over_several_chunked_datamodules():
+    recorder, module = Recorder(), PlainModule()
+    for _ in range(2):
+        trainer(recorder, max_epochs=2).fit(module, datamodule=GrowingData((1, 1)))
+    assert recorder.moments == [(1, 2), (0, 0), (1, 2)]
+
+
+class Announces(PlainData):
+    """Says itself that its data has changed."""
+
+    def train_dataloader(self):
+        if self.trainer.current_epoch == 2:
+            announce_new_data(self.trainer)
+        return super().train_dataloader()
+
+
+def test_data_that_announces_itself():
+    assert moments(data=Announces(), max_epochs=4) == [(2, 8)]
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+LAST_BATCHES = {2, 4, 8, 12, 18, 24}  # of an epoch, in optimizer steps
+
+
+def resumed_moments(folder, when, stop):
+    """Yield, for each checkpoint of a fit: its step, the moments of the whole fit, those before it, those after it."""
+    whole = Recorder(when)
+    fitted(whole, ModelCheckpoint(folder, "{step}-{epoch}", save_top_k=-1, **stop))
+    for checkpoint in sorted(folder.glob("*.ckpt")):
+        step = torch.load(checkpoint, weights_only=True)["global_step"]
+        resumed = Recorder(when)
+        fitted(resumed, ckpt_path=checkpoint)
+        yield step, whole.moments, [moment for moment in whole.moments if moment[1] < step], resumed.moments
+
+
+@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
+def test_resume_from_the_end_of_any_epoch(tmp_path, when):
+    found = list(resumed_moments(tmp_path, when, {"every_n_epochs": 1, "save_on_train_epoch_end": True}))
+    assert len(found) == 6
+    for step, whole, before, after in found:
+        assert before + after == whole, step
+
+
+@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
+def test_resume_from_the_middle_of_any_epoch(tmp_path, when):
+    found = [
+        case for case in resumed_moments(tmp_path, when, {"every_n_train_steps": 1}) if case[0] not in LAST_BATCHES
+    ]
+    assert len(found) == 18
+    for step, whole, before, after in found:
+        assert before + after == whole, step
+
+
+def test_resume_from_the_last_batch_of_an_epoch_loses_no_event(tmp_path):
+    """Lightning then begins the next epoch without `on_train_epoch_start`, and in its middle."""
+    found = [case for case in resumed_moments(tmp_path, AtNewData(), {"every_n_train_steps": 1}) if case[0] in (4, 12)]
+    assert [after[0] for _, _, _, after in found] == [(4, 12), (2, 4)]  # sorted by name: step=12 comes before step=4
+
+
+def test_resume_of_a_run_that_had_no_callback(tmp_path):
+    """A phase trained without any method can be shared by all of them."""
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), data=Numbered())
+    recorder = Recorder()
+    fitted(recorder, data=Numbered(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert recorder.moments == [(2, 4), (4, 12)]
+
+
+class Numbered(GrowingData):
+    """As our own DataModules: it can say which chunk an epoch belongs to."""
+
+    def chunk_at(self, epoch):
+        return self.chunks[epoch]
+
+
+def test_two_of_one_class_keep_their_own_state(tmp_path):
+    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]))]
+    fitted(*pair, ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True))
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]
+    assert [saved[callback.state_key]["num_events"] for callback in pair] == [5, 1]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        (AtEpochs([6]), r"Recorder\(when=AtEpochs\(epochs=\(6,\)\)\) can never act: training ends after epoch 5"),
+        (EveryNEpochs(7), "can never act"),
+    ],
+)
+def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, message):
+    module = PlainModule()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(MisconfigurationException, match=message):
+        fitted(Recorder(when), module=module)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_a_single_chunk_is_never_new():
+    with pytest.raises(MisconfigurationException, match="single chunk"):
+        fitted(Recorder(), data=GrowingData((2,)), max_epochs=2)
+
+
+def test_when_must_be_a_schedule():
+    with pytest.raises(TypeError, match="`when` must be a schedule such as AtNewData"):
+        Recorder(when="sometimes")
+
+
+def test_sharded_strategies_are_refused():
+    fake = trainer()
+    fake.strategy.__class__ = type("FSDPStrategy", (type(fake.strategy),), {})
+    with pytest.raises(MisconfigurationException, match="Recorder cannot rewrite weights that FSDPStrategy shards"):
+        Recorder().setup(fake, PlainModule(), "fit")
+
+
+def test_validation_alone_does_not_touch_the_callback():
+    class Validates(PlainModule):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    recorder = Recorder(AtEpochs([99]))
+    trainer(recorder).validate(Validates(), DataLoader(dataset(), batch_size=6), verbose=False)
+    assert recorder.moments == []
+
+
+def test_pl_callbacks_of_other_kinds_are_not_announced_to():
+    announce_new_data(trainer(pl.Callback()))

@@ -1,0 +1,187 @@
+"""`FIRECallback` through real fits over growing data."""
+
+import math
+
+import pytest
+import reference
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tolerances import assert_near
+from torch import nn
+
+from lightning_fire import AtEpochs, FIRECallback, Weights
+from lightning_fire.functional import dfi, dfi_normalized
+
+
+class Snapshots(FIRECallback):
+    """Keeps the state dict right before and right after each event."""
+
+    def act(self, trainer, pl_module):
+        before = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+        values = super().act(trainer, pl_module)
+        after = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+        self.seen = [*getattr(self, "seen", []), (before, after, values)]
+        return values
+
+
+WEIGHTS = ["net.0.weight", "net.3.weight", "net.5.weight"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"steps": 5, "scale": "procrustes"}, {"steps": "exact"}, {"coefficients": "muon"}]
+)
+def test_the_selected_weights_become_fire_of_themselves_and_nothing_else_moves_by_a_bit(options):
+    callback = Snapshots(where=Weights(exclude=[r"net\.3"]), **options)
+    fitted(callback)
+    assert len(callback.seen) == 2
+    for before, after, _ in callback.seen:
+        for name in before:
+            if name in ("net.0.weight", "net.5.weight"):
+                assert_near(after[name], reference.fire(before[name], **options))
+            else:
+                assert torch.equal(after[name], before[name]), name
+
+
+def test_storage_and_identity_of_parameters_survive():
+    module = PlainModule()
+    pointers = [(id(p), p.data_ptr()) for p in module.parameters()]
+    fitted(FIRECallback(), module=module)
+    assert [(id(p), p.data_ptr()) for p in module.parameters()] == pointers
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("keep", "all"), ("touched", "others"), ("all", "none")])
+def test_optimizer_policy(policy, kept):
+    class Looks(FIRECallback):
+        def act(self, trainer, pl_module):
+            values = super().act(trainer, pl_module)
+            names = {parameter: name for name, parameter in pl_module.named_parameters()}
+            self.remaining = {names[parameter] for parameter in trainer.optimizers[0].state}
+            return values
+
+    callback = Looks(optimizer=policy)
+    fitted(callback)
+    everything = {name for name, _ in PlainModule().named_parameters()}
+    assert callback.remaining == {"all": everything, "others": everything - set(WEIGHTS), "none": set()}[kept]
+
+
+def test_logged_values_equal_the_formulas(tmp_path):
+    callback = Snapshots()
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+
+    def logged(tag):
+        return [event.value for event in log.Scalars(tag)]
+
+    assert [event.step for event in log.Scalars("fire/event")] == [4, 12]
+    assert logged("fire/event") == [1, 2]
+    for index, (before, after, _) in enumerate(callback.seen):
+        old, new = [before[name] for name in WEIGHTS], [after[name] for name in WEIGHTS]
+        mean = {
+            "fire/dfi_before": torch.stack([dfi(w) for w in old]).mean(),
+            "fire/dfi_after": torch.stack([dfi(w) for w in new]).mean(),
+            "fire/dfi_normalized_before": torch.stack([dfi_normalized(w) for w in old]).mean(),
+            "fire/dfi_normalized_after": torch.stack([dfi_normalized(w) for w in new]).mean(),
+        }
+        sfe = sum((a - b).square().sum() for a, b in zip(old, new, strict=True))
+        mean["fire/sfe"] = sfe
+        mean["fire/sfe_normalized"] = sfe / sum(a.square().sum() for a in old)
+        mean["fire.layers/dfi_after/net.3.weight"] = dfi(new[1])
+        mean["fire.layers/sfe_normalized/net.3.weight"] = (old[1] - new[1]).square().sum() / old[1].square().sum()
+        for tag, value in mean.items():
+            assert math.isclose(logged(tag)[index], value.item(), rel_tol=1e-4, abs_tol=1e-6), tag
+
+
+def test_layers_need_not_be_logged(tmp_path):
+    fitted(FIRECallback(log_layers=False), folder=tmp_path)
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert "fire/sfe" in tags
+    assert not any(tag.startswith("fire.layers") for tag in tags)
+
+
+def test_a_checkpoint_can_watch_the_measures():
+    """Values of an event are in `callback_metrics`."""
+    watcher = trainer(FIRECallback())
+    watcher.fit(PlainModule(), datamodule=GrowingData())
+    assert {"fire/dfi_after", "fire/sfe_normalized"} <= set(watcher.callback_metrics)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+    """Checkpoints before, at and after each of the two events (epochs 2 and 4)."""
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(FIRECallback(), save)
+    resumed = fitted(FIRECallback(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
+def test_precisions(precision):
+    callback = Snapshots()
+    fitted(callback, precision=precision)
+    before, after, _ = callback.seen[0]
+    for name in WEIGHTS:
+        assert after[name].dtype == before[name].dtype
+        assert_near(after[name], reference.fire(before[name]))
+
+
+def test_convolutions_groups_and_attention_in_a_users_module():
+    class Odd(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, groups=2)
+            self.up = nn.ConvTranspose1d(6, 4, 5)
+
+    callback = Snapshots(when=AtEpochs([1]))
+    fitted(callback, module=Odd())
+    before, after, _ = callback.seen[0]
+    assert_near(after["conv.weight"], reference.fire(before["conv.weight"], groups=2))
+    assert_near(after["up.weight"].transpose(0, 1), reference.fire(before["up.weight"].transpose(0, 1)))
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_weight_that_is_not_finite_stops_the_run_and_nothing_is_changed():
+    class Diverges(PlainModule):
+        def on_train_epoch_end(self):
+            if self.current_epoch == 1:
+                with torch.no_grad():
+                    self.net[3].weight[2, 1] = float("nan")
+                self.before = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+
+    module = Diverges()
+    with pytest.raises(ValueError, match=r"NaN or Inf in net\.3\.weight: training has diverged; no weight has been"):
+        fitted(FIRECallback(), module=module)
+    for name, tensor in module.state_dict().items():
+        torch.testing.assert_close(tensor, module.before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_an_all_zero_weight_stays_zero_with_one_warning():
+    module = PlainModule()
+    with torch.no_grad():
+        module.net[0].weight.zero_()
+    callback = Snapshots(when=AtEpochs([0]))
+    with pytest.warns(UserWarning, match=r"leaves all-zero matrices at zero.*: net\.0\.weight$"):
+        fitted(callback, module=module, max_epochs=1)
+    assert torch.equal(callback.seen[0][1]["net.0.weight"], torch.zeros(8, 6))
+
+
+def test_a_selection_that_matches_nothing_is_refused_before_training():
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(FIRECallback(where=Weights(include=["layer99"])))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "`steps` must be an integer of at least 1, got 0"),
+        ({"coefficients": "septic"}, "`coefficients` must be one of"),
+        ({"scale": "kaiming"}, "`scale` must be"),
+        ({"optimizer": "some"}, "`optimizer` must be 'keep', 'touched' or 'all', got 'some'"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        FIRECallback(**options)

@@ -1,0 +1,113 @@
+"""`FullReset`, `OptimizerReset` and `PlasticityMonitor` through real fits."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainModule, assert_same_weights, fitted
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_fire import AtEpochs, FullReset, OptimizerReset, PlasticityMonitor, Weights
+from lightning_fire.functional import dfi
+
+
+class Snapshot(FullReset):
+    """Keeps the state right after each event."""
+
+    def act(self, trainer, pl_module):
+        values = super().act(trainer, pl_module)
+        self.after = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+        self.optimizer_state = dict(trainer.optimizers[0].state)
+        return values
+
+
+def initial():
+    torch.manual_seed(0)
+    return PlainModule().state_dict()
+
+
+def test_parameters_and_buffers_return_to_their_initial_values():
+    callback = Snapshot()
+    fitted(callback)
+    for name, tensor in initial().items():
+        assert torch.equal(callback.after[name], tensor), name
+    assert callback.optimizer_state == {}
+
+
+def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():
+    draws = []
+    for _ in range(2):
+        callback = Snapshot(AtEpochs([1]), target="fresh", seed=3)
+        fitted(callback, max_epochs=2)
+        draws.append(callback.after)
+    assert all(torch.equal(draws[0][name], draws[1][name]) for name in draws[0])
+    assert not torch.equal(draws[0]["net.0.weight"], initial()["net.0.weight"])
+    assert draws[0]["net.0.weight"].abs().max() <= 6**-0.5  # PyTorch's uniform range for 6 inputs
+    assert torch.equal(draws[0]["net.1.running_mean"], torch.zeros(8))
+
+
+def test_initial_values_come_from_before_the_checkpoint_and_travel_in_it(tmp_path):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(FullReset(), save)
+    for epoch in range(5):
+        resumed = fitted(FullReset(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        assert_same_weights(resumed, whole)
+
+
+def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
+    fitted(FullReset(), folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    start = torch.stack([dfi(initial()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
+    assert log.Scalars("full_reset/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
+    assert log.Scalars("full_reset/sfe_normalized")[0].value > 0
+
+
+def test_parameters_that_no_layer_can_redraw_are_named():
+    class Token(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.token = nn.Parameter(torch.zeros(3))
+
+    with pytest.raises(ValueError, match=r"`target` is 'fresh', but Token has parameters and no reset_parameters"):
+        fitted(FullReset(target="fresh"), module=Token())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"target": "old"}, "`target` must be"), ({"optimizer": "x"}, "`optimizer` must be")]
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        FullReset(**options)
+
+
+def test_optimizer_reset_forgets_the_moments_and_touches_no_weight():
+    class Looks(OptimizerReset):
+        def act(self, trainer, pl_module):
+            self.before = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+            assert trainer.optimizers[0].state
+            values = super().act(trainer, pl_module)
+            assert not trainer.optimizers[0].state
+            assert trainer.optimizers[0].param_groups[0]["lr"] == 1e-2
+            for name, tensor in pl_module.state_dict().items():
+                assert torch.equal(tensor, self.before[name])
+            return values
+
+    callback = Looks()
+    fitted(callback)
+    assert callback.num_events == 2
+
+
+def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):
+    module = fitted(PlasticityMonitor(where=Weights(preset="cnn"), every_n_epochs=2), folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in log.Scalars("plasticity/chunk")] == [0, 0, 1, 1, 2, 2]
+    values = [event.value for event in log.Scalars("plasticity/dfi")]
+    assert len(values) == 3
+    last = torch.stack([dfi(module.net[i].weight) for i in (0, 3, 5)])
+    assert values[-1] == pytest.approx(last.mean().item(), rel=1e-4)
+    assert log.Scalars("plasticity.layers/dfi/net.3.weight")[-1].value == pytest.approx(last[1].item(), rel=1e-4)
+
+
+def test_monitor_refuses_a_senseless_period():
+    with pytest.raises(ValueError, match="`every_n_epochs` must be at least 1, got 0"):
+        PlasticityMonitor(every_n_epochs=0)
