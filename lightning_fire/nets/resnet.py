@@ -1,0 +1,95 @@
+"""Residual networks for small images."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+class ResNet(nn.Module):
+    """Residual network of basic blocks with BatchNorm (He et al., arXiv:1512.03385), for small images.
+
+    The stem is a 3×3 convolution with stride 1, without max-pooling. The first stage keeps the resolution, each later
+    one halves it. The defaults are the paper's ResNet-18 for CIFAR-10, with a hidden layer of 512 in the head.
+
+    Args:
+        num_classes: Number of logits.
+        in_channels: Channels of the images.
+        widths: Channels of each stage.
+        blocks: Basic blocks in each stage, as many numbers as `widths`.
+        head_width: Units of the hidden layer between the average pooling and the logits; `None`: no such layer.
+
+    Raises:
+        ValueError: If a size is below 1, or `widths` and `blocks` differ in length.
+
+    Example:
+        >>> import torch
+        >>> net = ResNet(widths=(8, 16), blocks=(1, 1), in_channels=1, head_width=None)
+        >>> net(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        widths: Sequence[int] = (64, 128, 256, 512),
+        blocks: Sequence[int] = (2, 2, 2, 2),
+        head_width: int | None = 512,
+    ):
+        super().__init__()
+        if not widths or len(widths) != len(blocks):
+            raise ValueError(f"`widths` and `blocks` need one number per stage each, got {widths} and {blocks}")
+        if min(num_classes, in_channels, *widths, *blocks) < 1 or (head_width is not None and head_width < 1):
+            raise ValueError(
+                "every size must be at least 1, got "
+                f"{num_classes=}, {in_channels=}, {widths=}, {blocks=}, {head_width=}"
+            )
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+        )
+        self.stages = nn.Sequential()
+        channels = widths[0]
+        for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
+            strides = [1 if stage == 0 else 2] + [1] * (count - 1)
+            inputs = [channels] + [width] * (count - 1)
+            self.stages.append(nn.Sequential(*(_BasicBlock(i, width, s) for i, s in zip(inputs, strides, strict=True))))
+            channels = width
+        if head_width is None:
+            self.head = nn.Linear(channels, num_classes)
+        else:
+            self.head = nn.Sequential(nn.Linear(channels, head_width), nn.ReLU(), nn.Linear(head_width, num_classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits.
+
+        Args:
+            images: Shape `(batch, in_channels, H, W)`, floating; H and W at will.
+
+        Returns:
+            Logits `(batch, num_classes)`.
+        """
+        features = self.stages(self.stem(images))
+        return self.head(features.mean((2, 3)))
+
+
+class _BasicBlock(nn.Module):
+    """ReLU(BN(conv(ReLU(BN(conv(x))))) + shortcut(x)); the shortcut is a 1×1 convolution where the shape changes."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int):
+        super().__init__()
+        self.residual = nn.Sequential(
+            nn.Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
+            )
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.residual(x) + self.shortcut(x))
