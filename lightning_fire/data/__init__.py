@@ -1,0 +1,33 @@
+"""Training data that arrives in chunks: the paper's protocols, for any data set and for those of the paper."""
+
+from lightning_fire.data.chunked import ChunkedDataModule
+from lightning_fire.data.chunks import (
+    ClassIncremental,
+    Continual,
+    Protocol,
+    WarmStart,
+    class_incremental,
+    continual,
+    warm_start,
+)
+from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
+from lightning_fire.data.digits import DigitsDataModule
+from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
+from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
+
+__all__ = [
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
+    "ChunkedDataModule",
+    "ClassIncremental",
+    "Continual",
+    "DigitsDataModule",
+    "FashionMNISTDataModule",
+    "Protocol",
+    "SmallFashionMNISTDataModule",
+    "TinyImageNetDataModule",
+    "WarmStart",
+    "class_incremental",
+    "continual",
+    "warm_start",
+]

@@ -1,0 +1,222 @@
+"""A LightningDataModule whose training data arrives in chunks, for any data set, within one `trainer.fit`."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from lightning_fire.data.chunks import Protocol, warm_start
+from lightning_fire.data.resumable_loader import ResumableLoader
+from lightning_fire.data.samples import Transformed, is_tensors, labels_of, normalize
+from lightning_fire.data.trainer_plan import check_trainer, start_epoch_afresh, steps_per_chunk
+
+
+class ChunkedDataModule(LightningDataModule):
+    """Training data that arrives in chunks; one `trainer.fit` goes through all of them.
+
+    The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
+    data is then a pure function of the epoch, and a resumed run draws exactly the batches of an uninterrupted one (but
+    random transforms draw anew). A callback recognises new data by a changed `chunk`.
+
+    A `TensorDataset` of uint8 images (N, C, H, W) and int64 labels (N,) is the fast path: whole batches are indexed at
+    once. Images become float32 in [0, 1] on the device and are normalised there with `mean` and `std`.
+
+    The validation data is the test data, always whole, as in the paper: it serves to watch training. Nothing in the
+    protocols selects a model by it, and neither should you.
+
+    For a data set with a name, subclass it and override `load`.
+
+    Args:
+        train: Map-style training set. Class-incremental protocols need its labels: the second tensor of a
+            `TensorDataset`, or an attribute `targets` or `labels`.
+        test: Map-style test set.
+        protocol: How the data arrives; the default is the paper's warm start.
+        batch_size: Samples in a batch, per device. An incomplete last batch is kept, as in the paper.
+        seed: Seed of the split into chunks and of the order of the batches.
+        num_workers: Worker processes; needed only where samples are read or transformed one by one.
+        transform: Applied to each training image by itself (augmentation; the paper has none), before normalisation.
+        mean: Mean of each channel of the training images, in [0, 1]; for the test images too.
+        std: Standard deviation of each channel, likewise.
+        num_classes: Number of classes; None: one more than the largest label.
+
+    Raises:
+        ValueError: If an argument is out of its range, or `protocol` does not suit the data (when training starts).
+        MisconfigurationException: If the Trainer would not go through the chunks as `protocol` says (likewise).
+    """
+
+    def __init__(
+        self,
+        train: Dataset | None = None,
+        test: Dataset | None = None,
+        protocol: Protocol = warm_start,
+        batch_size: int = 256,
+        seed: int = 0,
+        num_workers: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        num_classes: int | None = None,
+    ):
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
+        if (mean is None) != (std is None) or (mean is not None and len(mean) != len(std)):
+            raise ValueError(f"`mean` and `std` must have one number per channel each, got {mean} and {std}")
+        self.train_set, self.test_set = train, test
+        self.protocol = protocol
+        self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
+        self.transform = transform
+        self.mean, self.std = mean, std
+        self.num_classes = num_classes
+        self._indices: list[Tensor] | None = None
+        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
+        self._test_loader: ResumableLoader | None = None
+        self._tested_chunk: int | None = None
+
+    def load(self) -> tuple[Dataset, Dataset]:
+        """Return the training set and the test set; called once per process, before training or testing.
+
+        Raises:
+            ValueError: If one of them was not given.
+        """
+        for name, dataset in (("train", self.train_set), ("test", self.test_set)):
+            if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
+                raise ValueError(
+                    f"`{name}` must be a map-style data set (with __getitem__ and __len__), got {dataset!r}"
+                )
+        return self.train_set, self.test_set
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return self.protocol.num_chunks
+
+    @property
+    def epochs_per_chunk(self) -> tuple[int, ...]:
+        """Epochs of each chunk."""
+        return self.protocol.epochs_per_chunk
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of all chunks together: what `max_epochs` of the Trainer must be."""
+        return sum(self.epochs_per_chunk)
+
+    def chunk_at(self, epoch: int) -> int:
+        """Return the chunk that an epoch trains on; both are counted from 0."""
+        return self.protocol.chunk_at(epoch)
+
+    def first_epoch(self, chunk: int) -> int:
+        """Return the first epoch that trains on a chunk; both are counted from 0."""
+        return self.protocol.first_epoch(chunk)
+
+    @property
+    def chunk(self) -> int:
+        """The current chunk, from 0: it changes when new data has arrived. When a checkpoint is tested: its chunk."""
+        if self._tested_chunk is not None:
+            return self._tested_chunk
+        return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
+
+    @property
+    def seen_classes(self) -> Tensor | None:
+        """Classes seen up to the current chunk, ascending, int64; None where all are there from the start."""
+        return self.protocol.classes(self.num_classes, self.seed)[self.chunk]
+
+    def train_indices(self, chunk: int) -> Tensor:
+        """Return the numbers of the training samples of a chunk, int64 (n,); loads the data if need be."""
+        self._load_once()
+        return self._indices[chunk]
+
+    def steps_per_chunk(self) -> list[int]:
+        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them.
+
+        That takes in its devices, `accumulate_grad_batches` (a window cut short by the end of an epoch is a step too)
+        and `limit_train_batches`, which is also how `fast_dev_run` shortens the epochs.
+        """
+        sizes = [len(self.train_indices(chunk)) for chunk in range(self.num_chunks)]
+        return steps_per_chunk(self.protocol, sizes, self.batch_size, self.trainer)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check that Trainer, protocol and data suit one another, and load the data.
+
+        Args:
+            stage: `fit`, `validate`, `test` or None.
+        """
+        if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
+            check_trainer(self.trainer, self.protocol)
+        self._load_once()
+        self._train_loader = self._test_loader = self._tested_chunk = None
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
+        self._load_once()
+        chunk = self.chunk
+        if self._train_loader is None or self._train_loader[0] != chunk:
+            dataset = self.train_set if self.transform is None else Transformed(self.train_set, self.transform)
+            self._train_loader = chunk, self._loader(dataset, self._indices[chunk], shuffle=True)
+        loader = self._train_loader[1]
+        if self.trainer is not None:
+            loader.sampler.set_epoch(self.trainer.current_epoch)
+            start_epoch_afresh(self.trainer, len(loader))
+        return loader
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the whole test set, in order. Several ranks share it; up to (ranks − 1) samples then count twice."""
+        self._load_once()
+        if self._test_loader is None:
+            self._test_loader = self._loader(self.test_set, None, shuffle=False)
+        return self._test_loader
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Return the whole test set as well: the paper has no model selection."""
+        return self.test_dataloader()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Turn the images of a batch, by now on the device, into normalised floats.
+
+        Args:
+            batch: A pair or longer sequence whose first entry is the images (B, C, H, W); anything else is left alone.
+            dataloader_idx: Not used.
+        """
+        if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor) or batch[0].ndim < 3:
+            return batch
+        images = normalize(batch[0], self.mean, self.std)
+        if self.trainer is not None:
+            images = self.trainer.precision_plugin.convert_input(images)  # Lightning did so before they were floats
+        return [images, *batch[1:]]
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the current chunk, so that the test of a checkpoint knows which classes it had seen."""
+        return {"chunk": self.chunk}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take the chunk of a checkpoint that is tested or validated; in a fit the epoch tells it."""
+        if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
+            self._tested_chunk = state_dict["chunk"]
+
+    def _load_once(self) -> None:
+        if self._indices is not None:
+            return
+        self.train_set, self.test_set = self.load()
+        labels = labels_of(self.train_set) if self.protocol.by_class or self.num_classes is None else None
+        if labels is None and self.protocol.by_class:
+            raise ValueError(
+                f"`train` must show its labels to {type(self.protocol).__name__}, whole numbers (N,): as the second"
+                " tensor of a TensorDataset, or an attribute `targets` or `labels`;"
+                f" {type(self.train_set).__name__} has none"
+            )
+        if labels is None:
+            labels = torch.zeros(len(self.train_set), dtype=torch.int64)  # only their number counts
+        elif self.num_classes is None and len(labels):
+            self.num_classes = int(labels.max()) + 1
+        self._indices = self.protocol.indices(labels, self.num_classes, self.seed)
+
+    def _loader(self, dataset: Dataset, indices: Tensor | None, shuffle: bool) -> ResumableLoader:
+        by_batch = is_tensors(dataset)
+        if indices is not None:
+            dataset = Subset(dataset, indices if by_batch else indices.tolist())
+        workers = 0 if by_batch else self.num_workers
+        return ResumableLoader(dataset, self.batch_size, by_batch, shuffle, self.seed, workers)

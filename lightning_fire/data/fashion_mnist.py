@@ -1,0 +1,145 @@
+"""Fashion-MNIST: the whole of it, or a part that comes with this package."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets import FashionMNIST
+from torchvision.datasets.mnist import read_image_file, read_label_file
+
+from lightning_fire.data.chunked import ChunkedDataModule
+from lightning_fire.data.chunks import Protocol, warm_start
+from lightning_fire.data.files import damaged, require_file
+
+_MEAN, _STD = (0.2860,), (0.3530,)  # of the 60,000 training images
+_SUBSET_SEED = 0  # the subset is part of the data set, not of a run
+_PACKAGED = Path(__file__).with_name("fashion_mnist_small.npz")
+
+
+class FashionMNISTDataModule(ChunkedDataModule):
+    """Fashion-MNIST: 60,000 training and 10,000 test images, uint8 (1, 28, 28), 10 classes.
+
+    Args:
+        root: Folder that holds, or shall hold, `FashionMNIST/raw`.
+        download: Download what is missing.
+        subset: Train on the first so many images of a fixed seeded permutation; None: on all. The test set stays whole.
+        protocol: How the data arrives.
+        batch_size: Samples in a batch, per device.
+        seed: Seed of the split into chunks and of the order of the batches.
+        num_workers: Worker processes, used with `transform` only.
+        transform: Augmentation of one training image, uint8 (1, 28, 28).
+
+    Raises:
+        ValueError: If `subset` is below 1, or more than there are (when the data is loaded).
+    """
+
+    def __init__(
+        self,
+        root: str = "data",
+        download: bool = False,
+        subset: int | None = None,
+        protocol: Protocol = warm_start,
+        batch_size: int = 256,
+        seed: int = 0,
+        num_workers: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+    ):
+        super().__init__(
+            protocol=protocol,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            transform=transform,
+            mean=_MEAN,
+            std=_STD,
+            num_classes=10,
+        )
+        if subset is not None and subset < 1:
+            raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
+        self.root, self.download, self.subset = root, download, subset
+
+    def prepare_data(self) -> None:
+        """Download the files if asked to; Lightning calls this in one process only."""
+        if self.download:
+            FashionMNIST(self.root, download=True)
+
+    def load(self) -> tuple[Dataset, Dataset]:
+        """Return the training set and the test set.
+
+        Raises:
+            FileNotFoundError: If a file is missing.
+            RuntimeError: If a file is truncated or not of its format.
+        """
+        folder = Path(self.root) / "FashionMNIST" / "raw"
+        train, test = (_read(folder, part, type(self).__name__) for part in ("train", "t10k"))
+        if self.subset is None:
+            return train, test
+        if self.subset > len(train):
+            raise ValueError(
+                f"`subset` must not exceed the number of training images ({len(train)}), got {self.subset}"
+            )
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+        return TensorDataset(*train[order[: self.subset]]), test
+
+
+class SmallFashionMNISTDataModule(ChunkedDataModule):
+    """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no file to get.
+
+    Drawn at random, with a fixed seed, from the official training and test sets. Made for experiments on a CPU: here a
+    warm start already ends below training from scratch.
+
+    Args:
+        protocol: How the data arrives.
+        batch_size: Samples in a batch, per device.
+        seed: Seed of the split into chunks and of the order of the batches.
+        num_workers: Worker processes, used with `transform` only.
+        transform: Augmentation of one training image, uint8 (1, 28, 28).
+    """
+
+    def __init__(
+        self,
+        protocol: Protocol = warm_start,
+        batch_size: int = 256,
+        seed: int = 0,
+        num_workers: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+    ):
+        super().__init__(
+            protocol=protocol,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            transform=transform,
+            mean=_MEAN,
+            std=_STD,
+            num_classes=10,
+        )
+
+    def load(self) -> tuple[Dataset, Dataset]:
+        """Return the training set and the test set."""
+        with np.load(_PACKAGED, allow_pickle=False) as arrays:
+            return tuple(
+                TensorDataset(
+                    torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1),
+                    torch.from_numpy(arrays[f"{part}_labels"]).to(torch.int64),
+                )
+                for part in ("train", "test")
+            )
+
+
+def _read(folder: Path, part: str, datamodule: str) -> TensorDataset:
+    images_file, labels_file = folder / f"{part}-images-idx3-ubyte", folder / f"{part}-labels-idx1-ubyte"
+    tensors = []
+    for path, read in ((images_file, read_image_file), (labels_file, read_label_file)):
+        require_file(path, datamodule)
+        try:
+            tensors.append(read(str(path)))
+        except Exception as error:  # whatever torchvision happens to trip over
+            raise damaged(path, error) from error
+    images, labels = tensors
+    if len(images) != len(labels):
+        raise damaged(labels_file, f"{len(labels)} labels for {len(images)} images")
+    return TensorDataset(images.unsqueeze(1), labels)

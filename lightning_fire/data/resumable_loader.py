@@ -1,0 +1,149 @@
+"""A DataLoader whose batches are a pure function of seed, epoch and batch number, on every rank, after every resume."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+_SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: keep the epochs of seeds 0, 1, 2 apart
+
+
+class EpochSampler(DistributedSampler):
+    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its share.
+
+    As in torch, the shares are made equal by repeating up to (number of ranks − 1) samples. Lightning leaves such a
+    sampler alone and tells it the epoch.
+
+    Args:
+        dataset: Any data set with a length.
+        shuffle: Permute; otherwise in order.
+        seed: Seed of the permutations.
+        num_replicas: Number of ranks; None: of the running process group, 1 without one.
+        rank: This rank; None likewise.
+
+    Attributes:
+        skip: Samples to leave out at the start of the epoch, because they were seen before a resume.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ):
+        num_replicas = world_size() if num_replicas is None else num_replicas
+        rank = _rank() if rank is None else rank
+        super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed * _SEED_STRIDE)
+        self.skip = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(super().__iter__(), self.skip, None)
+
+
+class EpochBatchSampler(EpochSampler):
+    """The same samples in the same order, one index tensor per batch, int64 (batch_size,); the last may be shorter.
+
+    Args:
+        dataset: Any data set with a length.
+        batch_size: Samples in a batch, on this rank.
+        **kwargs: As for `EpochSampler`.
+    """
+
+    def __init__(self, dataset: Dataset, batch_size: int, **kwargs: Any):
+        super().__init__(dataset, **kwargs)
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(torch.tensor(list(super().__iter__()), dtype=torch.int64).split(self.batch_size))
+
+    def __len__(self) -> int:
+        return num_batches(len(self.dataset), self.batch_size, self.num_replicas)
+
+
+class ResumableLoader(DataLoader):
+    """Loads the batches of the current epoch; in a resumed epoch, only those that were not yet trained on.
+
+    A `TensorDataset`, or a subset of one by tensor, is indexed by whole batches, without a Python call per sample.
+
+    Args:
+        dataset: Map-style data set.
+        batch_size: Samples in a batch, on this rank.
+        by_batch: Index `dataset` with one tensor per batch, rather than with one number per sample.
+        shuffle: New order in each epoch; otherwise always in order.
+        seed: Seed of the order.
+        num_workers: Worker processes; they are kept from epoch to epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        batch_size: int,
+        by_batch: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        num_workers: int = 0,
+    ):
+        order = {"shuffle": shuffle, "seed": seed}
+        super().__init__(
+            dataset,
+            batch_size=None if by_batch else batch_size,
+            sampler=EpochBatchSampler(dataset, batch_size, **order) if by_batch else EpochSampler(dataset, **order),
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            generator=torch.Generator(),  # torch draws the seed of the workers: not from the global random state
+        )
+        self.samples_per_batch = batch_size
+        self._position = (-1, 0)  # epoch, batches handed out in it
+        self._resume_from = (-1, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A generator: nothing is drawn before the first batch is asked for. Lightning calls `iter` before it sets the
+        # epoch, and a callback may look at a few batches between the two.
+        epoch = self.sampler.epoch
+        start = self._resume_from[1] if self._resume_from[0] == epoch else 0
+        self.sampler.skip = start * self.samples_per_batch
+        self.generator.manual_seed(self.sampler.seed + epoch)
+        for batches_done, batch in enumerate(super().__iter__(), start + 1):
+            self._position = (epoch, batches_done)
+            yield batch
+
+    def __len__(self) -> int:
+        return num_batches(len(self.dataset), self.samples_per_batch, self.sampler.num_replicas)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the epoch and the number of batches handed out in it; Lightning puts it into the checkpoint."""
+        epoch, batches = self._position
+        return {"epoch": epoch, "batches": batches}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Leave out the batches already handed out, in that epoch and no other."""
+        self._resume_from = (state_dict["epoch"], state_dict["batches"])
+
+
+def num_batches(num_samples: int, batch_size: int, num_replicas: int = 1) -> int:
+    """Return the batches that each rank gets in an epoch, the incomplete last one included.
+
+    Example:
+        >>> num_batches(1000, batch_size=256), num_batches(1000, batch_size=256, num_replicas=2)
+        (4, 2)
+    """
+    samples_per_rank = -(-num_samples // num_replicas)
+    return -(-samples_per_rank // batch_size)
+
+
+def world_size() -> int:
+    """Return the number of processes of the running process group; 1 without one."""
+    return torch.distributed.get_world_size() if _is_distributed() else 1
+
+
+def _rank() -> int:
+    return torch.distributed.get_rank() if _is_distributed() else 0
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

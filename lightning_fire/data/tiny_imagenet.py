@@ -1,0 +1,141 @@
+"""Tiny ImageNet, read straight from the original zip file: nothing is extracted, moved or renamed."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
+from zlib import error as ZlibError
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fire.data.chunked import ChunkedDataModule
+from lightning_fire.data.chunks import Protocol, warm_start
+from lightning_fire.data.files import damaged, require_file
+
+_TOP = "tiny-imagenet-200"
+_SIZE = (64, 64)
+
+
+class TinyImageNetDataModule(ChunkedDataModule):
+    """Tiny ImageNet: 100,000 training and 10,000 test images (its validation set), uint8 (3, 64, 64), 200 classes.
+
+    Class numbers follow the sorted WordNet ids, as in torchvision's `ImageFolder`. Grey images become RGB. All images
+    are decoded into memory (1.4 GB) when training starts; an incomplete or damaged file is an error, never a smaller
+    set.
+
+    Args:
+        root: Folder that holds, or shall hold, `tiny-imagenet-200.zip`.
+        download: Download the file if it is missing.
+        protocol: How the data arrives.
+        batch_size: Samples in a batch, per device.
+        seed: Seed of the split into chunks and of the order of the batches.
+        num_workers: Worker processes, used with `transform` only.
+        transform: Augmentation of one training image, uint8 (3, 64, 64); the paper has none.
+    """
+
+    url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+
+    def __init__(
+        self,
+        root: str = "data",
+        download: bool = False,
+        protocol: Protocol = warm_start,
+        batch_size: int = 256,
+        seed: int = 0,
+        num_workers: int = 0,
+        transform: Callable[[Any], Any] | None = None,
+    ):
+        super().__init__(
+            protocol=protocol,
+            batch_size=batch_size,
+            seed=seed,
+            num_workers=num_workers,
+            transform=transform,
+            mean=(0.4802, 0.4481, 0.3975),
+            std=(0.2770, 0.2691, 0.2821),
+            num_classes=200,
+        )
+        self.root, self.download = root, download
+
+    @property
+    def path(self) -> Path:
+        """Where the zip file is."""
+        return Path(self.root) / f"{_TOP}.zip"
+
+    def prepare_data(self) -> None:
+        """Download the file if asked to; Lightning calls this in one process only."""
+        if self.download and not self.path.exists():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            partial = self.path.with_suffix(".zip.partial")
+            torch.hub.download_url_to_file(self.url, str(partial))
+            if not is_zipfile(partial):
+                raise damaged(partial, f"what {self.url} sent is not a whole zip file")
+            partial.replace(self.path)  # at once: no process ever sees half a file
+
+    def load(self) -> tuple[Dataset, Dataset]:
+        """Return the training set and the test set.
+
+        Raises:
+            FileNotFoundError: If the zip file is missing.
+            RuntimeError: If it, or anything in it, is missing, truncated or damaged.
+        """
+        require_file(self.path, type(self).__name__)
+        try:
+            with ZipFile(self.path) as archive:
+                train, test = _listed(archive, self.num_classes)
+                _check_complete(archive, {name for name, _ in (*train, *test)})
+                return _decode(archive, train), _decode(archive, test)
+        except (BadZipFile, ZlibError, EOFError, OSError, KeyError, ValueError) as error:
+            raise damaged(self.path, error) from error
+
+
+def _listed(archive: ZipFile, num_classes: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+    """Return the member and class of each training image and of each validation image, as the archive's lists say."""
+    wnids = sorted({words[0] for words in _lines(archive, "wnids.txt")})
+    if len(wnids) != num_classes:
+        raise ValueError(f"wnids.txt names {len(wnids)} classes instead of {num_classes}")
+    number = {wnid: i for i, wnid in enumerate(wnids)}
+    train = [
+        (f"{_TOP}/train/{wnid}/images/{words[0]}", number[wnid])
+        for wnid in wnids
+        for words in _lines(archive, f"train/{wnid}/{wnid}_boxes.txt")
+    ]
+    val = [(f"{_TOP}/val/images/{words[0]}", number[words[1]]) for words in _lines(archive, "val/val_annotations.txt")]
+    return train, val
+
+
+def _lines(archive: ZipFile, member: str) -> list[list[str]]:
+    return [line.split() for line in archive.read(f"{_TOP}/{member}").decode().splitlines() if line.strip()]
+
+
+def _check_complete(archive: ZipFile, listed: set[str]) -> None:
+    folders = (f"{_TOP}/train/", f"{_TOP}/val/")
+    present = {name for name in archive.namelist() if name.startswith(folders) and name.endswith(".JPEG")}
+    if odd := sorted(listed ^ present):
+        kind = "listed but missing" if odd[0] in listed else "there but not listed"
+        raise ValueError(f"{len(listed - present)} listed images are missing ({odd[0]} is {kind})")
+
+
+def _decode(archive: ZipFile, entries: Sequence[tuple[str, int]]) -> TensorDataset:
+    images = np.empty((len(entries), 3, *_SIZE), dtype=np.uint8)
+
+    def decode(i: int) -> None:
+        name = entries[i][0]
+        content = archive.read(name)  # checks the sum kept in the archive
+        try:
+            with Image.open(BytesIO(content), formats=("JPEG",)) as image:
+                if image.size != _SIZE:
+                    raise ValueError(f"it is {image.size} pixels large instead of {_SIZE}")
+                images[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)  # (64, 64, 3) to (3, 64, 64)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"cannot decode {name}: {error}") from error
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(decode, range(len(entries))):
+            pass  # raises the first error
+    return TensorDataset(torch.from_numpy(images), torch.tensor([label for _, label in entries], dtype=torch.int64))

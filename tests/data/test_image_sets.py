@@ -1,0 +1,383 @@
+"""The image sets, from small files in their own formats; the packaged part of Fashion-MNIST against the original."""
+
+import importlib.util
+import os
+import pickle
+import sys
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from PIL import Image
+
+from lightning_fire import data
+
+sys.path.insert(0, str(Path(__file__).parent))
+import image_files
+
+ROOT = Path(__file__).parents[2]
+ORIGINALS = Path(os.environ.get("LIGHTNING_FIRE_DATA", ROOT.parent / "shared" / "data"))
+ONE_PASS = data.WarmStart(0.5, epochs=1)
+
+
+def patch_sums(monkeypatch, source: type, attributes: dict) -> None:
+    for name, value in attributes.items():
+        monkeypatch.setattr(source, name, value)
+
+
+@pytest.fixture
+def cifar10(tmp_path, monkeypatch):
+    patch_sums(monkeypatch, torchvision.datasets.CIFAR10, image_files.write_cifar10(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def cifar100(tmp_path, monkeypatch):
+    patch_sums(monkeypatch, torchvision.datasets.CIFAR100, image_files.write_cifar100(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def fashion_mnist(tmp_path):
+    image_files.write_fashion_mnist(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def tiny_imagenet(tmp_path_factory):
+    root = tmp_path_factory.mktemp("tiny_imagenet")
+    image_files.write_tiny_imagenet(root)
+    return root
+
+
+def ready(datamodule):
+    datamodule.prepare_data()
+    datamodule.setup()
+    return datamodule
+
+
+def first_batch(datamodule):
+    return datamodule.on_after_batch_transfer(next(iter(datamodule.train_dataloader())), 0)
+
+
+# What is read
+
+
+def test_cifar10(cifar10):
+    dm = ready(data.CIFAR10DataModule(str(cifar10), protocol=ONE_PASS, batch_size=8))
+    original = torchvision.datasets.CIFAR10(cifar10, train=True)
+    images, labels = dm.train_set.tensors
+    assert images.dtype == torch.uint8 and labels.dtype == torch.int64
+    for i in (0, 37, 99):
+        assert np.array_equal(images[i].permute(1, 2, 0), np.asarray(original[i][0])) and labels[i] == original[i][1]
+    assert dm.test_set.tensors[0].shape == (20, 3, 32, 32)
+    assert first_batch(dm)[0].shape == (8, 3, 32, 32)
+
+
+def test_cifar100(cifar100):
+    dm = ready(data.CIFAR100DataModule(str(cifar100), protocol=data.class_incremental, batch_size=8))
+    original = torchvision.datasets.CIFAR100(cifar100, train=False)
+    images, labels = dm.test_set.tensors
+    for i in (0, 99):
+        assert np.array_equal(images[i].permute(1, 2, 0), np.asarray(original[i][0])) and labels[i] == original[i][1]
+    assert [len(dm.train_indices(chunk)) for chunk in range(20)] == [10 * i for i in range(1, 21)]
+    assert len(dm.seen_classes) == 5
+
+
+def test_fashion_mnist(fashion_mnist):
+    dm = ready(data.FashionMNISTDataModule(str(fashion_mnist), protocol=ONE_PASS, batch_size=8))
+    original = torchvision.datasets.FashionMNIST(fashion_mnist, train=True)
+    assert torch.equal(dm.train_set.tensors[0].squeeze(1), original.data)
+    assert torch.equal(dm.train_set.tensors[1], original.targets)
+    assert dm.test_set.tensors[0].shape == (20, 1, 28, 28)
+    assert first_batch(dm)[0].shape == (8, 1, 28, 28)
+
+
+def test_a_subset_of_fashion_mnist_is_fixed(fashion_mnist):
+    whole = ready(data.FashionMNISTDataModule(str(fashion_mnist), protocol=ONE_PASS)).train_set.tensors[0]
+    parts = [
+        ready(data.FashionMNISTDataModule(str(fashion_mnist), subset=n, protocol=ONE_PASS, seed=seed))
+        for n, seed in ((30, 0), (30, 1), (50, 0))
+    ]
+    first = parts[0].train_set.tensors[0]
+    assert torch.equal(first, parts[1].train_set.tensors[0])  # the seed of the run has no say in it
+    assert torch.equal(first, parts[2].train_set.tensors[0][:30])
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(first, whole[order[:30]])
+    assert len(parts[0].test_set) == 20
+
+
+def test_tiny_imagenet(tiny_imagenet):
+    dm = ready(data.TinyImageNetDataModule(str(tiny_imagenet), protocol=data.class_incremental, batch_size=8))
+    (images, labels), (val_images, val_labels) = dm.train_set.tensors, dm.test_set.tensors
+    assert images.shape == (400, 3, 64, 64) and val_images.shape == (20, 3, 64, 64)
+    assert labels.bincount().tolist() == [2] * 200
+    with zipfile.ZipFile(tiny_imagenet / "tiny-imagenet-200.zip") as archive:
+        top = "tiny-imagenet-200"
+        wnids = archive.read(f"{top}/wnids.txt").decode().split()
+        classes = {wnid: i for i, wnid in enumerate(sorted(wnids))}
+        assert list(classes) != wnids
+        for wnid in (wnids[0], wnids[77]):
+            one = archive.read(f"{top}/train/{wnid}/images/{wnid}_1.JPEG")
+            of_class = images[labels == classes[wnid]]
+            assert np.array_equal(of_class[1].permute(1, 2, 0), np.asarray(Image.open(BytesIO(one))))
+        grey = images[labels == classes[wnids[0]]][0]
+        assert (grey == grey[0]).all()  # the grey one became RGB
+        lines = [line.split() for line in archive.read(f"{top}/val/val_annotations.txt").decode().splitlines()]
+        assert val_labels.tolist() == [classes[line[1]] for line in lines]
+        one = archive.read(f"{top}/val/images/{lines[5][0]}")
+        assert np.array_equal(val_images[5].permute(1, 2, 0), np.asarray(Image.open(BytesIO(one))))
+    assert os.listdir(tiny_imagenet) == ["tiny-imagenet-200.zip"]
+
+
+def test_digits():
+    dm = ready(data.DigitsDataModule())
+    assert (len(dm.train_set), len(dm.test_set), dm.num_classes) == (1500, 297, 10)
+    assert dm.train_set.tensors[0].unique().numel() == 17  # scikit-learn's 17 grey levels, all told apart
+    assert torch.equal(ready(data.DigitsDataModule(seed=1)).train_set.tensors[0], dm.train_set.tensors[0])
+
+
+def test_digits_without_scikit_learn(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(ImportError, match="DigitsDataModule needs scikit-learn: pip install scikit-learn"):
+        data.DigitsDataModule().setup()
+
+
+def every_datamodule():
+    return [getattr(data, name) for name in data.__all__ if name.endswith("DataModule") and name != "ChunkedDataModule"]
+
+
+@pytest.mark.parametrize("datamodule", every_datamodule(), ids=lambda cls: cls.__name__)
+def test_arguments_are_explicit_and_reach_the_base(datamodule):
+    """The command line shows them; a data set with a name takes no data sets."""
+    given = {"protocol": data.continual, "batch_size": 7, "seed": 3, "num_workers": 2, "transform": len}
+    dm = datamodule(**given)
+    assert {name: getattr(dm, name) for name in given} == given
+    for wrong in ("train", "test", "mean", "num_classes"):
+        with pytest.raises(TypeError, match=wrong):
+            datamodule(**{wrong: None})
+
+
+@pytest.mark.parametrize("datamodule", [data.DigitsDataModule, data.SmallFashionMNISTDataModule])
+def test_mean_and_std_are_those_of_the_training_images(datamodule):
+    dm = ready(datamodule())
+    images = dm.train_set.tensors[0] / 255
+    tolerance = 5e-5 if datamodule is data.DigitsDataModule else 2e-3  # those of all 60,000 images, for the latter
+    assert images.mean().item() == pytest.approx(dm.mean[0], abs=tolerance)
+    assert images.std().item() == pytest.approx(dm.std[0], abs=tolerance)
+
+
+# The packaged part of Fashion-MNIST
+
+
+def test_the_packaged_fashion_mnist():
+    dm = ready(data.SmallFashionMNISTDataModule())
+    for dataset, n in ((dm.train_set, 10_000), (dm.test_set, 2_000)):
+        images, labels = dataset.tensors
+        assert images.shape == (n, 1, 28, 28) and images.dtype == torch.uint8 and labels.dtype == torch.int64
+        assert labels.bincount().tolist() == [n // 10] * 10
+        assert len(images.flatten(1).unique(dim=0)) > 0.99 * n  # the original has a few images twice
+    assert first_batch(dm)[0].shape == (256, 1, 28, 28)
+    assert [len(dm.train_indices(chunk)) for chunk in range(2)] == [1_000, 10_000]
+    notice = (ROOT / "lightning_fire" / "data" / "FASHION_MNIST_LICENSE.txt").read_text()
+    assert "MIT License" in notice and "Zalando SE" in notice and "seeded with 0" in notice
+
+
+@pytest.mark.skipif(not (ORIGINALS / "FashionMNIST").exists(), reason=f"the original is not in {ORIGINALS}")
+@pytest.mark.parametrize(("part", "train", "per_class"), [("train", True, 1000), ("test", False, 200)])
+def test_the_packaged_fashion_mnist_is_the_draw_that_it_says(part, train, per_class):
+    path = ROOT / "benchmarks" / "make_small_fashion_mnist.py"
+    spec = importlib.util.spec_from_file_location("make_small_fashion_mnist", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    images, labels = script.draw(str(ORIGINALS), train, per_class)
+    with np.load(ROOT / script.OUT, allow_pickle=False) as packaged:
+        assert np.array_equal(packaged[f"{part}_images"], images)
+        assert np.array_equal(packaged[f"{part}_labels"], labels)
+    full = torchvision.datasets.FashionMNIST(ORIGINALS, train=train)
+    order = torch.randperm(len(full), generator=torch.Generator().manual_seed(0)).tolist()
+    taken, chosen = dict.fromkeys(range(10), 0), []
+    for i in order:  # the same draw, one image at a time
+        if taken[label := int(full.targets[i])] < per_class:
+            taken[label] += 1
+            chosen.append(i)
+    assert np.array_equal(full.data[chosen].numpy(), images)
+
+
+@pytest.mark.skipif(not (ORIGINALS / "FashionMNIST").exists(), reason=f"the original is not in {ORIGINALS}")
+def test_the_original_fashion_mnist():
+    dm = ready(data.FashionMNISTDataModule(str(ORIGINALS)))
+    assert (len(dm.train_set), len(dm.test_set)) == (60_000, 10_000)
+    images = dm.train_set.tensors[0].double() / 255
+    assert images.mean().item() == pytest.approx(dm.mean[0], abs=5e-5)
+    assert images.std().item() == pytest.approx(dm.std[0], abs=5e-5)
+
+
+# Missing and damaged files
+
+
+@pytest.mark.parametrize(
+    ("datamodule", "file"),
+    [
+        (data.CIFAR10DataModule, "cifar-10-batches-py/data_batch_1"),
+        (data.CIFAR100DataModule, "cifar-100-python/train"),
+        (data.FashionMNISTDataModule, "FashionMNIST/raw/train-images-idx3-ubyte"),
+        (data.TinyImageNetDataModule, "tiny-imagenet-200.zip"),
+    ],
+)
+def test_a_missing_file_is_named_with_both_ways_to_get_it(datamodule, file, tmp_path):
+    name = Path(file).name
+    message = (
+        f"{datamodule.__name__} does not find {name}, which it looked for at {tmp_path / file}."
+        rf" Either set download=True, or put {name} at that path\."
+    )
+    with pytest.raises(FileNotFoundError, match=message):
+        datamodule(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
+def test_a_damaged_cifar_file_is_never_unpickled(cifar10, name):
+    class Bomb:
+        def __reduce__(self):
+            return (exec, ("raise SystemError('unpickled')",))
+
+    path = cifar10 / "cifar-10-batches-py" / name
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(RuntimeError, match=f"{name} is truncated or damaged: its MD5 sum is not"):
+        data.CIFAR10DataModule(str(cifar10)).setup()
+
+
+@pytest.mark.parametrize("keep", [0, 3, 10, -1, -800])
+@pytest.mark.parametrize(
+    "name",
+    ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
+)
+def test_a_truncated_fashion_mnist_file(fashion_mnist, name, keep):
+    path = fashion_mnist / "FashionMNIST" / "raw" / name
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(RuntimeError, match=f"{name} is truncated or damaged"):
+        data.FashionMNISTDataModule(str(fashion_mnist)).setup()
+
+
+def test_labels_that_are_not_of_the_images(fashion_mnist):
+    folder = fashion_mnist / "FashionMNIST" / "raw"
+    (folder / "train-labels-idx1-ubyte").write_bytes((folder / "t10k-labels-idx1-ubyte").read_bytes())
+    with pytest.raises(RuntimeError, match="train-labels-idx1-ubyte is truncated or damaged: 20 labels for 100 images"):
+        data.FashionMNISTDataModule(str(fashion_mnist)).setup()
+
+
+@pytest.mark.parametrize("subset", [0, 101])
+def test_an_impossible_subset(fashion_mnist, subset):
+    with pytest.raises(ValueError, match=rf"`subset` must .*, got {subset}"):
+        data.FashionMNISTDataModule(str(fashion_mnist), subset=subset).setup()
+
+
+def write_changed_zip(root: Path, change) -> Path:
+    members = image_files.tiny_imagenet_members()
+    change(members)
+    image_files.write_zip(root / "tiny-imagenet-200.zip", members)
+    return root / "tiny-imagenet-200.zip"
+
+
+TOP = "tiny-imagenet-200"
+WNID = "n90000000"
+IMAGE = f"{TOP}/train/{WNID}/images/{WNID}_1.JPEG"
+CHANGES = {
+    "missing image": (lambda m: m.pop(IMAGE), rf"1 listed images are missing \({IMAGE} is listed but missing\)"),
+    "missing val": (lambda m: m.pop(f"{TOP}/val/images/val_3.JPEG"), "val_3.JPEG is listed but missing"),
+    "short list": (
+        lambda m: m.update({f"{TOP}/train/{WNID}/{WNID}_boxes.txt": f"{WNID}_0.JPEG\t0\t0\t63\t63\n".encode()}),
+        rf"{IMAGE} is there but not listed",
+    ),
+    "missing list": (lambda m: m.pop(f"{TOP}/train/{WNID}/{WNID}_boxes.txt"), f"{WNID}_boxes.txt"),
+    "no wnids": (lambda m: m.pop(f"{TOP}/wnids.txt"), r"wnids.txt"),
+    "fewer classes": (
+        lambda m: m.update({f"{TOP}/wnids.txt": f"{WNID}\n".encode()}),
+        "wnids.txt names 1 classes instead of 200",
+    ),
+    "unknown class": (
+        lambda m: m.update({f"{TOP}/val/val_annotations.txt": b"val_0.JPEG\tn00000000\t0\t0\t1\t1\n"}),
+        "n00000000",
+    ),
+    "other size": (
+        lambda m: m.update({IMAGE: image_files.jpeg(0, size=(64, 63))}),
+        rf"cannot decode {IMAGE}: it is \(64, 63\) pixels large instead of \(64, 64\)",
+    ),
+    "cut image": (lambda m: m.update({IMAGE: m[IMAGE][:-100]}), rf"cannot decode {IMAGE}: .*[Tt]runcated"),
+    "no image": (lambda m: m.update({IMAGE: b"words"}), rf"cannot decode {IMAGE}"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tiny_imagenet_that_is_not_whole(tmp_path, change):
+    alter, message = CHANGES[change]
+    write_changed_zip(tmp_path, alter)
+    with pytest.raises(RuntimeError, match=rf"tiny-imagenet-200\.zip is truncated or damaged: .*{message}"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:1000], lambda b: b[: len(b) // 2], lambda b: b[:-30], lambda b: b""])
+def test_a_truncated_zip(tmp_path, damage):
+    path = write_changed_zip(tmp_path, lambda members: None)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(RuntimeError, match=r"tiny-imagenet-200\.zip is truncated or damaged"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "deflated"])
+def test_a_flipped_byte_in_the_zip(tmp_path, compression):
+    path = tmp_path / "tiny-imagenet-200.zip"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in image_files.tiny_imagenet_members().items():
+            archive.writestr(name, content)
+    with zipfile.ZipFile(path) as archive:
+        start = archive.getinfo(IMAGE).header_offset + 30 + len(IMAGE)
+    content = bytearray(path.read_bytes())
+    for i in range(start + 20, start + 60):
+        content[i] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match=r"tiny-imagenet-200\.zip is truncated or damaged"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+# Download
+
+
+def test_tiny_imagenet_is_downloaded_once_and_whole(tiny_imagenet, tmp_path, monkeypatch):
+    source = tiny_imagenet / "tiny-imagenet-200.zip"
+    monkeypatch.setattr(data.TinyImageNetDataModule, "url", source.as_uri())
+    dm = ready(data.TinyImageNetDataModule(str(tmp_path / "new"), download=True, protocol=ONE_PASS))
+    assert len(dm.train_set) == 400
+    assert os.listdir(tmp_path / "new") == [source.name]
+    monkeypatch.setattr(data.TinyImageNetDataModule, "url", "file:///nowhere")
+    dm.prepare_data()  # the file is there: nothing to download
+
+
+def test_a_download_that_breaks_off_leaves_no_zip(tiny_imagenet, tmp_path, monkeypatch):
+    half = tmp_path / "half.zip"
+    half.write_bytes((tiny_imagenet / "tiny-imagenet-200.zip").read_bytes()[:5000])
+    monkeypatch.setattr(data.TinyImageNetDataModule, "url", half.as_uri())
+    with pytest.raises(RuntimeError, match=r"what file:.*half\.zip sent is not a whole zip file"):
+        data.TinyImageNetDataModule(str(tmp_path / "new"), download=True).prepare_data()
+    assert not (tmp_path / "new" / "tiny-imagenet-200.zip").exists()
+
+
+@pytest.mark.parametrize(
+    ("datamodule", "source"),
+    [
+        (data.CIFAR10DataModule, "lightning_fire.data.cifar.CIFAR10"),
+        (data.CIFAR100DataModule, "lightning_fire.data.cifar.CIFAR100"),
+        (data.FashionMNISTDataModule, "lightning_fire.data.fashion_mnist.FashionMNIST"),
+    ],
+)
+def test_torchvision_downloads_only_if_asked(datamodule, source, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(source, lambda *args, **kwargs: calls.append((args, kwargs)))
+    datamodule(str(tmp_path)).prepare_data()
+    assert not calls
+    datamodule(str(tmp_path), download=True).prepare_data()
+    assert calls == [((str(tmp_path),), {"download": True})]
