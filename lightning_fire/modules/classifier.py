@@ -1,0 +1,169 @@
+"""Image classification on data that grows, as the paper trains it."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+from math import ceil, isfinite
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics.classification import MulticlassAccuracy
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class Classifier(pl.LightningModule):
+    """Trains a network with cross-entropy; warms the learning rate up anew in each chunk of data.
+
+    Logs `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]) each epoch. Where the
+    DataModule has `seen_classes` (class-incremental), also `val/accuracy_seen`: the accuracy over the test samples of
+    the classes seen so far, with the outputs of all classes competing. At the start of every chunk but the first,
+    after the callbacks have acted and before the first batch, `val/accuracy_at_new_data`.
+
+    Args:
+        net: The network, from `(batch, channels, height, width)` to logits `(batch, num_classes)`.
+        num_classes: Number of classes.
+        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 1e-3 (paper, table
+            "Detailed settings in continual visual learning").
+        warmup: Share of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly from
+            0 (paper: 0.1).
+
+    Raises:
+        ValueError: If `warmup` is outside [0, 1) or `num_classes` below 2.
+    """
+
+    def __init__(
+        self, net: nn.Module, num_classes: int, optimizer: OptimizerFactory | None = None, warmup: float = 0.1
+    ):
+        super().__init__()
+        if num_classes < 2:
+            raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
+        if not 0 <= warmup < 1:
+            raise ValueError(f"`warmup` must be a share in [0, 1), got {warmup}")
+        self.net = net
+        self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
+        self.warmup = warmup
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.val_accuracy_seen = MulticlassAccuracy(num_classes, average="micro")
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits `(batch, num_classes)` of images `(batch, C, H, W)`."""
+        return self.net(images)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the cross-entropy of a batch of images `(batch, C, H, W)` and labels `(batch,)`."""
+        images, labels = batch
+        logits = self(images)
+        loss = cross_entropy(logits, labels)
+        self.train_accuracy(logits, labels)
+        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=self._distributed)
+        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Evaluate a batch of the test set."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Evaluate a batch of the test set."""
+        self._evaluate(batch, "test")
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        images, labels = batch
+        logits = self(images)
+        loss = cross_entropy(logits, labels)
+        self.val_accuracy(logits, labels)
+        self.log(f"{stage}/loss", loss, batch_size=len(labels), sync_dist=self._distributed)
+        self.log(f"{stage}/accuracy", self.val_accuracy, prog_bar=True)
+        if (seen := self._seen_classes()) is not None:
+            among_seen = torch.isin(labels, seen)
+            self.val_accuracy_seen.update(logits[among_seen], labels[among_seen])
+            self.log(f"{stage}/accuracy_seen", self.val_accuracy_seen)
+
+    def on_train_epoch_start(self) -> None:
+        """Measure the accuracy where a chunk begins; Lightning calls the callbacks before."""
+        datamodule = self.trainer.datamodule
+        epoch = self.current_epoch
+        if epoch and hasattr(datamodule, "chunk_at") and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
+            self._measure_at_new_data()
+
+    @torch.no_grad()
+    def _measure_at_new_data(self) -> None:
+        """Evaluate between the callbacks' event and the first batch of the new data."""
+        datamodule = self.trainer.datamodule
+        accuracy = self.val_accuracy.clone()
+        accuracy.reset()
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        limit = sum(self.trainer.num_val_batches)
+        for batch in islice(datamodule.val_dataloader(), limit if isfinite(limit) else None):
+            batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            images, labels = datamodule.on_after_batch_transfer(batch, 0)
+            with self.trainer.precision_plugin.forward_context():
+                accuracy.update(self(images), labels)
+        for module, mode in modes.items():
+            module.training = mode
+        if accuracy.update_called:
+            value = accuracy.compute().item()
+            for logger in self.loggers:
+                logger.log_metrics({"val/accuracy_at_new_data": value}, step=self.trainer.global_step)
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
+        optimizer = self.optimizer(self.parameters())
+        if not self.warmup:
+            return {"optimizer": optimizer}
+        schedule = LambdaLR(optimizer, warmup_factors(self._steps_per_chunk(), self.warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _steps_per_chunk(self) -> list[int]:
+        if hasattr(self.trainer.datamodule, "steps_per_chunk"):
+            return self.trainer.datamodule.steps_per_chunk()
+        steps = self.trainer.estimated_stepping_batches
+        if not isfinite(steps):
+            raise ValueError(
+                "`warmup` is a share of the training, which needs max_epochs or max_steps; or use warmup=0"
+            )
+        return [int(steps)]
+
+    def _seen_classes(self) -> Tensor | None:
+        seen = getattr(self.trainer.datamodule, "seen_classes", None)
+        return None if seen is None else seen.to(self.device)
+
+    @property
+    def _distributed(self) -> bool:
+        return self.trainer.world_size > 1
+
+
+def warmup_factors(steps_per_chunk: list[int], warmup: float) -> Callable[[int], float]:
+    """Make the learning-rate factor of a training over chunks: it rises from 0 at the start of each.
+
+    Optimizer step s of a chunk of n steps (s from 0) has factor min(1, s / ⌈warmup · n⌉).
+
+    Args:
+        steps_per_chunk: Optimizer steps of each chunk.
+        warmup: Share of a chunk's steps, in [0, 1).
+
+    Returns:
+        A function from the number of optimizer steps done to the factor of the next one.
+
+    Example:
+        >>> factor = warmup_factors([4, 8], warmup=0.5)
+        >>> [factor(step) for step in range(12)]
+        [0.0, 0.5, 1.0, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
+    """
+    starts = [0]
+    for steps in steps_per_chunk[:-1]:
+        starts.append(starts[-1] + steps)
+
+    def factor(step: int) -> float:
+        chunk = max(index for index, start in enumerate(starts) if start <= step)
+        length = ceil(warmup * steps_per_chunk[chunk])
+        return min(1.0, (step - starts[chunk]) / length) if length else 1.0
+
+    return factor

@@ -1,0 +1,150 @@
+"""`Classifier` over chunks: learning rate, accuracies, and what it measures between event and first batch."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from small_training import trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_fire import FullReset
+from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
+from lightning_fire.modules import Classifier
+from lightning_fire.modules.classifier import warmup_factors
+
+
+def images(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (size, 1, 4, 4), dtype=torch.uint8, generator=generator)
+    return TensorDataset(pixels, torch.arange(size) % 4)
+
+
+def net():
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 4))
+
+
+def chunked(protocol):
+    return ChunkedDataModule(images(40, 0), images(24, 1), protocol, batch_size=5)
+
+
+def run(tmp_path, protocol, *callbacks, module=None, **options):
+    torch.manual_seed(0)
+    data = chunked(protocol)
+    module = module or Classifier(net(), num_classes=4)
+    trainer(*callbacks, folder=tmp_path, max_epochs=data.total_epochs, **options).fit(module, datamodule=data)
+    return module, EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
+
+
+def logged(log, tag):
+    return [(event.step, event.value) for event in log.Scalars(tag)]
+
+
+def test_learning_rate_warms_up_in_each_chunk(tmp_path):
+    """Chunks of 4 and 8 batches an epoch, 5 epochs each: 20 and 40 steps, of which 2 and 4 warm up."""
+    _, log = run(tmp_path, Continual(2, epochs=5), pl.callbacks.LearningRateMonitor("step"))
+    rates = [value for _, value in logged(log, "lr-Adam")]
+    expected = [0, 0.5, *[1] * 18, 0, 0.25, 0.5, 0.75, *[1] * 36]
+    assert rates == pytest.approx([1e-3 * factor for factor in expected])
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_warm_up_counts_optimizer_steps(tmp_path, accumulate):
+    data = chunked(Continual(2, epochs=5))
+    module = Classifier(net(), 4)
+    fit = trainer(max_epochs=10, accumulate_grad_batches=accumulate, folder=tmp_path)
+    fit.fit(module, datamodule=data)
+    assert sum(data.steps_per_chunk()) == fit.global_step
+
+
+def test_factor_of_one_long_chunk():
+    factor = warmup_factors([1000], 0.1)
+    assert [factor(s) for s in (0, 1, 50, 99, 100, 999)] == pytest.approx([0, 0.01, 0.5, 0.99, 1, 1])
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+def test_no_warm_up_for_data_without_chunks_and_for_zero(tmp_path):
+    loader = torch.utils.data.DataLoader(TensorDataset(torch.rand(20, 1, 4, 4), torch.arange(20) % 4), batch_size=5)
+    module = Classifier(net(), 4, warmup=0.0)
+    trainer(max_epochs=2).fit(module, loader)
+    assert module.lr_schedulers() is None
+    module = Classifier(net(), 4, warmup=0.5)
+    trainer(max_epochs=2).fit(module, loader)
+    assert module.lr_schedulers().get_last_lr() == [1e-3]
+    with pytest.raises(ValueError, match="`warmup` is a share of the training, which needs max_epochs or max_steps"):
+        trainer(max_epochs=-1).fit(Classifier(net(), 4), loader)
+
+
+def test_accuracies_equal_a_count_by_hand(tmp_path):
+    module, log = run(tmp_path, ClassIncremental(2, epochs=2))
+    data = chunked(ClassIncremental(2, epochs=2))
+    pixels, labels = images(24, 1).tensors
+    module.eval()
+    right = (module(pixels / 255).argmax(1) == labels).float()
+    assert logged(log, "val/accuracy")[-1][1] == pytest.approx(right.mean().item())
+    assert len(logged(log, "val/accuracy")) == 4
+    assert len(logged(log, "train/accuracy")) == 4
+    data.setup()
+    seen = torch.isin(labels, data.protocol.classes(4, 0)[0])
+    assert seen.sum() == 12
+
+
+def test_seen_accuracy_leaves_out_classes_to_come(tmp_path):
+    """A network that always answers class c is right on all, or on none, of the samples seen first."""
+
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(()))
+
+        def forward(self, x):
+            first_seen = chunked(ClassIncremental(4, epochs=1)).protocol.classes(4, 0)[0][0]
+            return torch.eye(4)[first_seen].expand(len(x), 4) + self.bias
+
+    _, log = run(tmp_path, ClassIncremental(4, epochs=1), module=Classifier(Constant(), 4))
+    assert [value for _, value in logged(log, "val/accuracy_seen")] == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4])
+    assert [value for _, value in logged(log, "val/accuracy")] == pytest.approx([1 / 4] * 4)
+
+
+def test_accuracy_at_new_data_is_that_of_the_network_after_the_event(tmp_path):
+    torch.manual_seed(0)
+    start = Classifier(net(), 4).eval()
+    pixels, labels = images(24, 1).tensors
+    expected = (start(pixels / 255).argmax(1) == labels).float().mean().item()
+    _, log = run(tmp_path, Continual(2, epochs=3), FullReset())
+    assert logged(log, "val/accuracy_at_new_data") == [(12, pytest.approx(expected))]
+
+
+def test_modules_keep_their_modes_and_random_numbers_when_measured(tmp_path):
+    """A frozen, evaluated part stays so; measuring draws nothing."""
+
+    class Looks(Classifier):
+        def _measure_at_new_data(self):
+            self.net[3].eval()
+            state = torch.get_rng_state()
+            super()._measure_at_new_data()
+            assert torch.equal(torch.get_rng_state(), state)
+            assert not self.net[3].training
+            assert self.net[0].training
+            self.looked = True
+
+    module, _ = run(tmp_path, Continual(2, epochs=1), module=Looks(net(), 4))
+    assert module.looked
+
+
+def test_without_validation_nothing_is_measured(tmp_path):
+    _, log = run(tmp_path, Continual(2, epochs=1), limit_val_batches=0)
+    assert "val/accuracy_at_new_data" not in log.Tags()["scalars"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 1}, "`num_classes` must be at least 2, got 1"),
+        ({"num_classes": 4, "warmup": 1.0}, r"`warmup` must be a share in \[0, 1\), got 1.0"),
+        ({"num_classes": 4, "warmup": -0.1}, r"got -0.1"),
+    ],
+)
+def test_errors(options, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(net(), **options)
