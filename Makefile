@@ -1,0 +1,39 @@
+# Two commands, each with all its own set-up: `make quickstart` and `make test`.
+# uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python -c constraints.txt $(1); \
+	else $(BIN)/python -m pip install --quiet -c constraints.txt $(1); fi
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, and FIRE give it back
+	$(BIN)/lightning-fire compare recipes/vision/warm_start/fashion_mnist_small_resnet \
+		--methods vanilla full_reset fire fire_procrustes --seeds 3 --output runs/quickstart
+
+test: $(VENV)/.test  ## all tests, on as many processes as there are cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(VENV)/.dev  ## style
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+$(VENV)/bin/python:
+	if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi
+
+$(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing lightning-fire into $(VENV) (PyTorch is large: one to five minutes)"
+	@$(call INSTALL,-e .)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+	@echo "installing lightning-fire and its tests into $(VENV) (PyTorch is large: one to five minutes)"
+	@$(call INSTALL,-e '.[test]')
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	@$(call INSTALL,-e '.[dev]')
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs build dist *.egg-info

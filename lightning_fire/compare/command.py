@@ -1,0 +1,120 @@
+"""`lightning-fire compare`."""
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from tqdm import tqdm
+
+from lightning_fire.compare import report
+from lightning_fire.compare.history import read_history
+from lightning_fire.compare.progress import Progress
+from lightning_fire.compare.runs import Run, execute, plan
+
+SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire compare",
+        description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
+        " deviation over the seeds), and write it as CSV and as a picture. Finished runs are not run again; a run that"
+        " fails is reported and does not stop the others.",
+    )
+    parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
+    parser.add_argument(
+        "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, … (default: 3)")
+    parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<name of the recipe>)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="override recipe keys in every run")
+    return parser
+
+
+def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
+    """Run the command.
+
+    Args:
+        args: The words after `lightning-fire compare`. Default: those of the process.
+
+    Returns:
+        For each method the numbers of each run, see `report.COLUMNS`.
+
+    Raises:
+        SystemExit: If an argument is wrong, or any run failed.
+    """
+    options = parser().parse_args(args)
+    output = options.output or Path("runs") / options.recipe.resolve().name
+    if options.seeds < 1 or options.jobs < 1:
+        parser().error("--seeds and --jobs must be at least 1")
+    try:
+        runs = plan(options.recipe, options.methods, range(options.seeds), output)
+        extra = _nested(options.set)
+    except (FileNotFoundError, ValueError) as error:
+        parser().error(str(error))
+    outcome = _execute_with_bar(runs, min(options.jobs, len(runs)), extra)
+    failed = {run: reason for run, reason in outcome.items() if reason}
+    for run, reason in failed.items():
+        print(f"\n{run.name} FAILED: {reason.strip().splitlines()[-1]}  (see {run.folder / 'log.txt'})")
+    done = [run for run in runs if run not in failed]
+    if not done:
+        raise SystemExit("no run finished")
+    histories = {m: [read_history(run.folder) for run in done if run.method == m] for m in options.methods}
+    histories = {method: runs for method, runs in histories.items() if runs}
+    _publish(histories, options.recipe, output)
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
+    return {method: [report.numbers(run) for run in runs] for method, runs in histories.items()}
+
+
+def _publish(histories: report.Histories, recipe: Path, output: Path) -> None:
+    text = report.table(histories)
+    (output / "table.txt").write_text(text + "\n")
+    report.write_csv(histories, output / "results.csv")
+    report.draw(histories, output / "comparison.png", title=_title(recipe))
+    print(f"\n{text}\n")
+    print(
+        "accuracies: on the test set, mean ± standard deviation over the seeds; DfI: normalised deviation from isometry"
+    )
+    print(f"picture:     {output / 'comparison.png'}")
+    print(f"every run:   {output / 'results.csv'}")
+    print(f"TensorBoard: tensorboard --logdir {output}")
+
+
+def _title(recipe: Path) -> str:
+    parts = recipe.resolve().parts
+    return " / ".join(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]).replace("_", " ")
+
+
+def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
+    """Show one bar for all runs, in epochs; it names what each process is at."""
+    now: dict[str, Progress] = {}
+    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
+
+        def show(progress: Progress) -> None:
+            now[progress.run] = progress
+            epochs = sum(p.epochs for p in now.values()) / len(now) * len(runs)
+            bar.total, bar.n = round(epochs), sum(p.epoch for p in now.values())
+            active = [p for p in now.values() if p.epoch < p.epochs]
+            bar.set_description(", ".join(f"{p.run} chunk {p.chunk}/{p.chunks}" for p in active[-jobs:]) or "finishing")
+
+        return execute(runs, jobs, extra, show)
+
+
+def _nested(assignments: Sequence[str]) -> dict:
+    """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`."""
+    result: dict = {}
+    for assignment in assignments:
+        key, equals, value = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes KEY=VALUE, got {assignment!r}")
+        *parents, last = key.split(".")
+        place = result
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = yaml.safe_load(value)
+    return result

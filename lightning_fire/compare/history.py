@@ -1,0 +1,92 @@
+"""What a run logged, read back from its TensorBoard files."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+Series = tuple[np.ndarray, np.ndarray]  # optimizer steps, values
+
+
+@dataclass(frozen=True)
+class History:
+    """The curves of one run.
+
+    Attributes:
+        accuracy: Test accuracy after each epoch, over the classes seen so far where that is logged.
+        dfi: Normalised deviation from isometry after each epoch, mean over the weights.
+        starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
+        at_new_data: Test accuracy at the start of each chunk but the first, after the method has acted.
+        dfi_after: Normalised deviation from isometry right after each event; None if the method has none.
+        sfe: Normalised squared Frobenius error of each event; None if the method has none.
+    """
+
+    accuracy: Series
+    dfi: Series
+    starts: np.ndarray
+    at_new_data: np.ndarray
+    dfi_after: np.ndarray | None
+    sfe: np.ndarray | None
+
+    def chunk_position(self, steps: np.ndarray) -> np.ndarray:
+        """Turn optimizer steps into a place on an axis on which every chunk is 1 wide.
+
+        Args:
+            steps: Numbers of optimizer steps done, any shape.
+        """
+        return np.interp(steps, self.starts, np.arange(len(self.starts)))
+
+    def accuracy_with_events(self) -> Series:
+        """Return the accuracy curve with the points just after each event in it."""
+        steps, values = self.accuracy
+        arrivals = self.starts[1:-1][: len(self.at_new_data)]
+        order = np.argsort(np.append(steps, arrivals), kind="stable")
+        return np.append(steps, arrivals)[order], np.append(values, self.at_new_data)[order]
+
+    def last_in_chunk(self, series: Series) -> np.ndarray:
+        """Return the last value of a curve in each chunk, shape `(chunks,)`.
+
+        Args:
+            series: One of the curves.
+        """
+        steps, values = series
+        return np.array([values[steps < end][-1] for end in self.starts[1:]])
+
+
+def read_history(folder: Path) -> History:
+    """Read the curves of one run.
+
+    Args:
+        folder: The run's log folder, with TensorBoard event files.
+
+    Raises:
+        ValueError: If the run has not logged its accuracy and its chunks; says what the recipe lacks.
+    """
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    log.Reload()
+    tags = set(log.Tags()["scalars"])
+    accuracy = "val/accuracy_seen" if "val/accuracy_seen" in tags else "val/accuracy"
+    if missing := {accuracy, "plasticity/chunk", "plasticity/dfi_normalized"} - tags:
+        raise ValueError(f"{folder} has not logged {sorted(missing)}: a recipe needs Classifier and PlasticityMonitor")
+
+    def series(tag: str) -> Series:
+        events = log.Scalars(tag)
+        return np.array([event.step for event in events]), np.array([event.value for event in events])
+
+    def of_events(measure: str) -> np.ndarray | None:
+        tag = next((tag for tag in sorted(tags) if re.fullmatch(rf"\w+/{measure}", tag)), None)
+        return series(tag)[1] if tag else None
+
+    steps, chunks = series("plasticity/chunk")
+    starts = np.array([steps[chunks == chunk].min() for chunk in np.unique(chunks)])
+    end = series(accuracy)[0].max() + 1
+    return History(
+        accuracy=series(accuracy),
+        dfi=series("plasticity/dfi_normalized"),
+        starts=np.append(starts, end),
+        at_new_data=series("val/accuracy_at_new_data")[1] if "val/accuracy_at_new_data" in tags else np.array([]),
+        dfi_after=of_events("dfi_normalized_after"),
+        sfe=of_events("sfe_normalized"),
+    )

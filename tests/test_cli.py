@@ -1,0 +1,194 @@
+"""The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_fire import FIRECallback, FullReset
+from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.cli import main
+from lightning_fire.when import AnyOf, AtEpochs, AtNewData
+
+BASE = """
+seed_everything: 0
+model:
+  class_path: lightning_fire.modules.Classifier
+  init_args:
+    num_classes: 10
+    net: {class_path: lightning_fire.nets.ResNet, init_args: {in_channels: 1, widths: [4, 8], blocks: [1, 1]}}
+data:
+  class_path: lightning_fire.data.SmallFashionMNISTDataModule
+  init_args:
+    batch_size: 8
+    protocol: {class_path: Continual, init_args: {num_chunks: 3, epochs: 2}}
+trainer:
+  accelerator: cpu
+  enable_progress_bar: false
+  enable_model_summary: false
+  limit_train_batches: 2
+  limit_val_batches: 1
+  callbacks:
+    - class_path: OptimizerReset
+"""
+FIRE = """
+intervention:
+  class_path: FIRECallback
+  init_args:
+    when: {class_path: AtNewData}
+    where: {class_path: Weights, init_args: {preset: cnn, exclude: ["net.head"]}}
+    steps: 5
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+    Path("fire.yaml").write_text(FIRE)
+    return ["fit", "-c", "base.yaml", "-c", "fire.yaml"]
+
+
+def method_of(cli, kind=FIRECallback):
+    return next(callback for callback in cli.trainer.callbacks if isinstance(callback, kind))
+
+
+def refused(words, capsys) -> str:
+    with pytest.raises(SystemExit):
+        main(words)
+    return capsys.readouterr().err
+
+
+def test_the_data_sets_the_length_of_training(recipe):
+    cli = main(recipe)
+    assert cli.trainer.current_epoch == 6
+    assert cli.trainer.reload_dataloaders_every_n_epochs == 1
+    assert method_of(cli).num_events == 2
+
+
+def test_an_overlay_chooses_schedule_selection_and_options(recipe):
+    cli = main([*recipe, "--trainer.fast_dev_run", "1"])
+    method = method_of(cli)
+    assert method.when == AtNewData()
+    assert method.steps == 5
+    assert method.where.exclude == ["net.head"]
+
+
+def test_the_command_line_overrides_the_method(recipe):
+    cli = main([*recipe, "--trainer.fast_dev_run", "1", "--intervention.init_args.steps", "exact"])
+    assert method_of(cli).steps == "exact"
+    words = ["fit", "-c", "base.yaml", "--intervention", "FullReset", "--trainer.fast_dev_run", "1"]
+    assert method_of(main(words), FullReset).target == "initial"
+
+
+def test_several_schedules_and_callbacks_in_yaml(recipe):
+    Path("more.yaml").write_text(
+        """
+trainer:
+  callbacks+:
+    - class_path: FIRECallback
+      init_args:
+        when:
+          - {class_path: AtNewData}
+          - {class_path: AtEpochs, init_args: {epochs: [3]}}
+"""
+    )
+    cli = main(["fit", "-c", "base.yaml", "-c", "more.yaml"])
+    method = method_of(cli)
+    assert method.when == AnyOf([AtNewData(), AtEpochs([3])])
+    assert method.num_events == 3
+    assert {"OptimizerReset", "FIRECallback"} <= {type(callback).__name__ for callback in cli.trainer.callbacks}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--intervention.init_args.step", "5"], "step"),
+        (["--intervention.init_args.steps", "0"], "`steps` must be an integer of at least 1, got 0"),
+        (["--intervention.init_args.scale", "kaiming"], "kaiming"),
+        (["--intervention.init_args.when.class_path", "AtNoon"], "AtNoon"),
+        (["--trainer.max_epoch", "5"], "max_epoch"),
+        (["--data.init_args.protocol.init_args.num_chunk", "5"], "num_chunk"),
+        (["-c", "absent.yaml"], "absent.yaml"),
+    ],
+)
+def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, words, message, capsys):
+    assert message in refused([*recipe, *words], capsys)
+
+
+def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
+    Path("typo.yaml").write_text("interventon: {class_path: FIRECallback}\n")
+    assert "interventon" in refused(["fit", "-c", "base.yaml", "-c", "typo.yaml"], capsys)
+
+
+def test_help_documents_every_key_of_the_method(capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--intervention.help", "FIRECallback"])
+    text = capsys.readouterr().out
+    for key in ("when", "where", "steps", "coefficients", "scale", "optimizer", "log_layers"):
+        assert f"--intervention.{key} " in text or f"--intervention.init_args.{key} " in text, key
+    assert "Newton–Schulz steps" in text  # from the class docstring
+
+
+def test_top_level_help_lists_our_commands(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    for word in ("fit", "validate", "test", "compare"):
+        assert word in text
+
+
+def test_print_config_is_a_recipe_again(recipe, capsys):
+    with pytest.raises(SystemExit):
+        main([*recipe, "--print_config"])
+    Path("whole.yaml").write_text(capsys.readouterr().out)
+    cli = main(["fit", "-c", "whole.yaml", "--trainer.fast_dev_run", "1"])
+    assert method_of(cli).steps == 5
+
+
+def test_max_epochs_that_do_not_fit_the_protocol_are_refused(recipe):
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+    with pytest.raises(MisconfigurationException, match=r"takes 6 epochs in all, but the Trainer has max_epochs=4"):
+        main([*recipe, "--trainer.max_epochs", "4"])
+
+
+def test_a_run_can_be_resumed_and_tested_from_its_checkpoint(recipe):
+    save = {
+        "class_path": "lightning.pytorch.callbacks.ModelCheckpoint",
+        "init_args": {"dirpath": "saved", "filename": "{epoch}", "save_top_k": -1, "save_on_train_epoch_end": True},
+    }
+    Path("save.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks+": [save]}}))
+    words = [*recipe, "-c", "save.yaml"]
+    whole = main(words)
+    resumed = main([*words, "--ckpt_path", "saved/epoch=1.ckpt"])
+    for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert method_of(resumed).num_events == 2
+    tested = main(["test", "-c", "base.yaml", "-c", "save.yaml", "--ckpt_path", "saved/epoch=5.ckpt"])
+    assert "test/accuracy" in tested.trainer.callback_metrics
+
+
+def test_the_progress_bar_names_the_chunk(recipe, capsys):
+    cli = main([*recipe, "--trainer.enable_progress_bar", "true"])
+    assert isinstance(cli.trainer.progress_bar_callback, ChunkProgressBar)
+    assert "Epoch 5 (chunk 3/3)" in capsys.readouterr().out
+
+
+def test_a_users_own_module_and_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--model", "small_training.PlainModule", "--data", "small_training.GrowingData"]
+    words += ["--trainer.max_epochs", "6", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
+    cli = main([*words, "--intervention", "FIRECallback"])
+    assert method_of(cli).num_events == 2
+
+
+def test_python_dash_m():
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_fire", "compare", "--help"], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0
+    assert "--methods" in result.stdout

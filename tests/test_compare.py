@@ -1,0 +1,150 @@
+"""`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import matplotlib.image
+import numpy as np
+import pytest
+from test_cli import BASE, FIRE
+
+from lightning_fire.cli import main
+from lightning_fire.compare import report
+from lightning_fire.compare.history import History, read_history
+
+MONITOR = "    - class_path: PlasticityMonitor\n"
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "recipes" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "base.yaml").write_text(BASE + MONITOR)
+    (folder / "fire.yaml").write_text(FIRE)
+    (folder / "full_reset.yaml").write_text("intervention: {class_path: FullReset}\n")
+    (folder / "broken.yaml").write_text("intervention: {class_path: FIRECallback, init_args: {steps: 0}}\n")
+    return folder
+
+
+def compare(recipe, *words):
+    return main(["compare", str(recipe), "--output", "out", "--jobs", "2", *words])
+
+
+def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
+    results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
+    text = capsys.readouterr().out
+    assert {method: len(runs) for method, runs in results.items()} == {"vanilla": 2, "full_reset": 2, "fire": 2}
+    for run in results["vanilla"]:
+        assert run["sfe"] == 0
+        assert run["dfi_after"] == run["dfi_before"]
+    for vanilla, fire in zip(results["vanilla"], results["fire"], strict=True):
+        assert fire["dfi_after"] < 0.5 * fire["dfi_before"]
+        assert fire["sfe"] > 0
+        assert vanilla["final"] != fire["final"]
+    for run in results["full_reset"]:  # the network at its beginning knows nothing
+        assert run["sfe"] > 0
+
+    with open("out/results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[-1]["final"]) == pytest.approx(results["fire"][1]["final"], rel=1e-5)
+    assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
+    for line in ("tensorboard --logdir out", "out/comparison.png", "after the event", "vanilla  ", "fire  "):
+        assert line in text
+    assert (tmp_path / "out/fire/seed1/config.yaml").is_file()
+
+    history = read_history(tmp_path / "out/fire/seed0")
+    assert list(history.starts) == [0, 4, 8, 12]
+    assert len(history.accuracy[1]) == len(history.dfi[1]) == 6
+    assert len(history.at_new_data) == len(history.sfe) == 2
+
+    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
+    compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
+    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before  # finished runs do not run again
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        compare(recipe, "--methods", "broken", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    text = capsys.readouterr().out
+    assert "broken seed 0 FAILED" in text
+    assert "`steps` must be an integer of at least 1, got 0" in (tmp_path / "out/broken/seed0/log.txt").read_text()
+    assert "vanilla  1" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--methods", "fier"],
+            r"no fier.yaml in .*; there are vanilla \(the base\) and \['broken', 'fire', 'full_reset'\]",
+        ),
+        (["--seeds", "0"], "must be at least 1"),
+        (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
+    ],
+)
+def test_wrong_arguments(recipe, words, message, capsys):
+    with pytest.raises(SystemExit):
+        compare(recipe, *words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_a_folder_that_is_no_recipe(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path)])
+    assert "is no recipe: it has no base.yaml" in capsys.readouterr().err
+
+
+def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
+    precious = tmp_path / "out/vanilla/seed0/thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    with pytest.raises(SystemExit):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1")
+    assert "choose another --output" in capsys.readouterr().out
+    assert precious.read_text() == "years of work"
+
+
+def series(*pairs):
+    return np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
+
+
+HISTORY = History(
+    accuracy=series((9, 0.4), (19, 0.5), (39, 0.6), (59, 0.8)),
+    dfi=series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0)),
+    starts=np.array([0, 20, 60]),
+    at_new_data=np.array([0.3]),
+    dfi_after=np.array([0.5]),
+    sfe=np.array([0.7]),
+)
+
+
+def test_numbers_by_hand():
+    expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 4.0, "dfi_after": 0.5, "sfe": 0.7}
+    assert report.numbers(HISTORY) == pytest.approx(expected)
+    assert HISTORY.chunk_position(np.array([0, 10, 20, 40, 60])) == pytest.approx([0, 0.5, 1, 1.5, 2])
+    steps, values = HISTORY.accuracy_with_events()
+    assert list(steps) == [9, 19, 20, 39, 59]
+    assert values[2] == 0.3
+
+
+def test_a_table_shows_mean_and_sample_standard_deviation():
+    other = replace(HISTORY, at_new_data=np.array([0.5]))
+    line = report.table({"fire": [HISTORY, other]}).splitlines()[2]
+    assert line.split("  ")[0] == "fire"
+    assert "0.400 ± 0.141" in line
+    assert "4.000 → 0.500" in line
+
+
+def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="a recipe needs Classifier and PlasticityMonitor"):
+        read_history(tmp_path)
+
+
+def test_settings_are_recorded(recipe, tmp_path):
+    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    assert "limit_train_batches: 1" in (tmp_path / "out/vanilla/seed0/run.yaml").read_text()
+    assert json.loads((tmp_path / "out/vanilla/seed0/finished.json").read_text())["settings"]

@@ -1,0 +1,66 @@
+"""What a user may rely on: names, docstrings, and imports that need no more than they must."""
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import lightning_fire
+
+PUBLIC = [
+    "lightning_fire",
+    "lightning_fire.functional",
+    "lightning_fire.callbacks",
+    "lightning_fire.nets",
+    "lightning_fire.modules",
+    "lightning_fire.data",
+]
+
+
+def test_names_at_the_top():
+    assert set(dir(lightning_fire)) == set(lightning_fire.__all__)
+    for name in lightning_fire.__all__:
+        assert getattr(lightning_fire, name) is not None
+    with pytest.raises(AttributeError, match="module 'lightning_fire' has no attribute 'FIRE'"):
+        _ = lightning_fire.FIRE
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_everything_public_says_what_it_is(module):
+    module = importlib.import_module(module)
+    for name in module.__all__:
+        thing = getattr(module, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert thing.__doc__, f"{name} has no docstring"
+            parameters = [p for p in inspect.signature(thing).parameters if p not in ("args", "kwargs")]
+            documented = thing.__doc__
+            if inspect.isclass(thing) and parameters and thing.__init__ is not object.__init__:
+                missing = [parameter for parameter in parameters if f"{parameter}:" not in documented]
+                assert not missing, f"{name} does not document {missing}"
+
+
+def test_functional_needs_neither_lightning_nor_torchvision():
+    code = (
+        "import sys; sys.modules['lightning'] = sys.modules['torchvision'] = None\n"
+        "import torch, lightning_fire.functional as f; print(f.fire(torch.eye(2), steps=20))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "tensor([[1" in result.stdout
+
+
+def test_a_torchvision_of_another_build_is_explained():
+    """What `import torchvision` does then: it registers fake operators for a namespace that does not exist."""
+    code = (
+        "import sys, types\n"
+        "class Broken:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'lightning': raise RuntimeError('operator torchvision::nms does not exist')\n"
+        "sys.meta_path.insert(0, Broken())\n"
+        "import lightning_fire; lightning_fire.FIRECallback"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ImportError: lightning cannot be imported: operator torchvision::nms does not exist." in result.stderr
+    assert "into a fresh environment" in result.stderr

@@ -1,0 +1,95 @@
+"""Every recipe is parsed, and runs for two batches on small files in the formats of its data set."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fire.cli import main
+
+ROOT = Path(__file__).parents[1] / "recipes"
+BASES = sorted(ROOT.rglob("base.yaml"))
+OVERLAYS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "base.yaml")
+METHODS = {"vanilla", "full_reset", "fire"}
+pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+def test_there_are_recipes():
+    paper = [base for base in BASES if "fashion" not in str(base) and "quick" not in str(base)]
+    assert len(paper) == 8  # warm-start and continual: 3 nets each, class-incremental: 2
+    assert len(BASES) >= 12
+
+
+@pytest.mark.parametrize("base", BASES, ids=name_of)
+def test_every_base_has_the_methods(base):
+    assert {path.stem for path in base.parent.glob("*.yaml")} >= {"base", "full_reset", "fire"}
+
+
+@pytest.mark.parametrize("path", [*BASES, *OVERLAYS], ids=name_of)
+def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path):
+    text = path.read_text()
+    folder = f"recipes/{path.parent.relative_to(ROOT)}"
+    assert text.startswith("# ")
+    assert folder in text  # the exact command
+    if path.name == "base.yaml":
+        assert "# Expected:" in text
+
+
+def settings_of(base: Path) -> tuple[str, dict]:
+    config = yaml.safe_load(base.read_text())
+    return config["data"]["class_path"].rsplit(".", 1)[1], config["data"]["init_args"]
+
+
+PAPER_PROTOCOLS = {
+    "warm_start": {"fraction": 0.1, "epochs": [1000, 100]},
+    "continual": {"num_chunks": 10, "epochs": 100},
+    "class_incremental": {"num_phases": 20, "epochs": 100},
+}
+
+
+@pytest.mark.parametrize("base", [base for base in BASES if "fashion" not in str(base)], ids=name_of)
+def test_paper_sized_recipes_carry_the_papers_numbers(base):
+    """Table "Detailed settings in continual visual learning" and the appendix' text."""
+    config = yaml.safe_load(base.read_text())
+    if base.parent.name == "quick_start":
+        return
+    assert config["data"]["init_args"]["protocol"]["init_args"] == PAPER_PROTOCOLS[base.parent.parent.name]
+    assert config["data"]["init_args"]["batch_size"] == 256
+    assert config["trainer"]["gradient_clip_val"] == 0.5
+    assert config["model"]["init_args"]["warmup"] == 0.1
+    assert config["model"]["init_args"]["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001}}
+    fire = yaml.safe_load((base.parent / "fire.yaml").read_text())["intervention"]["init_args"]
+    assert fire["steps"] == 10
+    assert fire["where"]["init_args"]["preset"] == ("vit" if "vit" in base.parent.name else "cnn")
+
+
+@pytest.mark.parametrize("base", BASES, ids=name_of)
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, image_files):
+    data, arguments = settings_of(base)
+    words = ["fit", "-c", str(base)]
+    if method != "vanilla":
+        words += ["-c", str(base.parent / f"{method}.yaml")]
+    words += [
+        "--trainer.fast_dev_run",
+        "2",
+        "--data.init_args.batch_size",
+        "4",
+        "--trainer.enable_progress_bar",
+        "false",
+    ]
+    words += ["--trainer.enable_model_summary", "false", "--trainer.accelerator", "cpu"]
+    if "root" in arguments:
+        words += ["--data.init_args.root", str(image_files(data))]
+    if arguments.get("subset"):
+        words += ["--data.init_args.subset", "60"]
+    monkeypatch.chdir(tmp_path)
+    cli = main(words)
+    assert cli.trainer.global_step == 2
+    named = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    assert {"OptimizerReset", "PlasticityMonitor"} <= named
+    assert {"vanilla": set(), "fire": {"FIRECallback"}, "full_reset": {"FullReset"}}[method] <= named
