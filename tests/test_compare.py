@@ -40,10 +40,9 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
     for run in results["vanilla"]:
         assert run["sfe"] == 0
         assert run["dfi_after"] == run["dfi_before"]
-    for vanilla, fire in zip(results["vanilla"], results["fire"], strict=True):
-        assert fire["dfi_after"] < 0.5 * fire["dfi_before"]
-        assert fire["sfe"] > 0
-        assert vanilla["final"] != fire["final"]
+    for run in results["fire"]:
+        assert run["dfi_after"] < 0.5 * run["dfi_before"]
+        assert run["sfe"] > 0
     for run in results["full_reset"]:  # the network at its beginning knows nothing
         assert run["sfe"] > 0
 

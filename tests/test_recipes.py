@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import pytest
+import torchvision
 import yaml
+from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
 
 from lightning_fire.cli import main
 
@@ -12,6 +14,24 @@ BASES = sorted(ROOT.rglob("base.yaml"))
 OVERLAYS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "base.yaml")
 METHODS = {"vanilla", "full_reset", "fire"}
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
+
+
+@pytest.fixture
+def image_files(tmp_path, monkeypatch):
+    """Return a function that writes small files for a DataModule and returns their folder."""
+
+    def write(data: str) -> Path:
+        root = tmp_path / "data"
+        if data.startswith("CIFAR"):
+            dataset = getattr(torchvision.datasets, data.removesuffix("DataModule"))
+            files = write_cifar10(root) if data == "CIFAR10DataModule" else write_cifar100(root)
+            for name, value in files.items():
+                monkeypatch.setattr(dataset, name, value)
+        else:
+            {"TinyImageNetDataModule": write_tiny_imagenet, "FashionMNISTDataModule": write_fashion_mnist}[data](root)
+        return root
+
+    return write
 
 
 def name_of(path: Path) -> str:

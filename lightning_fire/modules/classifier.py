@@ -82,8 +82,9 @@ class Classifier(pl.LightningModule):
         self.log(f"{stage}/accuracy", self.val_accuracy, prog_bar=True)
         if (seen := self._seen_classes()) is not None:
             among_seen = torch.isin(labels, seen)
-            self.val_accuracy_seen.update(logits[among_seen], labels[among_seen])
-            self.log(f"{stage}/accuracy_seen", self.val_accuracy_seen)
+            if among_seen.any():
+                self.val_accuracy_seen.update(logits[among_seen], labels[among_seen])
+                self.log(f"{stage}/accuracy_seen", self.val_accuracy_seen)
 
     def on_train_epoch_start(self) -> None:
         """Measure the accuracy where a chunk begins; Lightning calls the callbacks before."""

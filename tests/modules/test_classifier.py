@@ -106,6 +106,18 @@ def test_seen_accuracy_leaves_out_classes_to_come(tmp_path):
     assert [value for _, value in logged(log, "val/accuracy")] == pytest.approx([1 / 4] * 4)
 
 
+def test_a_batch_without_any_seen_class(tmp_path):
+    """The test set in the order of its classes, in batches of one class each."""
+    data = ChunkedDataModule(
+        images(40, 0),
+        TensorDataset(images(20, 1).tensors[0], torch.arange(20) // 5),
+        ClassIncremental(2, epochs=1),
+        batch_size=5,
+    )
+    trainer(max_epochs=2, folder=tmp_path).fit(Classifier(net(), 4), datamodule=data)
+    assert len(logged(EventAccumulator(str(tmp_path)).Reload(), "val/accuracy_seen")) == 2
+
+
 def test_accuracy_at_new_data_is_that_of_the_network_after_the_event(tmp_path):
     torch.manual_seed(0)
     start = Classifier(net(), 4).eval()
