@@ -1,6 +1,7 @@
 """`where`: layouts, presets, names, what is refused; on hand-made modules and on real architectures."""
 
 import math
+import re
 from collections import Counter
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 from lightning_fire.where import Weights
 
@@ -90,6 +91,33 @@ def test_hugging_face_conv1d_is_the_transpose():
     torch.testing.assert_close(only(layer).read(), layer.weight.T)
 
 
+@settings(max_examples=20, deadline=None)
+@given(
+    kind=st.sampled_from([nn.Conv2d, nn.ConvTranspose2d]),
+    groups=st.integers(1, 3),
+    inputs=st.integers(2, 3),
+    outputs=st.integers(1, 3),
+    kernel=st.tuples(st.integers(1, 2), st.integers(1, 3)),
+)
+def test_grouped_convolutions_of_every_shape_keep_what_is_written(kind, groups, inputs, outputs, kernel):
+    layer = kind(groups * inputs, groups * outputs, kernel, groups=groups)
+    view = only(layer)
+    new = torch.arange(math.prod(view.shape)).float().view(view.shape)
+    assert view.shape == (groups * outputs, inputs, *kernel)
+    view.write(new)
+    assert torch.equal(view.read(), new)
+    assert torch.equal(layer.weight.detach().flatten().sort().values, new.flatten())  # every entry once
+
+
+@pytest.mark.parametrize(("layer", "axis"), [(nn.Linear(4, 12), 0), (nn.Conv2d(4, 12, 1), 0), (Conv1D(12, 4), 1)])
+def test_writing_a_part_of_a_fused_weight_touches_that_part_alone(layer, axis):
+    view = next(view for view in Weights("cnn").select(block(qkv=layer)) if view.role == "k")
+    expected = layer.weight.detach().clone()
+    expected.narrow(axis, 4, 4).fill_(7.0)
+    view.write(torch.full(view.shape, 7.0))
+    assert torch.equal(layer.weight, expected)
+
+
 # --- attention -------------------------------------------------------------------------------------------------------
 
 
@@ -148,6 +176,72 @@ def test_grouped_query_attention_is_split_by_heads():
     assert [view.shape[0] for view in views] == [16, 4, 4]
     with pytest.raises(ValueError, match="heads do not divide"):
         Weights().select(grouped(num_heads=8, num_key_value_heads=3))
+
+
+HEADS = {"num_heads": 2}
+
+
+class CodeGenAttention(nn.Module):
+    """Its projection is named as Phi-3's and ordered otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv_proj = nn.Linear(4, 12)
+
+
+def announcing(module, **numbers):
+    for name, value in numbers.items():
+        setattr(module, name, value)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (announcing(block(qkv=nn.Linear(4, 12)), head_first=True), "interleaved"),  # MaxViT
+        (announcing(block(c_attn=nn.Linear(4, 12)), multi_query=False), "interleaved"),  # GPT-BigCode
+        (announcing(block(qkv=nn.Linear(4, 12)), key_dim=2, val_dim=2), "widths of their own"),  # TinyViT
+        (announcing(block(q=nn.Conv2d(4, 4, 1), kv=nn.Conv2d(4, 8, 1)), dim_head_qk=2, dim_head_v=2), "widths"),  # halo
+        (CodeGenAttention(), "interleaved"),
+        (block(qkv_proj=nn.Conv2d(64, 129, 1)), r"width 129: neither 3·64"),  # MobileViTv2: 1 + 64 + 64
+        (announcing(block(qkv=nn.Linear(12, 24)), **HEADS, num_kv_heads=2), None),  # its heads divide 24
+        (announcing(block(qkv=nn.Linear(12, 21)), **HEADS), "width 21: neither 3·12"),
+        (block(q=nn.Linear(4, 4), kv=nn.Linear(4, 7)), "no multiple of 2"),
+        (block(qkv=nn.Linear(4, 8)), "no multiple of 3"),  # GCViT: keys and values under this name
+    ],
+)
+def test_parts_that_cannot_be_told_are_left_alone_with_the_reason(module, reason):
+    module = block(attention=module, head=nn.Linear(4, 2))
+    selection = Weights("cnn").select(module)
+    fused = [row.verdict for row in selection.rows if "fused" in row.verdict]
+    if reason is None:
+        assert (fused, len(selection)) == ([], 4)
+    else:
+        (verdict,) = fused
+        assert re.search(reason, verdict)
+        assert all("kv" not in name and "c_attn" not in name for name in names(selection))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        announcing(block(in_proj=nn.Linear(4, 24)), **HEADS),  # Mamba-2, or timm's parallel block: MLP and q, k, v
+        announcing(block(in_proj=nn.Linear(4, 12)), config=announcing(nn.Module(), **HEADS)),  # LFM2: three gates
+        block(q=nn.Linear(4, 4), k=nn.BatchNorm1d(4)),
+        block(kv=nn.Linear(4, 8)),
+    ],
+)
+def test_names_alone_do_not_make_attention(module):
+    with pytest.raises(ValueError, match="not in preset vit"):
+        Weights("vit").select(module)
+    assert [view.role for view in Weights().select(module)] == [""]
+
+
+def test_a_frozen_attention_is_attention_still():
+    """`auto` must not fall back on every layer because the backbone is frozen."""
+    module = block(qkv=nn.Linear(4, 12).requires_grad_(False), head=nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"qkv\.weight: frozen .*; head\.weight: not in preset vit"):
+        Weights().select(module)
 
 
 def test_interleaved_projections_are_not_guessed():
@@ -223,6 +317,30 @@ def test_compiled_modules_keep_their_names():
     assert names(Weights("cnn").select(block(net=torch.compile(module)))) == ["net.0.weight", "net.3.weight"]
 
 
+def test_a_compiled_layer_keeps_its_role_and_a_compiled_cell_its_kind():
+    module = block(qkv=torch.compile(nn.Linear(4, 12)), cell=torch.compile(nn.GRU(2, 3)))
+    selection = Weights().select(module)
+    assert names(selection) == ["qkv.weight[q]", "qkv.weight[k]"]
+    assert "GRU: neither Linear nor convolution" in {row.verdict for row in selection.rows}
+
+
+def test_what_is_no_ordinary_weight_is_listed_with_the_reason():
+    quantised, empty, bare = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
+    quantised.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
+    empty.weight = nn.Parameter(torch.zeros(0, 4))
+    bare.weight = None
+    selection = Weights().select(block(a=quantised, b=empty, c=bare, d=nn.Linear(4, 4)))
+    verdicts = {row.name: row.verdict for row in selection.rows if row.name.endswith("weight")}
+    assert verdicts == {"a.weight": "quantised or complex (torch.int8)", "b.weight": "empty", "d.weight": "taken"}
+
+
+def test_later_changes_of_the_list_do_not_change_the_selection():
+    patterns = ["^0"]
+    where = Weights(include=patterns)
+    patterns.append("^3")
+    assert names(where.select(small())) == ["0.weight"]
+
+
 def test_equality_and_repr_say_what_it_is():
     assert Weights("cnn", exclude=["a"]) == Weights("cnn", exclude=["a"]) != Weights("cnn")
     assert repr(Weights("vit", include=["b"])) == "Weights(preset='vit', include=['b'], exclude=None)"
@@ -240,9 +358,24 @@ def test_equality_and_repr_say_what_it_is():
             lambda: Weights(exclude=["layer9"]).select(small()),
             "`exclude` has 'layer9', which matches no weight; there are",
         ),
-        (lambda: Weights("vit").select(small()), r"selects no weight of Sequential: 0\.weight: not in preset vit"),
-        (lambda: Weights().select(nn.Sequential(nn.ReLU())), "selects no weight of Sequential: it has no such weights"),
-        (lambda: Weights().select(nn.Sequential(nn.LazyLinear(3))), "0.weight is not initialised yet"),
+        (
+            lambda: Weights("vit").select(small()),
+            r"selects no weight of Sequential: 0\.weight and 1 more: not in preset vit; 2\.weight: depthwise",
+        ),
+        (lambda: Weights().select(nn.Sequential(nn.ReLU())), "selects no weight of Sequential: it has no parameters"),
+        (lambda: Weights().select(nn.LSTM(2, 3)), "weight_ih_l0 and 1 more: LSTM: neither Linear"),
+        (lambda: Weights().select(nn.LayerNorm(3)), "selects no weight of LayerNorm: none of its parameters is a mat"),
+        (
+            lambda: Weights("vit").select(nn.Sequential(*map(nn.Linear, [2] * 11, [2] * 11))),
+            r"0\.weight and 10 more: not in",
+        ),
+        (lambda: Weights(exclude="head"), "`exclude` must be a list of regular expressions, got the string 'head'"),
+        (lambda: Weights(include=[3]), "`include` has 3, which is no regular expression"),
+        (lambda: Weights().select(nn.Sequential(nn.LazyLinear(3))), r"0\.weight is not initialised yet"),
+        (
+            lambda: Weights().select(nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d())),
+            r"1\.weight is not initialised",
+        ),
     ],
 )
 def test_errors(build, message):
@@ -260,7 +393,7 @@ PARAMETRIZED = {
 @pytest.mark.parametrize("kind", PARAMETRIZED)
 def test_a_parametrised_weight_is_refused_with_the_way_out(kind):
     module = block(first=PARAMETRIZED[kind](nn.Linear(4, 4)), second=nn.Linear(4, 2))
-    message = r"first\.weight is computed by a parametrization .* exclude=\['first\\\\.weight'\]"
+    message = r"would be lost: first\.weight \(.*\)\. Remove .* exclude=\['\^first\\\\.weight'\]"
     with pytest.raises(ValueError, match=message):
         Weights().select(module)
     assert names(Weights(exclude=[r"first\.weight"]).select(module)) == ["second.weight"]
@@ -273,9 +406,46 @@ def test_a_parametrised_weight_is_refused_with_the_way_out(kind):
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
 def test_parametrizations_of_the_old_kind_are_refused_too(kind):
     module = block(first=getattr(nn.utils, kind)(nn.Linear(4, 4)), second=nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=rf"first\.weight is computed by a parametrization \({kind}\)"):
+    with pytest.raises(ValueError, match=rf"would be lost: first\.weight \({kind}\)"):
         Weights().select(module)
     assert names(Weights(exclude=["first"]).select(module)) == ["second.weight"]
+
+
+def test_all_computed_weights_are_named_at_once_and_the_remedy_can_be_pasted():
+    normed = parametrizations.weight_norm
+    module = block(a=normed(nn.Linear(4, 4)), b=normed(nn.Conv2d(4, 4, 3)), data=nn.Linear(4, 2))
+    with pytest.raises(ValueError, match=r"a\.weight \(WeightNorm\), b\.weight \(WeightNorm\)\.") as error:
+        Weights().select(module)
+    pasted = eval(str(error.value).split("exclude=")[1])
+    assert names(Weights(exclude=pasted).select(module)) == ["data.weight"]
+
+
+def test_selecting_does_not_advance_the_power_iteration_of_spectral_norm():
+    module = block(first=parametrizations.spectral_norm(nn.Linear(4, 4)), second=nn.Linear(4, 2))
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    Weights(exclude=["first"]).select(module)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
+def test_a_computed_fused_projection_is_refused_not_passed_over(norm):
+    module = block(first=block(qkv=norm(nn.Linear(4, 12))), second=block(qkv=nn.Linear(4, 12)))
+    with pytest.raises(ValueError, match=r"would be lost: first\.qkv\.weight"):
+        Weights("vit").select(module)
+    with pytest.raises(ValueError, match="would be lost: in_proj_weight"):
+        Weights("vit").select(norm(nn.MultiheadAttention(8, 2), "in_proj_weight"))
+
+
+def test_a_pruned_weight_is_computed_too():
+    with pytest.raises(ValueError, match=r"would be lost: weight \(pruning\)"):
+        Weights().select(prune.l1_unstructured(nn.Linear(4, 4), "weight", 2))
+
+
+def test_a_computed_weight_that_is_never_taken_is_no_error():
+    frozen = parametrizations.weight_norm(nn.Linear(4, 4)).requires_grad_(False)
+    depthwise = parametrizations.weight_norm(nn.Conv1d(4, 4, 3, groups=4))
+    assert names(Weights().select(nn.Sequential(frozen, depthwise, nn.Linear(4, 2)))) == ["2.weight"]
 
 
 # --- real architectures ----------------------------------------------------------------------------------------------
@@ -338,7 +508,13 @@ def huggingface(kind, **options):
     }
     usual = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64, **tokens}
     config = getattr(transformers, f"{kind}Config")(**{**sizes.get(kind, usual), **options})
-    model = {"T5": "T5Model", "ViT": "ViTModel", "Bert": "BertModel", "GPT2": "GPT2LMHeadModel"}
+    model = {
+        "T5": "T5Model",
+        "ViT": "ViTModel",
+        "Bert": "BertModel",
+        "GPT2": "GPT2LMHeadModel",
+        "Deberta": "DebertaModel",
+    }
     return getattr(transformers, model.get(kind, f"{kind}ForCausalLM"))(config)
 
 
@@ -374,3 +550,75 @@ def test_queries_and_keys_of_hugging_face(kind, options, shapes):
 def test_gpt_neox_is_interleaved():
     with pytest.raises(ValueError, match="interleaved"):
         Weights().select(huggingface("GPTNeoX"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("CodeGen", {"n_embd": 32, "n_head": 4, "n_layer": 1, "rotary_dim": 4}),
+        ("Deberta", {}),
+        ("GPTBigCode", {"n_embd": 32, "n_head": 4, "n_layer": 1, "multi_query": False}),
+    ],
+)
+def test_interleaved_projections_under_a_usual_name(kind, options):
+    with pytest.raises(ValueError, match=r"(qkv_proj|in_proj|c_attn)\.weight.*: fused .* interleaved"):
+        Weights().select(huggingface(kind, **options))
+
+
+def output(model, *inputs, **named):
+    with torch.no_grad():
+        result = model(*inputs, **named)
+    return next((getattr(result, key) for key in ("logits", "last_hidden_state") if hasattr(result, key)), result)
+
+
+def assert_queries_do_not_matter_without_keys(model, *inputs, **named):
+    """With all keys zero attention is uniform: what are called queries must then change nothing, values must."""
+    model.eval()
+    views = Weights("cnn").select(model)
+    for view in views:
+        if view.role == "k":
+            view.write(torch.zeros(view.shape))
+    uniform = output(model, *inputs, **named)
+    for view in views:
+        if view.role == "q":
+            view.write(torch.randn(view.shape))
+    torch.testing.assert_close(output(model, *inputs, **named), uniform)
+    for view in views:
+        if view.role == "v":
+            view.write(torch.randn(view.shape))
+    assert (output(model, *inputs, **named) - uniform).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("GPT2", {}),
+        ("Bert", {}),
+        ("Llama", {"num_key_value_heads": 2}),
+        ("Phi3", {"num_key_value_heads": 2}),
+        ("GPTBigCode", {"n_embd": 32, "n_head": 4, "n_layer": 2, "multi_query": True}),
+    ],
+)
+def test_the_parts_are_the_queries_keys_and_values_of_hugging_face(kind, options):
+    assert_queries_do_not_matter_without_keys(huggingface(kind, **options), torch.arange(6)[None])
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}),
+        ("pvt_v2_b0", {}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 56, "window_size": 7, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
+    ],
+)
+def test_the_parts_are_the_queries_keys_and_values_of_timm(name, options):
+    timm = pytest.importorskip("timm")
+    model = timm.create_model(name, **options)
+    assert_queries_do_not_matter_without_keys(model, torch.randn(1, 3, *[options.get("img_size", 64)] * 2))
+
+
+@pytest.mark.parametrize("name", ["tiny_vit_5m_224", "efficientformer_l1", "coatnet_pico_rw_224", "mobilevitv2_050"])
+def test_orders_of_its_own_in_timm_are_left_alone(name):
+    timm = pytest.importorskip("timm")
+    with pytest.raises(ValueError, match=r"qkv(_proj)?\.weight( and \d+ more)?: fused"):
+        Weights("vit").select(timm.create_model(name))

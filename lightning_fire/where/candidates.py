@@ -1,8 +1,9 @@
 """Everything in a model that could be selected: Linear, convolution and attention weights, with their layouts."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
@@ -23,7 +24,8 @@ class Candidate:
         kind: `linear` or `conv`.
         views: Its parts: one, or several for a fused weight.
         obstacle: Why it can never be selected; empty if it can.
-        parametrization: What computes it, if it is no parameter itself, such as `weight_norm`.
+        parametrization: What computes it, if it is no parameter itself, such as `weight_norm`. Its views then only
+            have the right shapes.
         attention: Whether it holds a query or key projection, in an order that is known or not.
     """
 
@@ -47,12 +49,18 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     Raises:
         ValueError: If a lazy layer is not initialised yet.
     """
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            name = plain(name)
+            raise ValueError(
+                f"{name} is not initialised yet: let the model see a batch before the weights are selected"
+            )
     found: list[Candidate] = []
     seen: set[nn.Parameter] = set()
-    parents = dict(model.named_modules())
-    for path, module in parents.items():
-        head, _, leaf = path.rpartition(".")
-        for candidate in _of_module(path, leaf, module, parents.get(head, model)):
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
+        for candidate in _of_module(plain(path), leaf, module, modules.get(parent, model)):
             parameters = {view.parameter for view in candidate.views}
             if not parameters & seen:
                 found.append(candidate)
@@ -66,82 +74,103 @@ def plain(name: str) -> str:
     Args:
         name: Name of a module or parameter.
     """
-    return name.replace("_orig_mod.", "")
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
+    prefix = f"{path}." if path else ""
     if isinstance(module, nn.MultiheadAttention):
-        yield from _of_multihead_attention(path, module)
+        yield from _of_multihead_attention(prefix, module)
         return
-    transposed_linear = type(module).__name__ == "Conv1D" and hasattr(module, "nf")  # Hugging Face
-    if not isinstance(module, (nn.Linear, *_CONV, *_TRANSPOSED)) and not transposed_linear:
+    parametrization = _parametrization(module, "weight") if _is_layer(module) else ""
+    if not _is_layer(module) or not (parametrization or _has(module, "weight")):
         return
-    kind = "linear" if isinstance(module, nn.Linear) or transposed_linear else "conv"
-    name = plain(f"{path}.weight" if path else "weight")
-    if parametrization := _parametrization(module):
-        role = role_of(leaf, [child for child, _ in parent.named_children()])
-        yield Candidate(
-            name,
-            kind,
-            [WeightView(name, nn.Parameter(module.weight.detach()), role=role)],
-            parametrization=parametrization,
-        )
-        return
-    weight = module.weight
-    if isinstance(weight, UninitializedParameter):
-        raise ValueError(f"{name} is not initialised yet: let the model see a batch before the weights are selected")
-    groups = getattr(module, "groups", 1)
-    layout = "in_out" if transposed_linear else "transposed_conv" if isinstance(module, _TRANSPOSED) else "out_in"
-    whole = WeightView(name, weight, groups, layout)
+    kind = "conv" if isinstance(module, (*_CONV, *_TRANSPOSED)) else "linear"
+    layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else "in_out" if _is_conv1d(module) else "out_in"
+    weight = _stand_in(module, _stored_shape(module), "weight") if parametrization else module.weight
+    whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
     obstacle = _obstacle(whole)
-    siblings = [child for child, _ in parent.named_children()]
-    parts = parts_of(leaf, siblings, parent, whole.shape[0]) if groups == 1 else []
+    siblings = [name for name, child in parent._modules.items() if _is_layer(getattr(child, "_orig_mod", child))]
+    parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
-        yield Candidate(name, kind, [whole], obstacle or parts, attention=True)
-    elif parts:
-        yield Candidate(name, kind, _split(whole, parts), obstacle)
-    else:
-        role = role_of(leaf, siblings)
-        yield Candidate(name, kind, [WeightView(name, weight, groups, layout, role=role)], obstacle)
-
-
-def _of_multihead_attention(path: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
-    prefix = plain(f"{path}." if path else "")
-    if parametrize.is_parametrized(module):
+        yield Candidate(whole.name, kind, [whole], obstacle or parts, parametrization, attention=True)
         return
-    if module.in_proj_weight is not None:
-        whole = WeightView(f"{prefix}in_proj_weight", module.in_proj_weight)
-        width = module.embed_dim
+    views = _split(whole, parts) or [replace(whole, role=role_of(leaf, siblings))]
+    yield Candidate(whole.name, kind, views, obstacle, parametrization)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Tell Hugging Face's Conv1D, a Linear whose weight is stored `(in, out)`."""
+    return type(module).__name__.removeprefix("Parametrized") == "Conv1D" and hasattr(module, "nf")
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Linear, *_CONV, *_TRANSPOSED)) or _is_conv1d(module)
+
+
+def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
+    width = module.embed_dim
+    packed = module.kdim == width and module.vdim == width
+    shapes = {"q": (width, width), "k": (width, module.kdim), "v": (width, module.vdim)}
+    stored = {"in_proj_weight": (3 * width, width)} if packed else {f"{r}_proj_weight": shapes[r] for r in shapes}
+    for name, shape in stored.items():
+        parametrization = _parametrization(module, name)
+        if not (parametrization or _has(module, name)):
+            continue
+        weight = _stand_in(module, shape, name) if parametrization else getattr(module, name)
+        whole = WeightView(prefix + name, weight, role="" if packed else name[0])
         parts = [(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
-        yield Candidate(whole.name, "linear", _split(whole, parts), _obstacle(whole))
-        return
-    for role in "qkv":
-        view = WeightView(f"{prefix}{role}_proj_weight", getattr(module, f"{role}_proj_weight"), role=role)
-        yield Candidate(view.name, "linear", [view], _obstacle(view))
+        views = _split(whole, parts) if packed else [whole]
+        yield Candidate(whole.name, "linear", views, _obstacle(whole), parametrization)
 
 
 def _split(whole: WeightView, parts: list[tuple[str, int, int]]) -> list[WeightView]:
-    return [
-        WeightView(f"{whole.name}[{role}]", whole.parameter, 1, whole.layout, (first, last), role)
-        for role, first, last in parts
-    ]
+    return [replace(whole, name=f"{whole.name}[{role}]", rows=(first, last), role=role) for role, first, last in parts]
 
 
 def _obstacle(view: WeightView) -> str:
+    if not view.parameter.is_floating_point():  # before frozen: a quantised weight is always frozen too
+        return f"quantised or complex ({view.parameter.dtype})"
     if not view.parameter.requires_grad:
         return "frozen (requires_grad=False)"
-    if not view.parameter.is_floating_point():
-        return f"not of a real floating dtype ({view.parameter.dtype})"
+    if view.parameter.numel() == 0:
+        return "empty"
     if view.groups > 1 and view.shape[1] == 1:
         return "depthwise convolution: single columns, no matrices"
     return ""
 
 
-def _parametrization(module: nn.Module) -> str:
-    """Return what computes the weight of a layer: parametrizations of the new kind, or the hooks of the old one."""
-    if parametrize.is_parametrized(module, "weight"):
-        return ", ".join(type(part).__name__.lstrip("_") for part in module.parametrizations["weight"])
-    parameters = dict(module.named_parameters(recurse=False))
-    if "weight_g" in parameters and "weight_v" in parameters:
+def _has(module: nn.Module, name: str) -> bool:
+    return name in dict(module.named_parameters(recurse=False, remove_duplicate=False))
+
+
+def _parametrization(module: nn.Module, name: str) -> str:
+    """Return what computes a weight, parametrizations of the new kind or hooks of the old one; empty if nothing."""
+    if parametrize.is_parametrized(module, name):
+        return ", ".join(type(part).__name__.lstrip("_") for part in module.parametrizations[name])
+    if _has(module, f"{name}_g") and _has(module, f"{name}_v"):
         return "weight_norm"
-    return "spectral_norm" if "weight_orig" in parameters else ""
+    if _has(module, f"{name}_orig"):
+        return "pruning" if hasattr(module, f"{name}_mask") else "spectral_norm"
+    return ""
+
+
+def _stand_in(module: nn.Module, shape: tuple[int, ...], name: str) -> nn.Parameter:
+    """Return a parameter of the shape of a computed weight, without computing it: that may change buffers."""
+    if parametrize.is_parametrized(module, name):
+        sources = list(module.parametrizations[name].parameters())
+    else:
+        own = module.named_parameters(recurse=False)
+        sources = [parameter for key, parameter in own if key.startswith(f"{name}_")]
+    trained = any(source.requires_grad for source in sources)
+    return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained)
+
+
+def _stored_shape(module: nn.Module) -> tuple[int, ...]:
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    if _is_conv1d(module):
+        return getattr(module, "nx", module.nf), module.nf
+    channels = [module.out_channels, module.in_channels]
+    first, second = reversed(channels) if isinstance(module, _TRANSPOSED) else channels
+    return first, second // module.groups, *module.kernel_size

@@ -73,7 +73,7 @@ class Weights:
         exclude: Likewise.
 
     Raises:
-        ValueError: If `preset` is unknown or a pattern is no regular expression.
+        ValueError: If `preset` is unknown, or `include` or `exclude` is no list of regular expressions.
 
     Example:
         >>> from torch import nn
@@ -91,13 +91,8 @@ class Weights:
     def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
         if preset != "auto" and preset not in _PRESETS:
             raise ValueError(f"`preset` must be one of {['auto', *_PRESETS]}, got {preset!r}")
-        self.preset, self.include, self.exclude = preset, include, exclude
-        for name, patterns in (("include", include), ("exclude", exclude)):
-            for pattern in patterns or ():
-                try:
-                    re.compile(pattern)
-                except re.error as error:
-                    raise ValueError(f"`{name}` has {pattern!r}, which is no regular expression: {error}") from error
+        self.preset = preset
+        self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
 
     def __repr__(self) -> str:
         return f"Weights(preset={self.preset!r}, include={self.include!r}, exclude={self.exclude!r})"
@@ -126,23 +121,21 @@ class Weights:
         preset = self.preset
         if preset == "auto":
             preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
-        taken, verdicts = [], {}
+        taken, lost, verdicts = [], [], {}
         for candidate in candidates:
             reasons = {
                 view: candidate.obstacle or self._refusal(preset, candidate.kind, view) for view in candidate.views
             }
             chosen = [view for view, reason in reasons.items() if not reason]
-            if chosen and candidate.parametrization:
-                raise ValueError(_about_parametrization(candidate))
+            lost += [candidate] if chosen and candidate.parametrization else []
             taken += chosen
             parameter = candidate.views[0].parameter
             verdicts[parameter] = (candidate, _verdict(reasons))
+        if lost:
+            raise ValueError(_about_parametrizations(lost))
         rows = _table(module, verdicts)
         if not taken:
-            shown = (
-                "; ".join(f"{row.name}: {row.verdict}" for row in rows if row.views)[:600] or "it has no such weights"
-            )
-            raise ValueError(f"{self} selects no weight of {type(module).__name__}: {shown}")
+            raise ValueError(f"{self} selects no weight of {type(module).__name__}: {_about_nothing(rows)}")
         return Selection(taken, rows)
 
     def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
@@ -156,10 +149,20 @@ class Weights:
         for argument in ("include", "exclude"):
             for pattern in getattr(self, argument) or ():
                 if not any(re.search(pattern, name) for name in names):
-                    some = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
                     raise ValueError(
-                        f"`{argument}` has {pattern!r}, which matches no weight; there are: {some or 'none'}"
+                        f"`{argument}` has {pattern!r}, which matches no weight; there are: {_some(names) or 'none'}"
                     )
+
+
+def _patterns(argument: str, patterns: list[str] | None) -> list[str] | None:
+    if isinstance(patterns, str):  # its letters would be taken for patterns
+        raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {patterns!r}")
+    for pattern in patterns or ():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"`{argument}` has {pattern!r}, which is no regular expression: {error}") from error
+    return None if patterns is None else list(patterns)
 
 
 def _verdict(reasons: dict[WeightView, str]) -> str:
@@ -171,18 +174,20 @@ def _verdict(reasons: dict[WeightView, str]) -> str:
 def _table(module: nn.Module, verdicts: dict[nn.Parameter, tuple[Candidate, str]]) -> list[Row]:
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(plain(name))
-    owners = {plain(path): type(owner).__name__ for path, owner in module.named_modules()}
+        names.setdefault(parameter, []).append(name)
+    owners = dict(module.named_modules(remove_duplicate=False))
     rows = []
     for parameter, aliases in names.items():
-        if parameter not in verdicts:
-            verdict = _why_no_candidate(aliases[0], parameter, owners[aliases[0].rpartition(".")[0]])
-            rows.append(Row(aliases[0], tuple(parameter.shape), "", verdict + _tied(aliases[1:])))
-            continue
-        candidate, verdict = verdicts[parameter]
-        tied = [alias for alias in aliases if alias != candidate.name]
-        views = ", ".join(f"{view.role} {_times(view.shape)}".strip() for view in candidate.views)
-        rows.append(Row(candidate.name, tuple(parameter.shape), views, verdict + _tied(tied)))
+        owner = owners[aliases[0].rpartition(".")[0]]
+        aliases = [plain(alias) for alias in aliases]
+        name, views = aliases[0], ""
+        if parameter in verdicts:
+            candidate, verdict = verdicts[parameter]
+            name, views = candidate.name, ", ".join(f"{v.role} {_times(v.shape)}".strip() for v in candidate.views)
+        else:
+            verdict = _why_no_candidate(name, parameter, type(owner).__name__)
+        tied = _tied(alias for alias in aliases if alias != name)
+        rows.append(Row(name, tuple(parameter.shape), views, verdict + tied))
     return rows
 
 
@@ -194,16 +199,33 @@ def _why_no_candidate(name: str, parameter: nn.Parameter, owner: str) -> str:
     return f"{owner}: neither Linear nor convolution"
 
 
-def _about_parametrization(candidate: Candidate) -> str:
+def _about_parametrizations(lost: list[Candidate]) -> str:
+    which = _some([f"{candidate.name} ({candidate.parametrization})" for candidate in lost])
+    exclude = [f"^{re.escape(candidate.name)}" for candidate in lost]
     return (
-        f"{candidate.name} is computed by a parametrization ({candidate.parametrization}), so that a new value would be"
-        " lost: remove the parametrization before the fit, or leave the layer out with"
-        f" exclude=[{re.escape(candidate.name)!r}]"
+        f"selected weights are computed by a parametrization, so that a new value would be lost: {which}. Remove the"
+        f" parametrization before the fit, or leave these layers out with exclude={exclude!r}"
     )
 
 
+def _about_nothing(rows: list[Row]) -> str:
+    """Say each reason once, with the first weight it holds for: a deep model has hundreds of weights."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        if len(row.shape) > 1:
+            names.setdefault(row.verdict, []).append(row.name)
+    reasons = [f"{_some(listed, most=1)}: {verdict}" for verdict, listed in names.items()]
+    return _some(reasons, "; ") or ("none of its parameters is a matrix" if rows else "it has no parameters")
+
+
+def _some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more
+
+
 def _tied(names: Iterable[str]) -> str:
-    return f" (tied with {', '.join(names)})" if names else ""
+    listed = ", ".join(names)
+    return f" (tied with {listed})" if listed else ""
 
 
 def _times(shape: Sequence[int]) -> str:
