@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100, read by torchvision, which checks each file against its known sum before unpickling it."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import check_integrity
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.files import damaged, require_file
 
 
@@ -20,39 +18,22 @@ class CIFAR10DataModule(ChunkedDataModule):
     Args:
         root: Folder that holds, or shall hold, `cifar-10-batches-py`.
         download: Download what is missing.
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (3, 32, 32); the paper has none.
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
-    def __init__(
-        self,
-        root: str = "data",
-        download: bool = False,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
-    ):
-        super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
-            mean=(0.4914, 0.4822, 0.4465),
-            std=(0.2470, 0.2435, 0.2616),
-            num_classes=10,
-        )
+    source = CIFAR10
+    num_source_classes = 10
+    channels = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # means and standard deviations
+
+    def __init__(self, root: str = "data", download: bool = False, **options: Any):
+        mean, std = self.channels
+        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=self.num_source_classes, **options)
         self.root, self.download = root, download
 
     def prepare_data(self) -> None:
         """Download the files if asked to; Lightning calls this in one process only."""
         if self.download:
-            CIFAR10(self.root, download=True)
+            self.source(self.root, download=True)
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set.
@@ -61,57 +42,22 @@ class CIFAR10DataModule(ChunkedDataModule):
             FileNotFoundError: If a file is missing.
             RuntimeError: If a file is not the published one.
         """
-        return _load(CIFAR10, self.root, type(self).__name__)
+        return _load(self.source, self.root, type(self).__name__)
 
 
-class CIFAR100DataModule(ChunkedDataModule):
+class CIFAR100DataModule(CIFAR10DataModule):
     """CIFAR-100: 50,000 training and 10,000 test images, uint8 (3, 32, 32), 100 classes.
 
     Args:
         root: Folder that holds, or shall hold, `cifar-100-python`.
         download: Download what is missing.
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (3, 32, 32); the paper has none.
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
-    def __init__(
-        self,
-        root: str = "data",
-        download: bool = False,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
-    ):
-        super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
-            mean=(0.5071, 0.4865, 0.4409),  # for the test images too; the authors' code slips here
-            std=(0.2673, 0.2564, 0.2762),
-            num_classes=100,
-        )
-        self.root, self.download = root, download
-
-    def prepare_data(self) -> None:
-        """Download the files if asked to; Lightning calls this in one process only."""
-        if self.download:
-            CIFAR100(self.root, download=True)
-
-    def load(self) -> tuple[Dataset, Dataset]:
-        """Return the training set and the test set.
-
-        Raises:
-            FileNotFoundError: If a file is missing.
-            RuntimeError: If a file is not the published one.
-        """
-        return _load(CIFAR100, self.root, type(self).__name__)
+    source = CIFAR100
+    num_source_classes = 100
+    # of the training images, for the test images too; the authors' code slips here
+    channels = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
 
 def _load(source: type[CIFAR10], root: str, datamodule: str) -> tuple[TensorDataset, TensorDataset]:

@@ -1,13 +1,11 @@
 """Handwritten digits: real images that come with scikit-learn and need no file."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.chunks import Protocol, warm_start
 
 _TEST_SIZE = 297
 _SPLIT_SEED = 0  # the split is part of the data set, not of a run
@@ -19,31 +17,14 @@ class DigitsDataModule(ChunkedDataModule):
     For quick checks: a warm start does no harm on this data set, so it shows nothing about plasticity.
 
     Args:
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (1, 8, 8).
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
     def __init__(
         self,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
+        **options: Any,
     ):
-        super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
-            mean=(0.3051,),
-            std=(0.3757,),
-            num_classes=10,
-        )
+        super().__init__(train=None, test=None, mean=(0.3051,), std=(0.3757,), num_classes=10, **options)
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set.

@@ -1,6 +1,5 @@
 """Fashion-MNIST: the whole of it, or a part that comes with this package."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ from torchvision.datasets import FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.files import damaged, require_file
 
 _MEAN, _STD = (0.2860,), (0.3530,)  # of the 60,000 training images
@@ -26,11 +24,7 @@ class FashionMNISTDataModule(ChunkedDataModule):
         root: Folder that holds, or shall hold, `FashionMNIST/raw`.
         download: Download what is missing.
         subset: Train on the first so many images of a fixed seeded permutation; None: on all. The test set stays whole.
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (1, 28, 28).
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
 
     Raises:
         ValueError: If `subset` is below 1, or more than there are (when the data is loaded).
@@ -41,22 +35,9 @@ class FashionMNISTDataModule(ChunkedDataModule):
         root: str = "data",
         download: bool = False,
         subset: int | None = None,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
+        **options: Any,
     ):
-        super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
-            mean=_MEAN,
-            std=_STD,
-            num_classes=10,
-        )
+        super().__init__(train=None, test=None, mean=_MEAN, std=_STD, num_classes=10, **options)
         if subset is not None and subset < 1:
             raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
         self.root, self.download, self.subset = root, download, subset
@@ -92,31 +73,14 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
     warm start already ends below training from scratch.
 
     Args:
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (1, 28, 28).
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
     def __init__(
         self,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
+        **options: Any,
     ):
-        super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
-            mean=_MEAN,
-            std=_STD,
-            num_classes=10,
-        )
+        super().__init__(train=None, test=None, mean=_MEAN, std=_STD, num_classes=10, **options)
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set."""

@@ -1,6 +1,6 @@
 """Tiny ImageNet, read straight from the original zip file: nothing is extracted, moved or renamed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -14,7 +14,6 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.files import damaged, require_file
 
 _TOP = "tiny-imagenet-200"
@@ -31,11 +30,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
     Args:
         root: Folder that holds, or shall hold, `tiny-imagenet-200.zip`.
         download: Download the file if it is missing.
-        protocol: How the data arrives.
-        batch_size: Samples in a batch, per device.
-        seed: Seed of the split into chunks and of the order of the batches.
-        num_workers: Worker processes, used with `transform` only.
-        transform: Augmentation of one training image, uint8 (3, 64, 64); the paper has none.
+        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
     url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -44,21 +39,15 @@ class TinyImageNetDataModule(ChunkedDataModule):
         self,
         root: str = "data",
         download: bool = False,
-        protocol: Protocol = warm_start,
-        batch_size: int = 256,
-        seed: int = 0,
-        num_workers: int = 0,
-        transform: Callable[[Any], Any] | None = None,
+        **options: Any,
     ):
         super().__init__(
-            protocol=protocol,
-            batch_size=batch_size,
-            seed=seed,
-            num_workers=num_workers,
-            transform=transform,
+            train=None,
+            test=None,
             mean=(0.4802, 0.4481, 0.3975),
             std=(0.2770, 0.2691, 0.2821),
             num_classes=200,
+            **options,
         )
         self.root, self.download = root, download
 

@@ -369,14 +369,14 @@ def test_a_download_that_breaks_off_leaves_no_zip(tiny_imagenet, tmp_path, monke
 @pytest.mark.parametrize(
     ("datamodule", "source"),
     [
-        (data.CIFAR10DataModule, "lightning_fire.data.cifar.CIFAR10"),
-        (data.CIFAR100DataModule, "lightning_fire.data.cifar.CIFAR100"),
+        (data.CIFAR10DataModule, "lightning_fire.data.CIFAR10DataModule.source"),
+        (data.CIFAR100DataModule, "lightning_fire.data.CIFAR100DataModule.source"),
         (data.FashionMNISTDataModule, "lightning_fire.data.fashion_mnist.FashionMNIST"),
     ],
 )
 def test_torchvision_downloads_only_if_asked(datamodule, source, tmp_path, monkeypatch):
     calls = []
-    monkeypatch.setattr(source, lambda *args, **kwargs: calls.append((args, kwargs)))
+    monkeypatch.setattr(source, staticmethod(lambda *args, **kwargs: calls.append((args, kwargs))))
     datamodule(str(tmp_path)).prepare_data()
     assert not calls
     datamodule(str(tmp_path), download=True).prepare_data()
