@@ -9,7 +9,7 @@ INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BI
 .PHONY: quickstart test lint clean
 
 quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, and FIRE give it back
-	$(BIN)/lightning-fire compare recipes/vision/warm_start/fashion_mnist_small_resnet \
+	$(BIN)/lightning-fire compare recipes/quick_start \
 		--methods vanilla full_reset fire fire_procrustes --seeds 3 --output runs/quickstart
 
 test: $(VENV)/.test  ## all tests, on as many processes as there are cores

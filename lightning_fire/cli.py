@@ -13,24 +13,21 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import lightning_fire.callbacks
 import lightning_fire.data
 import lightning_fire.modules
-import lightning_fire.nets  # noqa: F401  these four make short class names known to the parser
+import lightning_fire.nets  # these four make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.compare import command as compare
-
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
-    "compare": (compare.main, compare.SUMMARY),
-}
 
 
 class RecipeCLI(LightningCLI):
     """`LightningCLI` that knows data in chunks, and has a key of its own for the method: `intervention`."""
 
-    def __init__(self, args: Sequence[str] | None = None):
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True):
         own = "\n".join(f"  {name:10s} {summary}" for name, (_, summary) in COMMANDS.items())
         super().__init__(
             LightningModule,
             LightningDataModule,
             args=list(args) if args is not None else None,
+            run=run,
             subclass_mode_model=True,
             subclass_mode_data=True,
             auto_configure_optimizers=False,
@@ -84,6 +81,37 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
+def select(args: Sequence[str]) -> str:
+    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others.
+
+    Args:
+        args: As for `fit`: `-c base.yaml -c fire.yaml`.
+
+    Returns:
+        What was printed.
+
+    Raises:
+        SystemExit: If the recipe has no method that selects weights.
+    """
+    cli = RecipeCLI(args, run=False)
+    methods = [method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.EventCallback)]
+    tables = [
+        f"{type(method).__name__}(where={method.where})\n{method.where.select(cli.model)}"
+        for method in methods
+        if hasattr(method, "where")
+    ]
+    if not tables:
+        cli.parser.error("the recipe has no method that selects weights: add one, such as -c fire.yaml")
+    print("\n\n".join(tables))
+    return "\n\n".join(tables)
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
+    "compare": (compare.main, compare.SUMMARY),
+    "select": (select, "show which weights a recipe's method would act on, and why not on the others"),
+}
+
+
 def main(args: Sequence[str] | None = None) -> Any:
     """Run the command line.
 
@@ -97,7 +125,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
         return COMMANDS[words[0]][0](words[1:])
-    return RecipeCLI(words)
+    return RecipeCLI(args)
 
 
 def _as_list(one_or_several: Any) -> list[Any]:

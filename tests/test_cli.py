@@ -1,5 +1,6 @@
 """The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,16 @@ def test_a_users_own_module_and_data(tmp_path, monkeypatch):
     words += ["--trainer.max_epochs", "6", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
     cli = main([*words, "--intervention", "FIRECallback"])
     assert method_of(cli).num_events == 2
+
+
+def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys, tmp_path):
+    main(["select", *recipe[1:]])
+    text = capsys.readouterr().out
+    assert "FIRECallback(where=Weights(preset='cnn', include=None, exclude=['net.head']))" in text
+    assert re.search(r"net\.stem\.0\.weight +4×1×3×3 +4×1×3×3 +taken", text)
+    assert re.search(r"net\.head\.0\.weight .* excluded", text)
+    assert not (tmp_path / "lightning_logs").exists()
+    assert "no method that selects weights" in refused(["select", "-c", "base.yaml"], capsys)
 
 
 def test_python_dash_m():

@@ -128,6 +128,9 @@ def test_numbers_by_hand():
     steps, values = HISTORY.accuracy_with_events()
     assert list(steps) == [9, 19, 20, 39, 59]
     assert values[2] == 0.3
+    steps, values = HISTORY.dfi_with_events()
+    assert list(values) == [2.0, 4.0, 0.5, 1.0, 2.0]
+    assert list(replace(HISTORY, dfi_after=None).dfi_with_events()[1]) == [2.0, 4.0, 1.0, 2.0]
 
 
 def test_a_table_shows_mean_and_sample_standard_deviation():

@@ -129,8 +129,9 @@ def _snapshot(view: WeightView) -> Tensor:
 def _change(view: WeightView, before: Tensor) -> Tensor:
     """Return the `_MEASURES` of one weight, shape (7,), from its matrices before the change."""
     after = as_matrices(view.read(), view.groups)
-    norms = before.float().square().sum((-2, -1))
-    changed = torch.stack([sfe(before, after).sum().float(), norms.sum(), (norms == 0).any().float()])
+    all_zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
+    norm = before.float().square().sum()
+    changed = torch.stack([sfe(before, after).sum().float(), norm, all_zero.float()])
     return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
 
 

@@ -40,10 +40,20 @@ class History:
 
     def accuracy_with_events(self) -> Series:
         """Return the accuracy curve with the points just after each event in it."""
-        steps, values = self.accuracy
-        arrivals = self.starts[1:-1][: len(self.at_new_data)]
-        order = np.argsort(np.append(steps, arrivals), kind="stable")
-        return np.append(steps, arrivals)[order], np.append(values, self.at_new_data)[order]
+        return self._with_events(self.accuracy, self.at_new_data)
+
+    def dfi_with_events(self) -> Series:
+        """Return the curve of the deviation from isometry with the points just after each event in it."""
+        return self._with_events(self.dfi, np.array([]) if self.dfi_after is None else self.dfi_after)
+
+    def _with_events(self, series: Series, values: np.ndarray) -> Series:
+        """Insert one value at the start of each chunk but the first; none where there is another number of them."""
+        arrivals = self.starts[1:-1]
+        if len(values) != len(arrivals):
+            return series
+        steps = np.append(series[0], arrivals)
+        order = np.argsort(steps, kind="stable")
+        return steps[order], np.append(series[1], values)[order]
 
     def last_in_chunk(self, series: Series) -> np.ndarray:
         """Return the last value of a curve in each chunk, shape `(chunks,)`.

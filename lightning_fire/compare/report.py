@@ -9,8 +9,10 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
 
-from lightning_fire.compare.history import History
+from lightning_fire.compare.history import History, Series
 
 Histories = Mapping[str, Sequence[History]]  # by method, one for each seed
 
@@ -81,37 +83,52 @@ def write_csv(histories: Histories, path: Path) -> None:
 def draw(histories: Histories, path: Path, title: str) -> None:
     """Draw accuracy and deviation from isometry over training: mean over the seeds, standard deviation as a band.
 
-    Every chunk of data is equally wide; the dashed lines are where new data arrives and a method acts. The accuracy on
-    such a line is that just after the method has acted.
+    Every chunk of data is equally wide; the dashed lines are where new data arrives and a method acts. The value on
+    such a line is that just after the method has acted. The axis of accuracy covers the values at which chunks end,
+    where methods differ by little: the drop after an event may go below it.
 
     Args:
         histories: The runs.
         path: The picture, PNG.
         title: Its title.
     """
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(9, 7), sharex=True, height_ratios=(2, 1), layout="constrained")
+    figure, (top, bottom) = plt.subplots(
+        2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
+    )
     for (method, runs), color in zip(histories.items(), plt.cm.tab10.colors * 3, strict=False):
-        for axis, curves in ((top, [run.accuracy_with_events() for run in runs]), (bottom, [run.dfi for run in runs])):
-            x = runs[0].chunk_position(curves[0][0])
-            y = np.stack([values for _, values in curves])
-            axis.plot(x, y.mean(0), label=method, color=color, linewidth=1.6)
-            axis.fill_between(x, y.mean(0) - y.std(0), y.mean(0) + y.std(0), color=color, alpha=0.2, linewidth=0)
-    chunks = len(next(iter(histories.values()))[0].starts) - 1
+        final = [run.accuracy[1][-1] for run in runs]
+        label = f"{method}  {np.mean(final):.3f} ± {_std(final):.3f}"
+        _draw_band(top, runs, [run.accuracy_with_events() for run in runs], color, label)
+        _draw_band(bottom, runs, [run.dfi_with_events() for run in runs], color, method)
+    every = [run for runs in histories.values() for run in runs]
+    chunks = len(every[0].starts) - 1
     for axis in (top, bottom):
         axis.set_xlim(0, chunks)
-        axis.margins(y=0.04)
         axis.grid(alpha=0.25)
         for chunk in range(1, chunks):
-            axis.axvline(chunk, color="black", linestyle="--", linewidth=1, alpha=0.6 if chunks < 12 else 0.25)
+            axis.axvline(chunk, color="black", linestyle="--", linewidth=1, alpha=0.5)
+    ends = np.concatenate([run.last_in_chunk(run.accuracy) for run in every])
+    best = max(run.accuracy[1].max() for run in every)
+    top.set_ylim(ends.min() - 0.5 * (best - ends.min()) - 1e-3, best + 0.05 * (best - ends.min()) + 1e-3)
     top.set_title(title)
     top.set_ylabel("test accuracy")
-    top.legend(loc="lower right")
+    top.legend(loc="lower right", title="final accuracy")
     bottom.set_yscale("log")
+    bottom.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+    for ticks in (bottom.yaxis.set_major_formatter, bottom.yaxis.set_minor_formatter):
+        ticks("{x:.3g}")
     bottom.set_ylabel("normalised DfI")
     bottom.set_xlabel("chunks of data (all epochs of a chunk between two dashed lines)")
     bottom.set_xticks(range(chunks + 1))
     figure.savefig(path, dpi=140)
     plt.close(figure)
+
+
+def _draw_band(axis: Axes, runs: Sequence[History], curves: Sequence[Series], color: object, label: str) -> None:
+    x = runs[0].chunk_position(curves[0][0])
+    y = np.stack([values for _, values in curves])
+    axis.plot(x, y.mean(0), label=label, color=color, linewidth=1.6)
+    axis.fill_between(x, y.mean(0) - y.std(0), y.mean(0) + y.std(0), color=color, alpha=0.2, linewidth=0)
 
 
 def _mean(values: np.ndarray) -> float:

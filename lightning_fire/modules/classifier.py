@@ -31,20 +31,27 @@ class Classifier(pl.LightningModule):
             "Detailed settings in continual visual learning").
         warmup: Share of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly from
             0 (paper: 0.1).
+        channels_last: Store images and convolution weights with the channels innermost: faster on GPUs, and on CPUs.
 
     Raises:
         ValueError: If `warmup` is outside [0, 1) or `num_classes` below 2.
     """
 
     def __init__(
-        self, net: nn.Module, num_classes: int, optimizer: OptimizerFactory | None = None, warmup: float = 0.1
+        self,
+        net: nn.Module,
+        num_classes: int,
+        optimizer: OptimizerFactory | None = None,
+        warmup: float = 0.1,
+        channels_last: bool = False,
     ):
         super().__init__()
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
         if not 0 <= warmup < 1:
             raise ValueError(f"`warmup` must be a share in [0, 1), got {warmup}")
-        self.net = net
+        self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
+        self.net = net.to(memory_format=self.memory_format)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
         self.warmup = warmup
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -53,7 +60,7 @@ class Classifier(pl.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits `(batch, num_classes)` of images `(batch, C, H, W)`."""
-        return self.net(images)
+        return self.net(images.contiguous(memory_format=self.memory_format) if images.ndim == 4 else images)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the cross-entropy of a batch of images `(batch, C, H, W)` and labels `(batch,)`."""
@@ -103,8 +110,7 @@ class Classifier(pl.LightningModule):
         self.eval()
         limit = sum(self.trainer.num_val_batches)
         for batch in islice(datamodule.val_dataloader(), limit if isfinite(limit) else None):
-            batch = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            images, labels = datamodule.on_after_batch_transfer(batch, 0)
+            images, labels = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # normalises them, too
             with self.trainer.precision_plugin.forward_context():
                 accuracy.update(self(images), labels)
         for module, mode in modes.items():

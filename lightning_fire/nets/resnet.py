@@ -8,7 +8,7 @@ from torch import Tensor, nn
 class ResNet(nn.Module):
     """Residual network of basic blocks with BatchNorm (He et al., arXiv:1512.03385), for small images.
 
-    The stem is a 3×3 convolution with stride 1, without max-pooling. The first stage keeps the resolution, each later
+    The stem is a 3×3 convolution, without max-pooling. The first stage keeps the resolution, each later
     one halves it. The defaults are the paper's ResNet-18 for CIFAR-10, with a hidden layer of 512 in the head.
 
     Args:
@@ -17,6 +17,7 @@ class ResNet(nn.Module):
         widths: Channels of each stage.
         blocks: Basic blocks in each stage, as many numbers as `widths`.
         head_width: Units of the hidden layer between the average pooling and the logits; `None`: no such layer.
+        stem_stride: Stride of the stem; 2 halves the resolution of everything.
 
     Raises:
         ValueError: If a size is below 1, or `widths` and `blocks` differ in length.
@@ -35,17 +36,21 @@ class ResNet(nn.Module):
         widths: Sequence[int] = (64, 128, 256, 512),
         blocks: Sequence[int] = (2, 2, 2, 2),
         head_width: int | None = 512,
+        stem_stride: int = 1,
     ):
         super().__init__()
         if not widths or len(widths) != len(blocks):
             raise ValueError(f"`widths` and `blocks` need one number per stage each, got {widths} and {blocks}")
-        if min(num_classes, in_channels, *widths, *blocks) < 1 or (head_width is not None and head_width < 1):
+        sizes = (num_classes, in_channels, stem_stride, *widths, *blocks, 1 if head_width is None else head_width)
+        if min(sizes) < 1:
             raise ValueError(
                 "every size must be at least 1, got "
-                f"{num_classes=}, {in_channels=}, {widths=}, {blocks=}, {head_width=}"
+                f"{num_classes=}, {in_channels=}, {widths=}, {blocks=}, {head_width=}, {stem_stride=}"
             )
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()
+            nn.Conv2d(in_channels, widths[0], 3, stem_stride, padding=1, bias=False),
+            nn.BatchNorm2d(widths[0]),
+            nn.ReLU(),
         )
         self.stages = nn.Sequential()
         channels = widths[0]

@@ -13,6 +13,8 @@ from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.modules.classifier import warmup_factors
 
+MEAN, STD = (0.4,), (0.1,)
+
 
 def images(size, seed):
     generator = torch.Generator().manual_seed(seed)
@@ -25,7 +27,7 @@ def net():
 
 
 def chunked(protocol):
-    return ChunkedDataModule(images(40, 0), images(24, 1), protocol, batch_size=5)
+    return ChunkedDataModule(images(40, 0), images(24, 1), protocol, batch_size=5, mean=MEAN, std=STD)
 
 
 def run(tmp_path, protocol, *callbacks, module=None, **options):
@@ -80,7 +82,7 @@ def test_accuracies_equal_a_count_by_hand(tmp_path):
     data = chunked(ClassIncremental(2, epochs=2))
     pixels, labels = images(24, 1).tensors
     module.eval()
-    right = (module(pixels / 255).argmax(1) == labels).float()
+    right = (module((pixels / 255 - MEAN[0]) / STD[0]).argmax(1) == labels).float()
     assert logged(log, "val/accuracy")[-1][1] == pytest.approx(right.mean().item())
     assert len(logged(log, "val/accuracy")) == 4
     assert len(logged(log, "train/accuracy")) == 4
@@ -122,9 +124,15 @@ def test_accuracy_at_new_data_is_that_of_the_network_after_the_event(tmp_path):
     torch.manual_seed(0)
     start = Classifier(net(), 4).eval()
     pixels, labels = images(24, 1).tensors
-    expected = (start(pixels / 255).argmax(1) == labels).float().mean().item()
+    expected = (start((pixels / 255 - MEAN[0]) / STD[0]).argmax(1) == labels).float().mean().item()
     _, log = run(tmp_path, Continual(2, epochs=3), FullReset())
     assert logged(log, "val/accuracy_at_new_data") == [(12, pytest.approx(expected))]
+
+
+def test_accuracy_at_new_data_without_an_event_is_the_last_accuracy(tmp_path):
+    _, log = run(tmp_path, Continual(3, epochs=2))
+    accuracies = [value for _, value in logged(log, "val/accuracy")]
+    assert [value for _, value in logged(log, "val/accuracy_at_new_data")] == [accuracies[1], accuracies[3]]
 
 
 def test_modules_keep_their_modes_and_random_numbers_when_measured(tmp_path):
