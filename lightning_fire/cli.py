@@ -2,9 +2,14 @@
 
 import os
 import sys
+import traceback
+import warnings
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -16,6 +21,10 @@ import lightning_fire.modules
 import lightning_fire.nets  # these four make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.compare import command as compare
+
+
+class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the line breaks of the description."""
 
 
 class RecipeCLI(LightningCLI):
@@ -34,6 +43,7 @@ class RecipeCLI(LightningCLI):
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
             parser_kwargs={
+                "formatter_class": _HelpFormatter,
                 "allow_abbrev": False,  # a misspelt key is an error
                 "prog": "lightning-fire",
                 "description": "Keep networks able to learn when their data grows or changes.\n\n"
@@ -46,6 +56,12 @@ class RecipeCLI(LightningCLI):
     def subcommands() -> dict[str, set[str]]:
         """Return Lightning's commands that make sense for a recipe."""
         return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; `main(args)` from Python is meant so, whatever words the process itself was started with."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+            super().parse_arguments(parser, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the key of the method."""
@@ -139,8 +155,11 @@ def _root_cause(error: BaseException) -> BaseException:
 
 
 def console() -> None:
-    """Entry point of the `lightning-fire` program: what a user can mend ends in one line, not in a traceback."""
+    """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback."""
     try:
         main()
-    except (MisconfigurationException, FileNotFoundError) as error:
+    except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:
+        origin = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+        if not origin.is_relative_to(Path(__file__).parent):
+            raise
         raise SystemExit(f"lightning-fire: error: {error}") from None

@@ -197,6 +197,27 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
     assert "no method that selects weights" in refused(["select", "-c", "base.yaml"], capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--intervention.when", "AtEpochs", "--intervention.when.epochs", "[500]"],
+            r"can never act: training ends after",
+        ),
+        (["--intervention.where.include", '["layer9"]'], r"`include` has 'layer9', which matches no weight"),
+        (["--data.protocol.num_chunks", "20000"], "chunks"),
+        (["--trainer.max_epochs", "5"], "takes 6 epochs in all, but the Trainer has max_epochs=5"),
+    ],
+)
+def test_what_is_refused_before_training_is_one_line_without_a_traceback(recipe, words, message):
+    result = subprocess.run(
+        [sys.executable, "-m", "lightning_fire", *recipe, *words], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert re.search(f"lightning-fire: error: .*{message}", result.stderr.splitlines()[-1])
+    assert "Traceback" not in result.stderr
+
+
 def test_python_dash_m():
     result = subprocess.run(
         [sys.executable, "-m", "lightning_fire", "compare", "--help"], capture_output=True, text=True, check=False

@@ -98,6 +98,10 @@ class Timekeeper:
         self._source, self._chunk, self._announced = _reference(source), number, False
         return changed
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the data source out of copies and pickles: a copy takes the first data it sees for the present one."""
+        return {**vars(self), "_source": None}
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run must know, as plain values."""
         return {

@@ -22,7 +22,7 @@ class Classifier(pl.LightningModule):
     Logs `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]) each epoch. Where the
     DataModule has `seen_classes` (class-incremental), also `val/accuracy_seen`: the accuracy over the test samples of
     the classes seen so far, with the outputs of all classes competing. At the start of every chunk but the first,
-    after the callbacks have acted and before the first batch, `val/accuracy_at_new_data`.
+    after the callbacks have acted and before the first batch, `val/accuracy_at_new_data`, over the classes seen then.
 
     Args:
         net: The network, from `(batch, channels, height, width)` to logits `(batch, num_classes)`.
@@ -111,8 +111,11 @@ class Classifier(pl.LightningModule):
         limit = sum(self.trainer.num_val_batches)
         for batch in islice(datamodule.val_dataloader(), limit if isfinite(limit) else None):
             images, labels = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # normalises them, too
-            with self.trainer.precision_plugin.forward_context():
-                accuracy.update(self(images), labels)
+            if (seen := self._seen_classes()) is not None:
+                images, labels = images[torch.isin(labels, seen)], labels[torch.isin(labels, seen)]
+            if len(labels):
+                with self.trainer.precision_plugin.forward_context():
+                    accuracy.update(self(images), labels)
         for module, mode in modes.items():
             module.training = mode
         if accuracy.update_called:

@@ -1,5 +1,8 @@
 """The base of all methods: acts only when due, never twice for one moment, also across fits and resumes."""
 
+import copy
+import pickle
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -130,6 +133,13 @@ def test_numbering_goes_on_over_several_chunked_datamodules():
     for _ in range(2):
         trainer(recorder, max_epochs=2).fit(module, datamodule=GrowingData((1, 1)))
     assert recorder.moments == [(1, 2), (0, 0), (1, 2)]
+
+
+def test_callbacks_can_be_copied_and_pickled_between_fits():
+    recorder = Recorder()
+    trainer(recorder, max_epochs=1).fit(PlainModule(), datamodule=PlainData())
+    for copied in (copy.deepcopy(recorder), pickle.loads(pickle.dumps(recorder))):
+        assert copied.timekeeper.state_dict() == recorder.timekeeper.state_dict()
 
 
 class Announces(PlainData):
