@@ -72,7 +72,7 @@ class FIRECallback(EventCallback):
         views = self.where.select(pl_module)
         rank_zero_info(
             f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name});"
-            f" {explain_data(trainer)}. print(Weights().select(model)) shows the selection."
+            f" {explain_data(trainer)}. print({self.where}.select(model)) shows the selection."
         )
 
     def new_weight(self, view: WeightView, weight: Tensor) -> Tensor:
