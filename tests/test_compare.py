@@ -13,6 +13,7 @@ from test_cli import BASE, FIRE
 from lightning_fire.cli import main
 from lightning_fire.compare import report
 from lightning_fire.compare.history import History, read_history
+from lightning_fire.compare.runs import plan
 
 MONITOR = "    - class_path: PlasticityMonitor\n"
 
@@ -150,3 +151,12 @@ def test_settings_are_recorded(recipe, tmp_path):
     compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     assert "limit_train_batches: 1" in (tmp_path / "out/vanilla/seed0/run.yaml").read_text()
     assert json.loads((tmp_path / "out/vanilla/seed0/finished.json").read_text())["settings"]
+
+
+def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
+    for run in plan(recipe, ["vanilla"], range(3), tmp_path):
+        settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
+        assert settings["seed_everything"] == run.seed
+        assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
+        assert settings["trainer"]["max_epochs"] == 3
+        assert settings["trainer"]["enable_checkpointing"] is False

@@ -56,8 +56,8 @@ class Run:
             "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
             "callbacks+": [{"class_path": "lightning_fire.compare.progress.ProgressReport"}],
         }
-        data = {"init_args": {"seed": self.seed}}
-        return {"seed_everything": self.seed, "data": data, **extra, "trainer": {**trainer, **extra.get("trainer", {})}}
+        own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
+        return _merged(own, extra)
 
 
 def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
@@ -170,6 +170,15 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
     """
     marker = run.folder / _MARKER
     return marker.is_file() and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
+
+
+def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Lay one nested configuration over another, key by key: what it does not name stays."""
+    result = dict(base)
+    for key, value in other.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        result[key] = _merged(base[key], value) if both else value
+    return result
 
 
 def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
