@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         PlasticityMonitor,
         announce_new_data,
     )
-    from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps
+    from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
     from lightning_fire.where import Weights
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "FullReset",
     "OptimizerReset",
     "PlasticityMonitor",
+    "Schedule",
     "Weights",
     "announce_new_data",
     "functional",

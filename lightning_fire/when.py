@@ -1,13 +1,13 @@
 """WHEN a method acts: a `Clock` says what time it is in training, a schedule says whether that is a time to act.
 
-No torch and no Lightning in here. A clock reads whole numbers at one of two kinds of moment: the start of an epoch (its
-data loaded, no batch seen) and the start of a batch. A schedule is anything with `due(clock) -> bool`; those below also
-answer `problem(horizon)`, so that a schedule that can never fire is refused before training starts.
+No torch and no Lightning in here. A clock is read at one of two kinds of moment: the start of an epoch (its data
+loaded, no batch seen) and the start of a batch. A schedule is anything with `due(clock) -> bool` and a telling repr;
+those below also answer `problem(horizon)`, so that a schedule that can never be due is refused before training starts.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,12 +16,12 @@ class Clock:
 
     Attributes:
         epoch: Current epoch, counted from 0.
-        step: Optimizer steps done so far, over all epochs.
+        step: Batches so far that made an optimizer step, over all epochs; with one optimizer, the optimizer steps.
         epoch_start: True at the start of an epoch, before its first batch.
-        chunk: Current chunk of data, counted from 0.
-        new_data: True at the start of the first epoch that trains on this chunk.
-        max_epochs: Epochs that training will have in all; None if not bounded by epochs.
-        max_steps: Optimizer steps that training will have in all; None if not bounded by steps.
+        chunk: How often the data has changed so far: 0 on the data that training began with.
+        new_data: True at the start of the first epoch on the present data.
+        progress: Share of training done, in [0, 1]; None if it has no known end.
+        progress_before: The same at the moment before this one.
     """
 
     epoch: int
@@ -29,27 +29,41 @@ class Clock:
     epoch_start: bool = True
     chunk: int = 0
     new_data: bool = False
-    max_epochs: int | None = None
-    max_steps: int | None = None
+    progress: float | None = None
+    progress_before: float | None = None
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """How far training will go, as known before it starts; None where unknown or unbounded.
+    """How far training will go; None where unbounded.
 
     Attributes:
         max_epochs: Epochs in all.
-        max_steps: Optimizer steps in all.
-        num_chunks: Chunks of data in all.
+        max_steps: Steps in all as the Trainer counts them: those of several optimizers one by one.
     """
 
     max_epochs: int | None = None
     max_steps: int | None = None
-    num_chunks: int | None = None
+
+    def progress(self, epoch: int, steps: int) -> float | None:
+        """Return the share of training that is done, by the bound that will be met first; None without a bound.
+
+        Args:
+            epoch: Whole epochs done.
+            steps: Steps done, counted as `max_steps` is.
+        """
+        shares = [
+            done / end for done, end in ((epoch, self.max_epochs), (steps, self.max_steps)) if end is not None and end
+        ]
+        return max(shares, default=None)
 
 
 class Schedule:
     """A rule for when to act."""
+
+    def __repr__(self) -> str:
+        """Tell the settings: the repr is part of the key of a callback's state in checkpoints."""
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def due(self, clock: Clock) -> bool:
         """Tell whether `clock` is a time to act.
@@ -68,12 +82,23 @@ class Schedule:
         return None
 
 
+def problem_of(schedule: Any, horizon: Horizon) -> str | None:
+    """Tell why a schedule can never be due within `horizon`; None if it can, or does not say.
+
+    Args:
+        schedule: Anything with `due`.
+        horizon: How far training will go.
+    """
+    problem = getattr(schedule, "problem", None)
+    return problem(horizon) if callable(problem) else None
+
+
 @dataclass(frozen=True)
 class AtNewData(Schedule):
     """Whenever new data has arrived: at the start of every chunk but the first (paper: vision and language).
 
     Args:
-        skip_first: Do not act on the first chunk, with which training begins.
+        skip_first: Do not act on the data with which training begins.
     """
 
     skip_first: bool = True
@@ -81,12 +106,6 @@ class AtNewData(Schedule):
     def due(self, clock: Clock) -> bool:
         """Tell whether a chunk begins."""
         return clock.epoch_start and clock.new_data and not (self.skip_first and clock.chunk == 0)
-
-    def problem(self, horizon: Horizon) -> str | None:
-        """Tell whether the data never changes."""
-        if self.skip_first and horizon.num_chunks == 1:
-            return "the data comes in a single chunk, and skip_first=True leaves out the first"
-        return None
 
 
 @dataclass(frozen=True)
@@ -145,10 +164,12 @@ class EveryNEpochs(Schedule):
 
 @dataclass(frozen=True)
 class EveryNSteps(Schedule):
-    """After every n optimizer steps, before the next batch.
+    """After every n steps, before the next batch.
+
+    Where a batch steps several optimizers (manual optimization), that is one step, as on the axis of the logs.
 
     Args:
-        n: Number of optimizer steps between two events, at least 1.
+        n: Number of steps between two events, at least 1.
 
     Raises:
         ValueError: If `n` is below 1.
@@ -164,7 +185,7 @@ class EveryNSteps(Schedule):
         return clock.step > 0 and clock.step % self.n == 0
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Tell whether training ends with step n or before."""
+        """Tell whether training ends with step n or before; several optimizers may end it sooner."""
         if horizon.max_steps is not None and self.n >= horizon.max_steps:
             return f"training ends after {horizon.max_steps} steps (max_steps={horizon.max_steps})"
         return None
@@ -172,9 +193,10 @@ class EveryNSteps(Schedule):
 
 @dataclass(frozen=True)
 class AtFraction(Schedule):
-    """Once, when a fraction of training is done (the paper's reinforcement learning setting: 0.5).
+    """Once, as soon as a fraction of training is done (the paper's reinforcement learning setting: 0.5).
 
-    Measured in optimizer steps where training is bounded by `max_steps`, otherwise in epochs, rounded up.
+    Measured in `max_epochs` at the start of epochs, and in `max_steps` at every batch; if training is bounded by both,
+    whichever is ahead.
 
     Args:
         fraction: Share of training, strictly between 0 and 1.
@@ -190,21 +212,19 @@ class AtFraction(Schedule):
             raise ValueError(f"`fraction` must be strictly between 0 and 1, got {self.fraction!r}")
 
     def due(self, clock: Clock) -> bool:
-        """Tell whether the share of training is reached."""
-        if clock.max_steps is not None:
-            return clock.step == math.ceil(self.fraction * clock.max_steps)
-        if clock.max_epochs is not None:
-            return clock.epoch_start and clock.epoch == math.ceil(self.fraction * clock.max_epochs)
-        return False
+        """Tell whether the share of training is reached, and was not at the moment before."""
+        if clock.progress is None or clock.progress_before is None:
+            return False
+        return clock.progress_before < self.fraction <= clock.progress
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Tell whether training has no known end, or none after the fraction."""
-        end = horizon.max_steps if horizon.max_steps is not None else horizon.max_epochs
-        if end is None:
+        """Tell whether training has no known end, or ends with the epoch or step that reaches the fraction."""
+        ends = {"epochs": horizon.max_epochs, "steps": horizon.max_steps}
+        ends = {unit: end for unit, end in ends.items() if end is not None}
+        if not ends:
             return "training has neither max_epochs nor max_steps"
-        if math.ceil(self.fraction * end) >= end:
-            unit = "steps" if horizon.max_steps is not None else "epochs"
-            return f"training has only {end} {unit}"
+        if all((end - 1) / end < self.fraction for end in ends.values() if end):
+            return "training has only " + " and ".join(f"{end} {unit}" for unit, end in ends.items())
         return None
 
 
@@ -233,7 +253,7 @@ class AnyOf(Schedule):
     def problem(self, horizon: Horizon) -> str | None:
         """Tell which of the schedules can never be due: each one asked for must be able to."""
         for schedule in self.schedules:
-            if reason := schedule.problem(horizon):
+            if reason := problem_of(schedule, horizon):
                 return f"{schedule}: {reason}"
         return None
 

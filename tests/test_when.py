@@ -6,16 +6,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, EveryNSteps, Horizon
+from lightning_fire.when import (
+    AnyOf,
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    Clock,
+    EveryNEpochs,
+    EveryNSteps,
+    Horizon,
+    Schedule,
+    problem_of,
+)
 
 
-def epoch_starts(schedule, epochs_per_chunk, steps_per_epoch=10, **bounds):
+def epoch_starts(schedule, epochs_per_chunk, steps_per_epoch=10):
     """Epochs at whose start `schedule` is due, in a training over chunks."""
     chunks = [chunk for chunk, epochs in enumerate(epochs_per_chunk) for _ in range(epochs)]
+    end = len(chunks)
     due = []
     for epoch, chunk in enumerate(chunks):
         new = epoch == 0 or chunk != chunks[epoch - 1]
-        clock = Clock(epoch, epoch * steps_per_epoch, chunk=chunk, new_data=new, max_epochs=len(chunks), **bounds)
+        clock = Clock(epoch, epoch * steps_per_epoch, True, chunk, new, epoch / end, (epoch - 1) / end)
         if schedule.due(clock):
             due.append(epoch)
     return due
@@ -49,10 +61,31 @@ def test_at_fraction_is_due_once_at_or_just_after_the_fraction(epochs, fraction)
     assert all(fraction * epochs <= epoch < fraction * epochs + 1 for epoch in due)
 
 
-def test_at_fraction_counts_steps_where_steps_bound_training():
-    due = [s for s in range(100) if AtFraction(0.5).due(Clock(0, s, epoch_start=False, max_epochs=9, max_steps=100))]
-    assert due == [50]
+@given(st.integers(2, 50), st.integers(1, 7), st.floats(0.01, 0.99))
+def test_at_fraction_is_due_once_however_many_steps_a_batch_makes(batches, steps_per_batch, fraction):
+    end = batches * steps_per_batch
+    due = [
+        steps
+        for steps in range(0, end, steps_per_batch)
+        if AtFraction(fraction).due(Clock(0, 0, progress=steps / end, progress_before=(steps - steps_per_batch) / end))
+    ]
+    assert len(due) == (fraction <= (end - steps_per_batch) / end)
+    assert all(fraction * end - 1e-9 <= steps < fraction * end + steps_per_batch for steps in due)
     assert not AtFraction(0.5).due(Clock(5, 50))
+
+
+@pytest.mark.parametrize(
+    ("horizon", "progress"),
+    [
+        (Horizon(), None),
+        (Horizon(max_epochs=4), 0.5),
+        (Horizon(max_steps=10**6), 2e-5),
+        (Horizon(max_epochs=4, max_steps=10**6), 0.5),  # the bound that is met first counts
+        (Horizon(max_epochs=1000, max_steps=25), 0.8),
+    ],
+)
+def test_progress_is_measured_by_the_bound_that_will_be_met_first(horizon, progress):
+    assert horizon.progress(epoch=2, steps=20) == progress
 
 
 def test_any_of():
@@ -62,12 +95,12 @@ def test_any_of():
 @pytest.mark.parametrize(
     ("schedule", "horizon", "reason"),
     [
-        (AtNewData(), Horizon(num_chunks=1), "single chunk"),
         (AtEpochs([200]), Horizon(max_epochs=200), r"ends after epoch 199 \(max_epochs=200\)"),
         (EveryNEpochs(10), Horizon(max_epochs=10), "ends after epoch 9"),
         (EveryNSteps(50), Horizon(max_steps=50), "ends after 50 steps"),
         (AtFraction(0.5), Horizon(), "neither max_epochs nor max_steps"),
         (AtFraction(0.9), Horizon(max_epochs=5), "only 5 epochs"),
+        (AtFraction(0.9), Horizon(max_epochs=5, max_steps=4), "only 5 epochs and 4 steps"),
         (AnyOf([AtNewData(), AtEpochs([9])]), Horizon(max_epochs=5), r"AtEpochs\(epochs=\(9,\)\): training ends"),
     ],
 )
@@ -79,11 +112,11 @@ def test_a_schedule_that_can_never_be_due_says_why(schedule, horizon, reason):
     ("schedule", "horizon"),
     [
         (AtNewData(), Horizon()),
-        (AtNewData(skip_first=False), Horizon(num_chunks=1)),
         (AtEpochs([1, 500]), Horizon(max_epochs=2)),
         (EveryNSteps(50), Horizon(max_epochs=1)),
         (AtFraction(0.5), Horizon(max_steps=2)),
-        (AnyOf([AtNewData(), AtEpochs([1])]), Horizon(max_epochs=5, num_chunks=2)),
+        (AtFraction(0.9), Horizon(max_epochs=1, max_steps=100)),
+        (AnyOf([AtNewData(), AtEpochs([1])]), Horizon(max_epochs=5)),
     ],
 )
 def test_a_schedule_that_may_be_due_has_no_problem(schedule, horizon):
@@ -105,3 +138,28 @@ def test_a_schedule_that_may_be_due_has_no_problem(schedule, horizon):
 def test_errors(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+class Fibonacci(Schedule):
+    """A stranger's schedule."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def due(self, clock):
+        return clock.step in (self.first, 2 * self.first)
+
+
+class Minimal:
+    """Another, with nothing but `due`."""
+
+    def due(self, clock):
+        return clock.step == 7
+
+
+def test_schedules_of_strangers():
+    assert repr(Fibonacci(3)) == "Fibonacci(first=3)"
+    either = AnyOf([Fibonacci(3), Minimal()])
+    assert [step for step in range(9) if either.due(Clock(0, step))] == [3, 6, 7]
+    assert problem_of(either, Horizon(max_epochs=1)) is None
+    assert problem_of(Minimal(), Horizon(max_epochs=1)) is None

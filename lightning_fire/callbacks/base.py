@@ -5,15 +5,48 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fire.callbacks.timekeeper import Timekeeper, data_source_of, horizon_of
-from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule
+from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
+from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of
 
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+_AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
 
-class EventCallback(Callback):
+class TimedCallback(Callback):
+    """Keeps a `Timekeeper` running, over fits and resumes, beside whole weights to look at or to change."""
+
+    def __init__(self):
+        self.timekeeper = Timekeeper()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        sharded = {kind.__name__ for kind in type(trainer.strategy).__mro__} & _SHARDED
+        if sharded:
+            raise MisconfigurationException(
+                f"{type(self).__name__} needs whole weights, which {sharded.pop()} shards or copies."
+                " Use strategy='ddp', or a single device."
+            )
+        self.timekeeper.prepare()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.timekeeper.start(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        self.timekeeper.tick(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
+        return {"time": self.timekeeper.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.timekeeper.load_state_dict(state_dict["time"])
+
+
+class EventCallback(TimedCallback):
     """Acts at the moments its schedule names: after the new data is loaded, before its first batch.
 
     A method subclasses it, writes `act`, and gives `describe` for its checkpoint key. The base asks the schedule at the
@@ -22,16 +55,18 @@ class EventCallback(Callback):
 
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
+        name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
 
     Raises:
         TypeError: If `when` is not a schedule.
     """
 
-    name = "event"  # prefix of what is logged
+    name = "event"
 
-    def __init__(self, when: Schedule | Sequence[Schedule] | None = None):
+    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, name: str | None = None):
+        super().__init__()
         self.when = _one_schedule(when)
-        self.timekeeper = Timekeeper()
+        self.name = name or type(self).name
         self.num_events = 0
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
@@ -51,28 +86,34 @@ class EventCallback(Callback):
         return repr(self.when)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        strategy = type(trainer.strategy).__name__
-        if strategy in _SHARDED:
-            raise MisconfigurationException(
-                f"{type(self).__name__} cannot rewrite weights that {strategy} shards or copies."
-                " Use strategy='ddp', or a single device."
-            )
-        if not trainer.fast_dev_run and (reason := self.when.problem(horizon_of(trainer))):
+        if not trainer.fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
             raise MisconfigurationException(f"{type(self).__name__}(when={self.when}) can never act: {reason}.")
+        for other in trainer.callbacks:
+            if isinstance(other, EventCallback) and other is not self and other.name == self.name:
+                raise MisconfigurationException(
+                    f"Two callbacks log as {self.name!r}: give one another name,"
+                    f' for example {type(self).__name__}(…, name="{self.name}_2").'
+                )
+        averaging = {kind.__name__ for other in trainer.callbacks for kind in type(other).__mro__} & _AVERAGING
+        if averaging:
+            rank_zero_warn(
+                f"{sorted(averaging)[0]} averages weights from before an event of {type(self).__name__} with those"
+                " after it, which belong to different networks: start the averaging after the last event."
+            )
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.timekeeper.start(trainer)
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        single = getattr(trainer.datamodule, "num_chunks", None) == 1
+        if single and _awaits_new_data(self.when) and not self.timekeeper.has_seen_data:
+            rank_zero_warn(f"{type(self).__name__} will not act in this fit: {explain_data(trainer)}.")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._act_if_due(trainer, pl_module, epoch_start=True)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._act_if_due(trainer, pl_module, epoch_start=False)
-
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self.timekeeper.tick(trainer)
 
     def _act_if_due(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         clock = self.timekeeper.read(trainer, epoch_start)
@@ -91,42 +132,45 @@ class EventCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
-        return {"time": self.timekeeper.state_dict(), "num_events": self.num_events}
+        return {**super().state_dict(), "num_events": self.num_events}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.timekeeper.load_state_dict(state_dict["time"])
+        super().load_state_dict(state_dict)
         self.num_events = state_dict["num_events"]
 
 
 def announce_new_data(trainer: Trainer) -> None:
-    """Tell every method of this Trainer that its data has changed.
+    """Tell every method of this Trainer that its data has changed: the next epoch to begin is the first to use it.
 
     For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
-    the epoch that is the first to use the new data.
+    that epoch. A resumed run may call it again for the epoch in which it was interrupted: it counts once. Before the
+    very first epoch it says nothing, as there is no older data.
 
     Args:
         trainer: The Trainer whose callbacks are told.
     """
     for callback in trainer.callbacks:
         if isinstance(timekeeper := getattr(callback, "timekeeper", None), Timekeeper):
-            timekeeper.announce()
+            timekeeper.announce(trainer)
 
 
-def log_now(trainer: Trainer, values: Mapping[str, float], step: int | None = None) -> None:
-    """Write values to all loggers at once.
+def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
+    """Write values to all loggers at once, on the axis on which Lightning writes.
 
     `LightningModule.log` in `on_train_epoch_start` would be written at the end of the epoch. The values also go to
-    `trainer.callback_metrics`, so that `ModelCheckpoint(monitor=…)` and `EarlyStopping` can watch them.
+    `trainer.callback_metrics`, for other callbacks to watch.
 
     Args:
         trainer: The Trainer, during a fit.
         values: Scalars by key.
-        step: Where on the axis of optimizer steps. Default: `trainer.global_step`, the number of steps done. Lightning
-            puts what belongs to the end of an epoch one before that.
+        at_epoch_end: Write at the place of the last step done, where Lightning puts what belongs to the end of an
+            epoch, and not at that of the next one.
     """
+    # not global_step, which counts each optimizer of manual optimization on its own
+    step = trainer.fit_loop.epoch_loop._batches_that_stepped - at_epoch_end
     for logger in trainer.loggers:
-        logger.log_metrics(dict(values), step=trainer.global_step if step is None else step)
+        logger.log_metrics(dict(values), step=step)
     distributed = trainer.world_size > 1
     for key, value in _headlines(values).items():
         trainer.lightning_module.log(
@@ -141,10 +185,13 @@ def explain_data(trainer: Trainer) -> str:
         trainer: The Trainer, during a fit.
     """
     source = data_source_of(trainer)
-    if isinstance(getattr(source, "chunk", None), int):
-        return f"{type(source).__name__} announces new data by its `chunk`"
+    kind = type(source).__name__
+    if getattr(source, "num_chunks", None) == 1:
+        return f"the data of {kind} comes in a single chunk: only a later fit with other data counts as new data"
+    if chunk_of(source) is not None:
+        return f"{kind} announces new data by its `chunk`"
     return (
-        f"{type(source).__name__} has no `chunk` attribute: a later fit with other data counts as new data,"
+        f"{kind} has no `chunk` attribute: a later fit with other data counts as new data,"
         " or a call of announce_new_data(trainer)"
     )
 
@@ -156,7 +203,19 @@ def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     for schedule in schedules:
         if not callable(getattr(schedule, "due", None)):
             raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {schedule!r}")
+        if type(schedule).__repr__ is object.__repr__:
+            raise TypeError(
+                f"`when` needs a __repr__ that tells its settings, as part of a key in checkpoints: {schedule!r};"
+                " derive it from lightning_fire.Schedule, or make it a dataclass"
+            )
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
+
+
+def _awaits_new_data(schedule: Schedule) -> bool:
+    """Tell whether a schedule hopes for data other than that with which training begins."""
+    if isinstance(schedule, AnyOf):
+        return any(_awaits_new_data(part) for part in schedule.schedules)
+    return isinstance(schedule, AtNewData) and schedule.skip_first
 
 
 def _moment(clock: Clock) -> str:

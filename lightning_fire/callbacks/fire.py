@@ -37,6 +37,7 @@ class FIRECallback(EventCallback):
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
         log_layers: Also log each layer by itself.
+        name: Prefix of the logged keys in the place of `fire`, to tell two of these callbacks apart.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -57,8 +58,9 @@ class FIRECallback(EventCallback):
         scale: Scale = "paper",
         optimizer: OptimizerPolicy = "touched",
         log_layers: bool = True,
+        name: str | None = None,
     ):
-        super().__init__(when)
+        super().__init__(when, name)
         fire(torch.eye(1), steps, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
         self.where = where if where is not None else Weights()
@@ -69,6 +71,7 @@ class FIRECallback(EventCallback):
         return f"{self.when!r}, {self.where!r}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
         views = self.where.select(pl_module)
         rank_zero_info(
             f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name});"

@@ -16,6 +16,7 @@ class OptimizerReset(EventCallback):
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
+        name: Prefix of the logged keys in the place of `optimizer_reset`.
     """
 
     name = "optimizer_reset"

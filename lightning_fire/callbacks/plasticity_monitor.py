@@ -1,17 +1,14 @@
 """Watches plasticity while a network trains, whatever the method."""
 
-from typing import Any
+from lightning.pytorch import LightningModule, Trainer
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-
-from lightning_fire.callbacks.base import log_now
+from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.rewrite import measure
-from lightning_fire.callbacks.timekeeper import Timekeeper
 from lightning_fire.where import Weights
 
 
-class PlasticityMonitor(Callback):
-    """Logs the deviation from isometry of the weights at the end of epochs, and the number of the data chunk.
+class PlasticityMonitor(TimedCallback):
+    """Logs the deviation from isometry of the weights at the end of epochs, and how often the data has changed.
 
     Keys: `plasticity/dfi` and `plasticity/dfi_normalized`, means over the weights; the same per layer under
     `plasticity.layers/`; `plasticity/chunk` at the start of each epoch.
@@ -26,11 +23,11 @@ class PlasticityMonitor(Callback):
     """
 
     def __init__(self, where: Weights | None = None, every_n_epochs: int = 1, log_layers: bool = True):
+        super().__init__()
         if every_n_epochs < 1:
             raise ValueError(f"`every_n_epochs` must be at least 1, got {every_n_epochs}")
         self.where = where if where is not None else Weights()
         self.every_n_epochs, self.log_layers = every_n_epochs, log_layers
-        self.timekeeper = Timekeeper()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.where.select(pl_module)  # raises before training where nothing is matched
@@ -45,17 +42,9 @@ class PlasticityMonitor(Callback):
         values = measure(self.where.select(pl_module), "plasticity")
         if not self.log_layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
-        log_now(trainer, values, step=trainer.global_step - 1)
+        log_now(trainer, values, at_epoch_end=True)
 
     @property
     def state_key(self) -> str:
         """Key in the checkpoint: several monitors may stand side by side."""
         return f"PlasticityMonitor({self.where!r})"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values only."""
-        return {"time": self.timekeeper.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        self.timekeeper.load_state_dict(state_dict["time"])

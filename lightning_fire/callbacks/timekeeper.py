@@ -1,5 +1,6 @@
 """Reads the `Clock` of a Lightning Trainer, and tells when its data is new."""
 
+import operator
 import weakref
 from typing import Any
 
@@ -9,35 +10,48 @@ from lightning_fire.when import Clock, Horizon
 
 
 class Timekeeper:
-    """Counts optimizer steps and chunks of data over one or several fits, and across resumes.
+    """Counts steps and changes of the data over one or several fits, and across resumes.
 
-    Data is new when the DataModule's `chunk` attribute (int) changes, when `fit` is called with another DataModule or
-    loader than the last time, or when `announce` was called. The clock's chunk number goes on counting over several
-    DataModules.
+    Data is new when the DataModule's whole number `chunk` changes, when `fit` is called with another DataModule or
+    loader than the last time, or when `announce` was called. What training begins with is never new, whatever its
+    number.
     """
 
     def __init__(self):
-        self.last_event: int | None = None  # optimizer steps done at the last event of this fit
+        self.last_event: int | None = None  # steps done at the last event of this training
         self._step = 0
-        self._global_step = 0
-        self._epoch: int | None = None  # the last whose start was seen
-        self._chunk: int | None = None
-        self._offset = 0  # chunks that came from earlier DataModules, or were announced
+        self._global_step = 0  # that `_step` belongs to
+        self._epoch: int | None = None  # the last of this training whose start was seen
+        self._moment: tuple[int, int] | None = None  # epoch and global_step at the last reading
+        self._changes = 0  # of the data
+        self._number: int | None = None  # the DataModule's own number of the chunk at the last look
         self._announced = False
-        self._source: Any = None  # returns the DataModule or loader of the last fit
+        self._source: Any = None  # tells whether the data comes from where it came from at the last look
+        self._fitting = False
         self._restored = False
+
+    @property
+    def has_seen_data(self) -> bool:
+        """Whether an epoch has begun, in this fit or in one before."""
+        return self._number is not None
+
+    def prepare(self) -> None:
+        """Begin a fit, before its checkpoint is restored and its data is loaded."""
+        self._epoch = self._moment = None
+        self._fitting = self._restored = False
 
     def start(self, trainer: Trainer) -> None:
-        """Begin a fit.
+        """Begin to count.
 
         Args:
-            trainer: The Trainer whose `fit` has just begun, its state restored.
+            trainer: The Trainer whose first batch is ahead, its state restored.
         """
-        if not (self._restored and self._global_step == trainer.global_step):
-            self._step = trainer.global_step
-            self._epoch = self.last_event = None
+        if self._restored:
+            self.tick(trainer)  # the checkpoint may have been written between a step and its count
+        elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
+            self._step, self.last_event = trainer.global_step, None
         self._global_step = trainer.global_step
-        self._restored = False
+        self._fitting = True
 
     def tick(self, trainer: Trainer) -> None:
         """Notice whether the batch that has just ended made an optimizer step.
@@ -51,9 +65,17 @@ class Timekeeper:
             self._step += 1
             self._global_step = trainer.global_step
 
-    def announce(self) -> None:
-        """Make the next epoch start count as one with new data."""
-        self._announced = True
+    def announce(self, trainer: Trainer) -> None:
+        """Make the next epoch start count as one with new data.
+
+        A resumed fit asks for the data of its epoch once more, and may announce it once more: where the start of that
+        epoch was seen before the checkpoint, this says nothing new.
+
+        Args:
+            trainer: The Trainer.
+        """
+        again = not self._fitting and self._epoch == trainer.current_epoch
+        self._announced |= not again
 
     def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
         """Read the clock.
@@ -68,35 +90,37 @@ class Timekeeper:
         Returns:
             The present moment.
         """
-        epoch_start = epoch_start or self._epoch not in (None, trainer.current_epoch)
-        if epoch_start:
-            self._epoch = trainer.current_epoch
+        epoch, horizon = trainer.current_epoch, horizon_of(trainer)
+        epoch_start = epoch_start or self._epoch not in (None, epoch)
         new_data = self._look_at_data(trainer) if epoch_start else False
-        horizon = horizon_of(trainer)
+        if epoch_start:
+            self._epoch = epoch
+        before, self._moment = self._moment or (epoch - 1, trainer.global_step - 1), (epoch, trainer.global_step)
         return Clock(
-            epoch=trainer.current_epoch,
+            epoch=epoch,
             step=self._step,
             epoch_start=epoch_start,
-            chunk=self._chunk or 0,
+            chunk=self._changes,
             new_data=new_data,
-            max_epochs=horizon.max_epochs,
-            max_steps=horizon.max_steps,
+            progress=horizon.progress(*self._moment),
+            progress_before=horizon.progress(*before),
         )
 
     def _look_at_data(self, trainer: Trainer) -> bool:
-        """Bring the number of the chunk up to date; return whether it has changed."""
+        """Bring the count of changes up to date; return whether this is the first epoch on the present data."""
         source = data_source_of(trainer)
-        own_number = _chunk_of(source)
-        if self._source is not None and self._source() is not source:
-            self._offset = (self._chunk or 0) + 1 - own_number
-        if self._announced:
-            self._offset += 1
-        if self._chunk is None and trainer.current_epoch > 0 and hasattr(source, "chunk_at"):
-            self._chunk = source.chunk_at(trainer.current_epoch - 1)  # resumed from a checkpoint without this callback
-        number = self._offset + own_number
-        changed = number != self._chunk
-        self._source, self._chunk, self._announced = _reference(source), number, False
-        return changed
+        number = chunk_of(source) or 0
+        first = self._number is None
+        if first and trainer.current_epoch > 0 and hasattr(source, "chunk_at"):
+            # resumed from a checkpoint without this callback
+            chunks = [source.chunk_at(epoch) for epoch in range(trainer.current_epoch)]
+            self._changes = sum(chunk != last for chunk, last in zip(chunks[1:], chunks[:-1], strict=True))
+            first, self._number = False, chunks[-1]
+        elsewhere = self._source is not None and not _is_same(self._source, source)
+        changed = not first and (number != self._number or elsewhere or self._announced)
+        self._changes += changed
+        self._source, self._number, self._announced = _references(source), number, False
+        return changed or first
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the data source out of copies and pickles: a copy takes the first data it sees for the present one."""
@@ -108,8 +132,10 @@ class Timekeeper:
             "step": self._step,
             "global_step": self._global_step,
             "epoch": self._epoch,
-            "chunk": self._chunk,
-            "offset": self._offset,
+            "moment": self._moment,
+            "changes": self._changes,
+            "number": self._number,
+            "announced": self._announced,
             "last_event": self.last_event,
         }
 
@@ -120,8 +146,8 @@ class Timekeeper:
             state: The value of `state_dict()` of the interrupted run.
         """
         self._step, self._global_step = state["step"], state["global_step"]
-        self._epoch = state["epoch"]
-        self._chunk, self._offset = state["chunk"], state["offset"]
+        self._epoch, self._moment = state["epoch"], state["moment"]
+        self._changes, self._number, self._announced = state["changes"], state["number"], state["announced"]
         self.last_event = state["last_event"]
         self._restored = True
 
@@ -133,36 +159,63 @@ def data_source_of(trainer: Trainer) -> Any:
         trainer: The Trainer during a fit.
 
     Returns:
-        The DataModule, or else the loader given to `fit`, or else the LightningModule that makes its own loader.
+        The DataModule, or else the loader or collection of loaders given to `fit`, or else the LightningModule that
+        makes its own loader.
     """
     if trainer.datamodule is not None:
         return trainer.datamodule
     return trainer.fit_loop._data_source.instance
 
 
+def chunk_of(source: Any) -> int | None:
+    """Return the `chunk` of a DataModule, any kind of whole number; None if it has none.
+
+    Args:
+        source: Where data comes from, see `data_source_of`.
+    """
+    try:
+        return operator.index(getattr(source, "chunk", None))
+    except TypeError:
+        return None
+
+
 def horizon_of(trainer: Trainer) -> Horizon:
     """Return how far the training of this Trainer will go.
 
     Args:
-        trainer: The Trainer, with its DataModule attached where it has one.
+        trainer: The Trainer.
     """
     bounded_epochs = trainer.max_epochs is not None and trainer.max_epochs >= 0
     bounded_steps = trainer.max_steps is not None and trainer.max_steps >= 0
     return Horizon(
         max_epochs=trainer.max_epochs if bounded_epochs else None,
         max_steps=trainer.max_steps if bounded_steps else None,
-        num_chunks=getattr(trainer.datamodule, "num_chunks", None),
     )
 
 
-def _chunk_of(source: Any) -> int:
-    number = getattr(source, "chunk", None)
-    return number if isinstance(number, int) else 0
+def _parts(source: Any) -> list[Any]:
+    """Take a collection of loaders apart: `fit(model, [loader])` twice is a new list, and the same data."""
+    if isinstance(source, dict):
+        source = list(source.values())
+    if isinstance(source, list | tuple):
+        return [part for item in source for part in _parts(item)]
+    return [source]
 
 
-def _reference(source: Any) -> Any:
-    """Return a callable that gives back `source` without keeping it alive, where its type allows that."""
+def _references(source: Any) -> list[Any]:
+    """Return callables that give back the parts of `source` without keeping them alive, where their types allow."""
+    return [_reference(part) for part in _parts(source)]
+
+
+def _reference(part: Any) -> Any:
     try:
-        return weakref.ref(source)
+        return weakref.ref(part)
     except TypeError:
-        return lambda: source
+        return lambda: part
+
+
+def _is_same(references: list[Any], source: Any) -> bool:
+    parts = _parts(source)
+    return len(parts) == len(references) and all(
+        reference() is part for reference, part in zip(references, parts, strict=True)
+    )

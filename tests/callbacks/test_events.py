@@ -2,13 +2,17 @@
 
 import copy
 import pickle
+import warnings
 
-import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from lightning_fire import (
@@ -19,6 +23,8 @@ from lightning_fire import (
     EventCallback,
     EveryNEpochs,
     EveryNSteps,
+    PlasticityMonitor,
+    Schedule,
     announce_new_data,
 )
 
@@ -28,8 +34,8 @@ class Recorder(EventCallback):
 
     name = "recorder"
 
-    def __init__(self, when=None):
-        super().__init__(when)
+    def __init__(self, when=None, name=None):
+        super().__init__(when, name)
         self.moments = []
 
     def act(self, trainer, pl_module):
@@ -70,10 +76,6 @@ def test_schedules_over_a_whole_fit(when, expected):
     assert moments(when) == expected
 
 
-def test_max_steps_bounds_training():
-    assert moments(AtFraction(0.5), max_epochs=None, max_steps=10) == [(2, 5)]
-
-
 def test_steps_are_optimizer_steps_and_an_event_is_never_inside_an_accumulation_window():
     assert moments(EveryNSteps(2), data=PlainData(), max_epochs=2, accumulate_grad_batches=3) == [(1, 2)]
 
@@ -97,6 +99,61 @@ class TwoOptimizers(PlainModule):
 
 def test_two_optimizers_do_not_double_the_steps():
     assert moments(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
+
+
+def test_the_count_goes_on_in_the_next_fit_of_a_trainer():
+    recorder, module = Recorder(EveryNSteps(3)), TwoOptimizers()
+    same_trainer = trainer(recorder, max_epochs=1)
+    for epochs in (1, 2):
+        same_trainer.fit_loop.max_epochs = epochs
+        same_trainer.fit(module, datamodule=PlainData())
+    assert recorder.moments == [(0, 3), (1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("module", "bounds", "expected"),
+    [
+        (PlainModule, {"max_epochs": None, "max_steps": 10}, [(1, 5)]),
+        (TwoOptimizers, {"max_epochs": None, "max_steps": 10}, [(0, 3)]),  # 2 a batch: 6 of 10, after 4 of 10
+        (PlainModule, {"max_epochs": 4, "max_steps": 10**6}, [(2, 8)]),
+        (PlainModule, {"max_epochs": 1000, "max_steps": 10}, [(1, 5)]),
+    ],
+)
+def test_a_fraction_of_training_by_the_bound_that_is_met_first(module, bounds, expected):
+    assert moments(AtFraction(0.5), data=PlainData(), module=module(), **bounds) == expected
+
+
+def test_events_are_logged_on_lightnings_axis(tmp_path):
+    """In manual optimization that is not `global_step`."""
+    fitted(
+        Recorder(EveryNSteps(3)),
+        LearningRateMonitor("step"),
+        PlasticityMonitor(),
+        data=PlainData(),
+        module=TwoOptimizers(),
+        max_epochs=2,
+        folder=tmp_path,
+    )
+    log = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in log.Scalars("lr-SGD")] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [event.step for event in log.Scalars("recorder/event")] == [3, 6]
+    assert [event.step for event in log.Scalars("plasticity/chunk")] == [0, 4]
+    assert [event.step for event in log.Scalars("plasticity/dfi")] == [3, 7]
+
+
+class Thrice(Schedule):
+    """A stranger's schedule."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def due(self, clock):
+        return clock.step in (self.first, 2 * self.first, 3 * self.first)
+
+
+def test_a_strangers_schedule():
+    assert moments(Thrice(2)) == [(1, 2), (2, 4), (2, 6)]
+    assert Recorder(Thrice(2)).state_key == "Recorder(Thrice(first=2))"
 
 
 # --- what new data is ------------------------------------------------------------------------------------------------
@@ -135,6 +192,51 @@ def test_numbering_goes_on_over_several_chunked_datamodules():
     assert recorder.moments == [(1, 2), (0, 0), (1, 2)]
 
 
+def test_the_same_loader_in_a_new_list_is_not_new_data():
+    recorder, module, loader = Recorder(), PlainModule(), DataLoader(dataset(), batch_size=6)
+
+    class First(PlainModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch[0], batch_idx)
+
+    module = First()
+    for _ in range(2):
+        trainer(recorder, max_epochs=1).fit(module, [loader])
+    assert recorder.moments == []
+    trainer(recorder, max_epochs=1).fit(module, [DataLoader(dataset(seed=1), batch_size=6)])
+    assert recorder.moments == [(0, 0)]
+
+
+class Sequence(GrowingData):
+    """Gives its epochs these chunk numbers."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.chunks = numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "epochs"),
+    [
+        ([0, 1, 0, 0, 2, 0], [1, 2, 4, 5]),  # tasks that come back
+        ([1, 1, 2, 2, 3, 3], [2, 4]),  # counted from 1
+        ([np.int64(number) for number in (0, 0, 1, 1, 2, 2)], [2, 4]),
+    ],
+)
+def test_data_is_new_when_the_number_of_the_chunk_changes(numbers, epochs):
+    assert [epoch for epoch, _ in moments(data=Sequence(numbers))] == epochs
+
+
+def test_datamodules_of_one_chunk_in_several_fits():
+    recorder, module = Recorder(), PlainModule()
+    with pytest.warns(UserWarning, match="Recorder will not act in this fit: .* a single chunk: only a later fit"):
+        trainer(recorder, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*will not act.*")
+        trainer(recorder, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
+    assert recorder.moments == [(0, 0)]
+
+
 def test_callbacks_can_be_copied_and_pickled_between_fits():
     recorder = Recorder()
     trainer(recorder, max_epochs=1).fit(PlainModule(), datamodule=PlainData())
@@ -143,16 +245,50 @@ def test_callbacks_can_be_copied_and_pickled_between_fits():
 
 
 class Announces(PlainData):
-    """Says itself that its data has changed."""
+    """Says itself that its data has changed, when it is asked for it."""
 
     def train_dataloader(self):
-        if self.trainer.current_epoch == 2:
+        if self.trainer.current_epoch in (0, 2):
             announce_new_data(self.trainer)
         return super().train_dataloader()
 
 
+class AnnouncesBefore(Callback):
+    """Says at the end of an epoch that the next one has new data."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            announce_new_data(trainer)
+
+
 def test_data_that_announces_itself():
     assert moments(data=Announces(), max_epochs=4) == [(2, 8)]
+    recorder = Recorder()
+    fitted(AnnouncesBefore(), recorder, data=PlainData(), max_epochs=4)
+    assert recorder.moments == [(2, 8)]
+
+
+@pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 1}])
+@pytest.mark.parametrize("how", ["when asked", "before"])
+def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
+    """Also where the resumed run repeats it, or had it before its checkpoint."""
+
+    def run(recorder, *more, **options):
+        others = [AnnouncesBefore()] if how == "before" else []
+        data = Announces() if how == "when asked" else PlainData()
+        fitted(recorder, *others, *more, data=data, max_epochs=4, **options)
+        return recorder.moments
+
+    whole = run(Recorder(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
+    assert whole == [(2, 8)]
+    checkpoints = sorted(tmp_path.glob("*.ckpt"))
+    assert len(checkpoints) == (4 if "every_n_epochs" in stop else 16)
+    for checkpoint in checkpoints:
+        step = torch.load(checkpoint, weights_only=True)["global_step"]
+        if "every_n_train_steps" in stop and how == "before" and step == 8:
+            continue  # written before the announcement, and Lightning does not come back to that place
+        epochs = [epoch for epoch, _ in run(Recorder(), ckpt_path=checkpoint)]
+        assert epochs == ([2] if step <= 8 else []), checkpoint.name
 
 
 # --- resume ----------------------------------------------------------------------------------------------------------
@@ -212,7 +348,7 @@ class Numbered(GrowingData):
 
 
 def test_two_of_one_class_keep_their_own_state(tmp_path):
-    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]))]
+    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]), name="second")]
     fitted(*pair, ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True))
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]
     assert [saved[callback.state_key]["num_events"] for callback in pair] == [5, 1]
@@ -236,21 +372,41 @@ def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, messa
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-def test_a_single_chunk_is_never_new():
-    with pytest.raises(MisconfigurationException, match="single chunk"):
-        fitted(Recorder(), data=GrowingData((2,)), max_epochs=2)
+def test_two_that_log_the_same_keys_are_refused():
+    with pytest.raises(MisconfigurationException, match=r"Two callbacks log as 'recorder': .* name=\"recorder_2\""):
+        fitted(Recorder(EveryNSteps(4)), Recorder(AtEpochs([1])))
 
 
 def test_when_must_be_a_schedule():
+    class Nameless:
+        def due(self, clock):
+            return True
+
     with pytest.raises(TypeError, match="`when` must be a schedule such as AtNewData"):
         Recorder(when="sometimes")
+    with pytest.raises(TypeError, match="`when` needs a __repr__ that tells its settings"):
+        Recorder(when=Nameless())
 
 
-def test_sharded_strategies_are_refused():
-    fake = trainer()
-    fake.strategy.__class__ = type("FSDPStrategy", (type(fake.strategy),), {})
-    with pytest.raises(MisconfigurationException, match="Recorder cannot rewrite weights that FSDPStrategy shards"):
-        Recorder().setup(fake, PlainModule(), "fit")
+class OwnFSDP(FSDPStrategy):
+    """What a project may derive."""
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, OwnFSDP, ModelParallelStrategy])
+@pytest.mark.parametrize("callback", [Recorder, PlasticityMonitor])
+def test_sharded_strategies_are_refused(strategy, callback):
+    sharded = trainer()
+    sharded._accelerator_connector.strategy = strategy()
+    base = "FSDPStrategy" if issubclass(strategy, FSDPStrategy) else "ModelParallelStrategy"
+    with pytest.raises(
+        MisconfigurationException, match=f"{callback.__name__} needs whole weights, which {base} shards"
+    ):
+        callback().setup(sharded, PlainModule(), "fit")
+
+
+def test_averaging_over_an_event_is_warned_of():
+    with pytest.warns(UserWarning, match="StochasticWeightAveraging averages weights from before an event of Recorder"):
+        fitted(Recorder(), StochasticWeightAveraging(swa_lrs=1e-2), data=GrowingData())
 
 
 def test_validation_alone_does_not_touch_the_callback():
@@ -263,5 +419,10 @@ def test_validation_alone_does_not_touch_the_callback():
     assert recorder.moments == []
 
 
-def test_pl_callbacks_of_other_kinds_are_not_announced_to():
-    announce_new_data(trainer(pl.Callback()))
+def test_callbacks_of_other_kinds_are_not_announced_to():
+    class Other(Callback):
+        timekeeper = "a coincidence"
+
+    recorder = Recorder()
+    announce_new_data(trainer(Other(), Callback(), recorder))
+    assert recorder.timekeeper.state_dict()["announced"]

@@ -5,8 +5,9 @@ import math
 import pytest
 import reference
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
+from small_training import PlainModule, assert_same_weights, fitted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 from torch import nn
@@ -100,11 +101,32 @@ def test_layers_need_not_be_logged(tmp_path):
     assert not any(tag.startswith("fire.layers") for tag in tags)
 
 
-def test_a_checkpoint_can_watch_the_measures():
-    """Values of an event are in `callback_metrics`."""
-    watcher = trainer(FIRECallback())
-    watcher.fit(PlainModule(), datamodule=GrowingData())
-    assert {"fire/dfi_after", "fire/sfe_normalized"} <= set(watcher.callback_metrics)
+class Watches(Callback):
+    """Reads what other callbacks can watch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.seen.append(trainer.callback_metrics.get("fire/sfe_normalized"))
+
+
+def test_other_callbacks_can_watch_the_measures_from_the_first_event_on():
+    watches, fire = Watches(), Snapshots()
+    fitted(fire, watches)
+    assert watches.seen[:2] == [None, None]
+    for epoch, event in ((2, 0), (4, 1)):
+        assert watches.seen[epoch].item() == pytest.approx(fire.seen[event][2]["fire/sfe_normalized"], rel=1e-5)
+
+
+def test_two_with_names_and_selections_of_their_own(tmp_path):
+    first = FIRECallback(where=Weights(include=[r"net\.0"]))
+    second = FIRECallback(where=Weights(include=[r"net\.5"]), scale="procrustes", name="fire_head")
+    fitted(first, second, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in log.Scalars("fire_head/event")] == [4, 12]
+    assert log.Scalars("fire/sfe")[0].value != log.Scalars("fire_head/sfe")[0].value
+    assert "fire_head.layers/sfe/net.5.weight" in log.Tags()["scalars"]
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])

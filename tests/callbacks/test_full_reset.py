@@ -1,9 +1,12 @@
 """`FullReset`, `OptimizerReset` and `PlasticityMonitor` through real fits."""
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, fitted
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -52,6 +55,76 @@ def test_initial_values_come_from_before_the_checkpoint_and_travel_in_it(tmp_pat
     for epoch in range(5):
         resumed = fitted(FullReset(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
         assert_same_weights(resumed, whole)
+
+
+class Late(PlainModule):
+    """Makes a layer in the hook that large models use."""
+
+    def configure_model(self):
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(3, 3)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.late(self.net(batch[0])), batch[1])
+
+
+class LateInSetup(Late):
+    """Makes it in `setup`."""
+
+    configure_model = pl.LightningModule.configure_model
+
+    def setup(self, stage):
+        Late.configure_model(self)
+
+
+class Start(Callback):
+    """Keeps the state before the first step."""
+
+    def on_train_start(self, trainer, pl_module):
+        self.state = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", [Late, LateInSetup])
+def test_layers_that_are_made_when_training_begins_are_reset_too(kind):
+    callback, start = Snapshot(), Start()
+    fitted(callback, start, module=kind())
+    assert "late.weight" in start.state
+    for name, tensor in start.state.items():
+        assert torch.equal(callback.after[name], tensor), name
+
+
+def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), module=Late(), max_epochs=2)
+    with pytest.raises(MisconfigurationException, match=r"initial values of late.bias, late.weight are not known"):
+        fitted(FullReset(), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
+
+
+def test_a_run_that_goes_on_from_a_checkpoint_without_full_reset_returns_to_how_the_module_was_built(tmp_path):
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
+    callback = Snapshot()
+    fitted(callback, ckpt_path=tmp_path / "epoch=1.ckpt")
+    for name, tensor in initial().items():
+        assert torch.equal(callback.after[name], tensor), name
+
+
+def test_initial_values_belong_to_the_first_fit_of_a_module():
+    callback, module = Snapshot(AtEpochs([1])), PlainModule()
+    start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    for _ in range(2):
+        trainer(callback, max_epochs=2).fit(module, datamodule=PlainData())
+        for name, tensor in start.items():
+            assert torch.equal(callback.after[name], tensor), name
+
+
+def test_another_module_has_initial_values_of_its_own():
+    callback = Snapshot(AtEpochs([1]))
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        module = PlainModule()
+        start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        trainer(callback, max_epochs=2).fit(module, datamodule=PlainData())
+        for name, tensor in start.items():
+            assert torch.equal(callback.after[name], tensor), name
 
 
 def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
@@ -106,6 +179,13 @@ def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):
     last = torch.stack([dfi(module.net[i].weight) for i in (0, 3, 5)])
     assert values[-1] == pytest.approx(last.mean().item(), rel=1e-4)
     assert log.Scalars("plasticity.layers/dfi/net.3.weight")[-1].value == pytest.approx(last[1].item(), rel=1e-4)
+
+
+def test_a_checkpoint_can_watch_the_monitor(tmp_path):
+    save = ModelCheckpoint(tmp_path, "{epoch}", monitor="plasticity/dfi_normalized", mode="min", save_top_k=1)
+    fitted(PlasticityMonitor(), save)
+    assert save.best_model_score == min(save.best_k_models.values())
+    assert len(list(tmp_path.glob("*.ckpt"))) == 1
 
 
 def test_monitor_refuses_a_senseless_period():

@@ -1,0 +1,130 @@
+"""The two places a network can be taken back to: its initial values, and new draws by its layers."""
+
+import weakref
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor, nn
+
+
+class InitialValues:
+    """The values that parameters and buffers have when the first fit of a module begins.
+
+    They must be taken twice. Before the checkpoint is loaded, layers made in `configure_model` are not there yet, and
+    the ranks have not been made equal. After it, the module holds the values of the checkpoint. So: from the state in
+    the checkpoint if it has one; else, without a checkpoint, from the module when all is set up; else those from before
+    the checkpoint, of rank 0.
+
+    Attributes:
+        values: Tensors on the CPU by name; None before a fit.
+    """
+
+    def __init__(self):
+        self.values: dict[str, Tensor] | None = None
+        self._module: Any = None  # weak reference
+        self._settled = False  # values are known to be right
+
+    def take_before_checkpoint(self, module: nn.Module) -> None:
+        """Take the values of a module that has not been trained with this object before.
+
+        Args:
+            module: The module, as its owner built it.
+        """
+        if self._module is not None and self._module() is not module:
+            self._settled = False  # another module than in the last fit
+        self._module = weakref.ref(module)
+        if not self._settled:
+            self.values = _copy(module)
+
+    def load(self, values: dict[str, Tensor] | None) -> None:
+        """Take the values from a checkpoint.
+
+        Args:
+            values: `values` of the run that wrote it.
+        """
+        self.values, self._settled = values, values is not None
+
+    def complete(self, trainer: Trainer, module: nn.Module) -> None:
+        """Settle the values, on every rank alike.
+
+        Args:
+            trainer: The Trainer, its strategy set up, its checkpoint loaded.
+            module: Its module.
+
+        Raises:
+            MisconfigurationException: If the values of some layers are not known; names them.
+        """
+        if not self._settled:
+            self.values = trainer.strategy.broadcast(_copy(module) if trainer.ckpt_path is None else self.values)
+        shapes = {name: tensor.shape for name, tensor in _tensors(module).items()}
+        known = {name: tensor.shape for name, tensor in self.values.items()}
+        if unknown := sorted(name for name, shape in shapes.items() if known.get(name) != shape):
+            raise MisconfigurationException(
+                f"The initial values of {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are not known: the"
+                " checkpoint was written without this callback, and the layers are made in configure_model() or"
+                " setup(). Make them in __init__, or use the callback from the beginning, or use target='fresh'."
+            )
+        self._settled = True
+
+    @torch.no_grad()
+    def restore(self, module: nn.Module) -> None:
+        """Put the values into a module.
+
+        Args:
+            module: The module; changed in place.
+        """
+        for name, tensor in _tensors(module).items():
+            tensor.copy_(self.values[name])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the module out of copies and pickles."""
+        return {**vars(self), "_module": None}
+
+
+def redraw(module: nn.Module, seed: int) -> None:
+    """Draw all parameters of a module anew, by each layer's own `reset_parameters`.
+
+    The global random state is left as it was.
+
+    Args:
+        module: The module; changed in place.
+        seed: Seed of the draw.
+    """
+    device = next(module.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for layer in module.modules():
+            if callable(getattr(layer, "reset_parameters", None)):
+                layer.reset_parameters()
+
+
+def require_redrawable(module: nn.Module) -> None:
+    """Refuse modules with parameters that no layer can draw anew.
+
+    Args:
+        module: The module.
+
+    Raises:
+        ValueError: Names the layers without `reset_parameters`.
+    """
+    stuck = [
+        name or type(layer).__name__
+        for name, layer in module.named_modules()
+        if next(layer.parameters(recurse=False), None) is not None
+        and not callable(getattr(layer, "reset_parameters", None))
+    ]
+    if stuck:
+        raise ValueError(
+            f"`target` is 'fresh', but {', '.join(stuck)} has parameters and no reset_parameters();"
+            " give it one, or use target='initial'"
+        )
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def _copy(module: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().cpu().clone() for name, tensor in _tensors(module).items()}
