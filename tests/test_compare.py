@@ -1,19 +1,20 @@
 """`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
 
 import csv
-import json
+import os
 import re
 from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
 import pytest
+import yaml
+from matplotlib.axes import Axes
 from test_cli import BASE, FIRE
 
 from lightning_fire.cli import main
-from lightning_fire.compare import report
+from lightning_fire.compare import report, runs
 from lightning_fire.compare.history import History, read_history
-from lightning_fire.compare.runs import plan
 
 MONITOR = "    - class_path: PlasticityMonitor\n"
 
@@ -39,7 +40,7 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
     text = capsys.readouterr().out
     assert {method: len(runs) for method, runs in results.items()} == {"vanilla": 2, "full_reset": 2, "fire": 2}
     for run in results["vanilla"]:
-        assert run["sfe"] == 0
+        assert np.isnan(run["sfe"])
         assert run["dfi_after"] == run["dfi_before"]
     for run in results["fire"]:
         assert run["dfi_after"] < 0.5 * run["dfi_before"]
@@ -50,6 +51,8 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
     with open("out/results.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
+    assert [row["seed"] for row in rows] == ["0", "1"] * 3
+    assert rows[0]["sfe"] == ""
     assert float(rows[-1]["final"]) == pytest.approx(results["fire"][1]["final"], rel=1e-5)
     assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
     for line in ("tensorboard --logdir out", "out/comparison.png", "after the event", "vanilla  ", "fire  "):
@@ -70,9 +73,41 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path,
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         compare(recipe, "--methods", "broken", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     text = capsys.readouterr().out
-    assert "broken seed 0 FAILED" in text
+    assert re.search(r"broken seed 0 FAILED: .*`steps` must be an integer of at least 1, got 0", text)
     assert "`steps` must be an integer of at least 1, got 0" in (tmp_path / "out/broken/seed0/log.txt").read_text()
     assert "vanilla  1" in text
+
+
+DIES = """
+import os
+import signal
+
+from lightning.pytorch import Callback
+
+
+class Dies(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys, monkeypatch):
+    (tmp_path / "dies.py").write_text(DIES)
+    (recipe / "killed.yaml").write_text("intervention: {class_path: dies.Dies}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        compare(recipe, "--methods", "killed", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    text = capsys.readouterr().out
+    assert "killed seed 0 FAILED: killed by SIGKILL; out of memory? Try fewer --jobs" in text
+    assert "vanilla  1" in text
+    assert not (tmp_path / "out/killed/seed0/finished.json").exists()
+
+
+def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
+    (recipe / "base.yaml").write_text(BASE)
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    assert re.search("vanilla seed 0 FAILED: .* has not logged .*plasticity/chunk", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +152,14 @@ HISTORY = History(
     dfi=series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0)),
     starts=np.array([0, 20, 60]),
     at_new_data=np.array([0.3]),
+    dfi_before=np.array([3.0]),
     dfi_after=np.array([0.5]),
     sfe=np.array([0.7]),
 )
 
 
 def test_numbers_by_hand():
-    expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 4.0, "dfi_after": 0.5, "sfe": 0.7}
+    expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
     assert report.numbers(HISTORY) == pytest.approx(expected)
     assert HISTORY.chunk_position(np.array([0, 10, 20, 40, 60])) == pytest.approx([0, 0.5, 1, 1.5, 2])
     steps, values = HISTORY.accuracy_with_events()
@@ -136,10 +172,43 @@ def test_numbers_by_hand():
 
 def test_a_table_shows_mean_and_sample_standard_deviation():
     other = replace(HISTORY, at_new_data=np.array([0.5]))
-    line = report.table({"fire": [HISTORY, other]}).splitlines()[2]
+    line = report.table({"fire": {0: HISTORY, 1: other}}).splitlines()[2]
     assert line.split("  ")[0] == "fire"
     assert "0.400 ± 0.141" in line
-    assert "4.000 → 0.500" in line
+    assert "3.000 → 0.500" in line
+
+
+IDLE = replace(HISTORY, dfi_before=None, dfi_after=None, sfe=None)  # a method without events, as vanilla
+
+
+def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
+    line = report.table({"vanilla": {0: IDLE}}).splitlines()[2]
+    assert "±" not in line
+    assert line.split() == ["vanilla", "1", "0.300", "0.800", "0.650", "4.000", "→", "4.000", "–"]
+
+
+def test_a_chunk_without_validation_is_left_out_of_the_average():
+    sparse = replace(HISTORY, accuracy=series((39, 0.6), (59, 0.8)))
+    assert report.numbers(sparse)["average"] == 0.8
+    assert report.numbers(sparse)["final"] == 0.8
+
+
+def test_runs_of_different_length_are_drawn_together(tmp_path, monkeypatch):
+    """Mean and spread at each place are of the runs that reach it."""
+    short = History(series((9, 0.6)), series((9, 4.0)), np.array([0, 10]), np.array([]), None, None, None)
+    seen, plot = [], Axes.plot
+
+    def remember(axis, x, y, **options):
+        seen.append((list(x), list(y)))
+        return plot(axis, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", remember)
+    report.draw({"vanilla": {0: IDLE, 1: short}}, tmp_path / "picture.png", "title")
+    x, y = seen[0]
+    assert x == pytest.approx([0.45, 0.9, 0.95, 1.0, 1.475, 1.975])
+    assert y[:3] == pytest.approx([0.4, (0.6 + np.interp(0.9, [0.45, 0.95], [0.4, 0.5])) / 2, 0.5])
+    assert y[-1] == 0.8
+    assert (tmp_path / "picture.png").stat().st_size > 1000
 
 
 def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
@@ -147,14 +216,26 @@ def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
         read_history(tmp_path)
 
 
-def test_settings_are_recorded(recipe, tmp_path):
-    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
-    assert "limit_train_batches: 1" in (tmp_path / "out/vanilla/seed0/run.yaml").read_text()
-    assert json.loads((tmp_path / "out/vanilla/seed0/finished.json").read_text())["settings"]
+def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path):
+    """As Lightning wrote them down after all files and overrides."""
+    words = ["--set", "trainer.limit_train_batches=1", "data.init_args.batch_size=4"]
+    compare(recipe, "--methods", "vanilla", "--seeds", "2", "--first-seed", "10", *words)
+    for seed in (10, 11):
+        used = yaml.safe_load((tmp_path / f"out/vanilla/seed{seed}/config.yaml").read_text())
+        assert used["seed_everything"] == used["data"]["init_args"]["seed"] == seed
+        assert used["trainer"]["limit_train_batches"] == 1
+        assert used["data"]["init_args"]["batch_size"] == 4
+
+
+@pytest.mark.parametrize(("jobs", "expected"), [(1, None), (3, ["4", "5", "4"])])
+def test_several_processes_share_the_gpus(monkeypatch, jobs, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    given = [runs._share(slot, jobs).get("CUDA_VISIBLE_DEVICES") for slot in range(jobs)]
+    assert given == (expected or [None])
 
 
 def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
-    for run in plan(recipe, ["vanilla"], range(3), tmp_path):
+    for run in runs.plan(recipe, ["vanilla"], range(3), tmp_path):
         settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
         assert settings["seed_everything"] == run.seed
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}

@@ -1,7 +1,6 @@
 """`lightning-fire compare`."""
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import yaml
 from tqdm import tqdm
 
 from lightning_fire.compare import report
-from lightning_fire.compare.history import read_history
+from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.progress import Progress
-from lightning_fire.compare.runs import Run, execute, plan
+from lightning_fire.compare.runs import Run, default_jobs, execute, plan
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
 
@@ -28,9 +27,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds: 0, 1, … (default: 3)")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<name of the recipe>)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
+    parser.add_argument(
+        "--jobs", type=int, default=default_jobs(), help="processes (default: one for each GPU, or else for each core)"
+    )
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="override recipe keys in every run")
     return parser
 
@@ -52,33 +54,41 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     if options.seeds < 1 or options.jobs < 1:
         parser().error("--seeds and --jobs must be at least 1")
     try:
-        runs = plan(options.recipe, options.methods, range(options.seeds), output)
+        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        runs = plan(options.recipe, options.methods, seeds, output)
         extra = _nested(options.set)
     except (FileNotFoundError, ValueError) as error:
         parser().error(str(error))
     outcome = _execute_with_bar(runs, min(options.jobs, len(runs)), extra)
     failed = {run: reason for run, reason in outcome.items() if reason}
+    histories: dict[str, dict[int, History]] = {}
+    for run in runs:
+        if run in failed:
+            continue
+        try:
+            histories.setdefault(run.method, {})[run.seed] = read_history(run.folder)
+        except ValueError as error:
+            failed[run] = str(error)
+    histories = {method: histories[method] for method in options.methods if method in histories}
     for run, reason in failed.items():
-        print(f"\n{run.name} FAILED: {reason.strip().splitlines()[-1]}  (see {run.folder / 'log.txt'})")
-    done = [run for run in runs if run not in failed]
-    if not done:
+        print(f"\n{run.name} FAILED: {reason}  (see {run.log})")
+    if not histories:
         raise SystemExit("no run finished")
-    histories = {m: [read_history(run.folder) for run in done if run.method == m] for m in options.methods}
-    histories = {method: runs for method, runs in histories.items() if runs}
     _publish(histories, options.recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
-    return {method: [report.numbers(run) for run in runs] for method, runs in histories.items()}
+    return {method: [report.numbers(run) for run in by_seed.values()] for method, by_seed in histories.items()}
 
 
 def _publish(histories: report.Histories, recipe: Path, output: Path) -> None:
     text = report.table(histories)
+    print(f"\n{text}\n")
     (output / "table.txt").write_text(text + "\n")
     report.write_csv(histories, output / "results.csv")
     report.draw(histories, output / "comparison.png", title=_title(recipe))
-    print(f"\n{text}\n")
     print(
-        "accuracies: on the test set, mean ± standard deviation over the seeds; DfI: normalised deviation from isometry"
+        "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds;"
+        " DfI: normalised deviation from isometry"
     )
     print(f"picture:     {output / 'comparison.png'}")
     print(f"every run:   {output / 'results.csv'}")
@@ -92,15 +102,15 @@ def _title(recipe: Path) -> str:
 
 def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
     """Show one bar for all runs, in epochs; it names what each process is at."""
-    now: dict[str, Progress] = {}
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
 
-        def show(progress: Progress) -> None:
-            now[progress.run] = progress
-            epochs = sum(p.epochs for p in now.values()) / len(now) * len(runs)
-            bar.total, bar.n = round(epochs), sum(p.epoch for p in now.values())
-            active = [p for p in now.values() if p.epoch < p.epochs]
-            bar.set_description(", ".join(f"{p.run} chunk {p.chunk}/{p.chunks}" for p in active[-jobs:]) or "finishing")
+        def show(now: dict[Run, Progress]) -> None:
+            if not now:
+                return
+            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * len(runs))
+            bar.n = sum(p.epoch for p in now.values())
+            active = [(run, p) for run, p in now.items() if p.epoch < p.epochs][-jobs:]
+            bar.set_description(", ".join(f"{run.name} chunk {p.chunk}/{p.chunks}" for run, p in active) or "finishing")
 
         return execute(runs, jobs, extra, show)
 

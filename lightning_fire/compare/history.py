@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ class History:
         dfi: Normalised deviation from isometry after each epoch, mean over the weights.
         starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
         at_new_data: Test accuracy at the start of each chunk but the first, after the method has acted.
-        dfi_after: Normalised deviation from isometry right after each event; None if the method has none.
+        dfi_before: Normalised deviation from isometry right before each event, mean over the weights that the method
+            replaces; None if it has no events.
+        dfi_after: The same right after each event.
         sfe: Normalised squared Frobenius error of each event; None if the method has none.
     """
 
@@ -27,6 +30,7 @@ class History:
     dfi: Series
     starts: np.ndarray
     at_new_data: np.ndarray
+    dfi_before: np.ndarray | None
     dfi_after: np.ndarray | None
     sfe: np.ndarray | None
 
@@ -56,13 +60,14 @@ class History:
         return steps[order], np.append(series[1], values)[order]
 
     def last_in_chunk(self, series: Series) -> np.ndarray:
-        """Return the last value of a curve in each chunk, shape `(chunks,)`.
+        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none.
 
         Args:
             series: One of the curves.
         """
         steps, values = series
-        return np.array([values[steps < end][-1] for end in self.starts[1:]])
+        inside = [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
+        return np.array([part[-1] if len(part) else np.nan for part in inside])
 
 
 def read_history(folder: Path) -> History:
@@ -97,6 +102,7 @@ def read_history(folder: Path) -> History:
         dfi=series("plasticity/dfi_normalized"),
         starts=np.append(starts, end),
         at_new_data=series("val/accuracy_at_new_data")[1] if "val/accuracy_at_new_data" in tags else np.array([]),
+        dfi_before=of_events("dfi_normalized_before"),
         dfi_after=of_events("dfi_normalized_after"),
         sfe=of_events("sfe_normalized"),
     )

@@ -1,39 +1,47 @@
-"""From the training processes of a comparison to the one progress bar."""
+"""From the training processes of a comparison to the one progress bar: a small file beside each run's logs."""
 
-from typing import Any, NamedTuple
+import json
+import os
+from pathlib import Path
+from typing import NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-_link: tuple[Any, str] | None = None
-
 
 class Progress(NamedTuple):
-    """Where a run is: names, and epochs done of all."""
+    """Where a run is: epochs done of all, and its chunk of data, counted from 1, of all."""
 
-    run: str
     epoch: int
     epochs: int
     chunk: int
     chunks: int
 
 
-def connect(queue: Any, run: str) -> None:
-    """Make `ProgressReport` of this process send to a queue.
+class ProgressReport(Callback):
+    """Writes a `Progress` at the end of each epoch.
 
     Args:
-        queue: A multiprocessing queue.
-        run: Name of the run.
+        path: The file.
     """
-    global _link
-    _link = (queue, run)
 
-
-class ProgressReport(Callback):
-    """Sends a `Progress` at the end of each epoch."""
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Send."""
-        if _link is not None:
-            queue, run = _link
-            chunk, chunks = getattr(trainer.datamodule, "chunk", 0), getattr(trainer.datamodule, "num_chunks", 1)
-            queue.put(Progress(run, trainer.current_epoch + 1, trainer.max_epochs, chunk + 1, chunks))
+        """Write; a reader sees the old file or the new one, never half of one."""
+        if not trainer.is_global_zero:
+            return
+        chunk, chunks = getattr(trainer.datamodule, "chunk", 0), getattr(trainer.datamodule, "num_chunks", 1)
+        now = Progress(trainer.current_epoch + 1, trainer.max_epochs, int(chunk) + 1, int(chunks))
+        unfinished = self.path.with_suffix(".new")
+        unfinished.write_text(json.dumps(now))
+        unfinished.replace(self.path)
+
+
+def read_progress(path: Path) -> Progress | None:
+    """Return what a run has written; None before its first epoch has ended.
+
+    Args:
+        path: The file.
+    """
+    return Progress(*json.loads(path.read_text())) if path.is_file() else None

@@ -14,7 +14,7 @@ from matplotlib.ticker import LogLocator
 
 from lightning_fire.compare.history import History, Series
 
-Histories = Mapping[str, Sequence[History]]  # by method, one for each seed
+Histories = Mapping[str, Mapping[int, History]]  # by method and seed
 
 COLUMNS = {
     "after_event": "accuracy just after the event",
@@ -33,39 +33,39 @@ def numbers(history: History) -> dict[str, float]:
         history: The run.
 
     Returns:
-        By column; measures of events are means over the chunks but the first.
+        By column; measures of events are means over the chunks but the first; NaN: the run does not have it.
     """
     at_end = history.last_in_chunk(history.accuracy)
-    before = history.last_in_chunk(history.dfi)[:-1].mean() if len(at_end) > 1 else np.nan
+    idle = history.last_in_chunk(history.dfi)[:-1]  # a method without events leaves the weights as they are
     return {
         "after_event": _mean(history.at_new_data),
-        "final": at_end[-1],
-        "average": at_end.mean(),
-        "dfi_before": before,
-        "dfi_after": before if history.dfi_after is None else _mean(history.dfi_after),
-        "sfe": 0.0 if history.sfe is None else _mean(history.sfe),
+        "final": history.accuracy[1][-1],
+        "average": _mean(at_end),
+        "dfi_before": _mean(idle if history.dfi_before is None else history.dfi_before),
+        "dfi_after": _mean(idle if history.dfi_after is None else history.dfi_after),
+        "sfe": np.nan if history.sfe is None else _mean(history.sfe),
     }
 
 
 def table(histories: Histories) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation over the seeds.
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
 
     Args:
         histories: The runs.
     """
     rows = [["method", "seeds", *(["after the event", "final accuracy", "average", "DfI before → after", "SFE/‖W‖²"])]]
     for method, runs in histories.items():
-        of = {column: [numbers(run)[column] for run in runs] for column in COLUMNS}
-        spread = [f"{np.mean(of[c]):.3f} ± {_std(of[c]):.3f}" for c in ("after_event", "final", "average")]
-        dfi = f"{np.mean(of['dfi_before']):.3f} → {np.mean(of['dfi_after']):.3f}"
-        rows.append([method, str(len(runs)), *spread, dfi, f"{np.mean(of['sfe']):.3f}"])
+        of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
+        spread = [_with_spread(of[column]) for column in ("after_event", "final", "average")]
+        dfi = f"{_number(_mean(of['dfi_before']))} → {_number(_mean(of['dfi_after']))}"
+        rows.append([method, str(len(runs)), *spread, dfi, _number(_mean(of["sfe"]))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
 
 
 def write_csv(histories: Histories, path: Path) -> None:
-    """Write the numbers of every run.
+    """Write the numbers of every run; what it does not have stays empty.
 
     Args:
         histories: The runs.
@@ -73,15 +73,16 @@ def write_csv(histories: Histories, path: Path) -> None:
     """
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "run", *COLUMNS])
+        writer.writerow(["method", "seed", *COLUMNS])
         for method, runs in histories.items():
-            for index, run in enumerate(runs):
+            for seed, run in runs.items():
                 values = numbers(run)
-                writer.writerow([method, index, *(f"{values[column]:.6g}" for column in COLUMNS)])
+                cells = ("" if np.isnan(values[column]) else f"{values[column]:.6g}" for column in COLUMNS)
+                writer.writerow([method, seed, *cells])
 
 
 def draw(histories: Histories, path: Path, title: str) -> None:
-    """Draw accuracy and deviation from isometry over training: mean over the seeds, standard deviation as a band.
+    """Draw accuracy and deviation from isometry over training: mean and standard deviation (n - 1) over the seeds.
 
     Every chunk of data is equally wide; the dashed lines are where new data arrives and a method acts. The value on
     such a line is that just after the method has acted. The axis of accuracy covers the values at which chunks end,
@@ -95,13 +96,14 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
     )
-    for (method, runs), color in zip(histories.items(), plt.cm.tab10.colors * 3, strict=False):
+    for (method, by_seed), color in zip(histories.items(), plt.cm.tab10.colors * 3, strict=False):
+        runs = list(by_seed.values())
         final = [run.accuracy[1][-1] for run in runs]
-        label = f"{method}  {np.mean(final):.3f} ± {_std(final):.3f}"
+        label = f"{method}  {_with_spread(final)}"
         _draw_band(top, runs, [run.accuracy_with_events() for run in runs], color, label)
         _draw_band(bottom, runs, [run.dfi_with_events() for run in runs], color, method)
-    every = [run for runs in histories.values() for run in runs]
-    chunks = len(every[0].starts) - 1
+    every = [run for runs in histories.values() for run in runs.values()]
+    chunks = max(len(run.starts) for run in every) - 1
     for axis in (top, bottom):
         axis.set_xlim(0, chunks)
         axis.grid(alpha=0.25)
@@ -109,7 +111,8 @@ def draw(histories: Histories, path: Path, title: str) -> None:
             axis.axvline(chunk, color="black", linestyle="--", linewidth=1, alpha=0.5)
     ends = np.concatenate([run.last_in_chunk(run.accuracy) for run in every])
     best = max(run.accuracy[1].max() for run in every)
-    top.set_ylim(ends.min() - 0.5 * (best - ends.min()) - 1e-3, best + 0.05 * (best - ends.min()) + 1e-3)
+    worst = np.nanmin(ends)
+    top.set_ylim(worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3)
     top.set_title(title)
     top.set_ylabel("test accuracy")
     top.legend(loc="lower right", title="final accuracy")
@@ -125,15 +128,33 @@ def draw(histories: Histories, path: Path, title: str) -> None:
 
 
 def _draw_band(axis: Axes, runs: Sequence[History], curves: Sequence[Series], color: object, label: str) -> None:
-    x = runs[0].chunk_position(curves[0][0])
-    y = np.stack([values for _, values in curves])
-    axis.plot(x, y.mean(0), label=label, color=color, linewidth=1.6)
-    axis.fill_between(x, y.mean(0) - y.std(0), y.mean(0) + y.std(0), color=color, alpha=0.2, linewidth=0)
+    """Draw mean and standard deviation at all places where any of the runs has a point."""
+    places = [run.chunk_position(steps) for run, (steps, _) in zip(runs, curves, strict=True)]
+    x = np.unique(np.concatenate(places))
+    y = np.stack(
+        [
+            np.interp(x, place, values, left=np.nan, right=np.nan)
+            for place, (_, values) in zip(places, curves, strict=True)
+        ]
+    )
+    mean = np.nanmean(y, axis=0)
+    count = (~np.isnan(y)).sum(axis=0)
+    deviation = np.sqrt(np.nansum((y - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
+    axis.plot(x, mean, label=label, color=color, linewidth=1.6)
+    axis.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
 
 
-def _mean(values: np.ndarray) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+def _with_spread(values: Sequence[float]) -> str:
+    """Format mean and standard deviation (n - 1), which one value does not have."""
+    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 and not np.isnan(values).any() else ""
+    return _number(_mean(values)) + spread
 
 
-def _std(values: Sequence[float]) -> float:
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+def _number(value: float) -> str:
+    return "–" if np.isnan(value) else f"{value:.3f}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean of what is there; NaN of nothing."""
+    there = np.asarray(values)[~np.isnan(values)] if len(values) else []
+    return float(np.mean(there)) if len(there) else float("nan")

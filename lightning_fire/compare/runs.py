@@ -1,14 +1,14 @@
 """Which trainings a comparison is made of, and running them in several processes."""
 
-import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import traceback
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from typing import Any
 import torch
 import yaml
 
+from lightning_fire.compare.progress import Progress, read_progress
+
 _MARKER = "finished.json"
 _SETTINGS = "run.yaml"
+_PROGRESS = "progress.json"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ class Run:
         """Short name for people."""
         return f"{self.method} seed {self.seed}"
 
+    @property
+    def log(self) -> Path:
+        """File with all that the training prints."""
+        return self.folder / "log.txt"
+
+    def progress(self) -> Progress | None:
+        """Tell how far it is; None before its first epoch has ended."""
+        return read_progress(self.folder / _PROGRESS)
+
     def settings(self, extra: dict[str, Any]) -> dict[str, Any]:
         """Return the configuration of this run that comes on top of its files, as for YAML.
 
@@ -54,7 +66,12 @@ class Run:
             "enable_checkpointing": False,
             "enable_model_summary": False,
             "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
-            "callbacks+": [{"class_path": "lightning_fire.compare.progress.ProgressReport"}],
+            "callbacks+": [
+                {
+                    "class_path": "lightning_fire.compare.progress.ProgressReport",
+                    "init_args": {"path": str(self.folder / _PROGRESS)},
+                }
+            ],
         }
         own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
         return _merged(own, extra)
@@ -92,73 +109,88 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
 
 
 def execute(
-    runs: Sequence[Run], jobs: int, extra: dict[str, Any], on_progress: Callable[[Any], None]
+    runs: Sequence[Run], jobs: int, extra: dict[str, Any], on_progress: Callable[[dict[Run, Progress]], None]
 ) -> dict[Run, str | None]:
-    """Train all runs that have not finished before.
+    """Train all runs that have not finished before, each by the command line in a process of its own.
 
-    A run that fails is reported and does not stop the others.
+    A run that fails, or whose process is killed, is reported and does not stop the others.
 
     Args:
         runs: What to train.
-        jobs: Number of processes; the cores are shared out among them.
+        jobs: Number of processes at a time; the cores, and the GPUs if there are several, are shared out among them.
         extra: Configuration on top of each run's own, as for YAML.
-        on_progress: Called with what `ProgressReport` sends.
+        on_progress: Called now and then with where the runs are that have been begun.
 
     Returns:
         For each run, None if it is finished, or what went wrong.
     """
     outcome: dict[Run, str | None] = {run: None for run in runs}
-    todo = [run for run in runs if not is_finished(run, extra)]
-    if not todo:
-        return outcome
-    context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with context.Manager() as manager:
-        queue = manager.Queue()
-        with ProcessPoolExecutor(jobs, context) as pool:
-            futures = {pool.submit(train, run, extra, threads, queue): run for run in todo}
-            waiting = set(futures)
-            while waiting:
-                waiting -= {future for future in waiting if future.done()}
-                with contextlib.suppress(Exception):
-                    on_progress(queue.get(timeout=0.5))
-            for future in as_completed(futures):
-                outcome[futures[future]] = future.result() if not future.exception() else repr(future.exception())
-        while not queue.empty():
-            on_progress(queue.get())
+    waiting = [run for run in runs if not is_finished(run, extra)]
+    slots = list(range(jobs))
+    active: dict[Run, tuple[subprocess.Popen, int]] = {}
+    begun: list[Run] = []
+    try:
+        while waiting or active:
+            while waiting and slots:
+                run = waiting.pop(0)
+                try:
+                    active[run] = _start(run, extra, slots[-1], jobs), slots[-1]
+                except OSError as error:
+                    outcome[run] = str(error)
+                    continue
+                begun.append(run)
+                slots.pop()
+            time.sleep(0.2)
+            for run, (process, slot) in list(active.items()):
+                if process.poll() is not None:
+                    outcome[run] = _close(run, process.returncode, extra)
+                    slots.append(slot)
+                    del active[run]
+            on_progress({run: progress for run in begun if (progress := run.progress()) is not None})
+    finally:
+        for process, _ in active.values():
+            process.terminate()
     return outcome
 
 
-def train(run: Run, extra: dict[str, Any], threads: int, queue: Any) -> str | None:
-    """Train one run in this worker process, all of whose output goes to `log.txt` in the folder of the run.
+def default_jobs() -> int:
+    """Return how many processes a machine takes: one for each GPU, or else one for each core."""
+    return torch.cuda.device_count() or os.cpu_count() or 1
 
-    Args:
-        run: What to train.
-        extra: Configuration on top of the run's own.
-        threads: Threads to use.
-        queue: Where `ProgressReport` sends to.
 
-    Returns:
-        None, or the traceback of what went wrong.
-    """
-    from lightning_fire.cli import main  # the command line knows this package, not the other way round
-    from lightning_fire.compare import progress
-
-    torch.set_num_threads(threads)
+def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> subprocess.Popen:
     _make_room(run)
-    progress.connect(queue, run.name)
     settings = run.folder / _SETTINGS
     settings.write_text(yaml.safe_dump(run.settings(extra)))
-    with open(run.folder / "log.txt", "w") as log:
-        for stream in (1, 2):  # for good, and for all loggers that hold on to a stream: the process is ours
-            os.dup2(log.fileno(), stream)
-    try:
-        main(["fit", *(word for path in (*run.configs, settings) for word in ("-c", str(path)))])
-    except (Exception, SystemExit):
-        traceback.print_exc()
-        return traceback.format_exc()
-    (run.folder / _MARKER).write_text(json.dumps({"settings": _fingerprint(run, extra)}))
-    return None
+    files = [word for path in (*run.configs, settings) for word in ("-c", str(path))]
+    with open(run.log, "w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lightning_fire", "fit", *files],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **_share(slot, jobs)},
+        )
+
+
+def _share(slot: int, jobs: int) -> dict[str, str]:
+    """Return the environment that gives one of several processes its cores and its GPU."""
+    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
+    if jobs > 1 and len(gpus) > 1:
+        share["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return share
+
+
+def _close(run: Run, code: int, extra: dict[str, Any]) -> str | None:
+    """Mark a run as finished, or tell what went wrong."""
+    if code == 0:
+        (run.folder / _MARKER).write_text(json.dumps({"settings": _fingerprint(run, extra)}))
+        return None
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
+    lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {code}"
 
 
 def is_finished(run: Run, extra: dict[str, Any]) -> bool:

@@ -75,6 +75,7 @@ class ChunkedDataModule(LightningDataModule):
         self._indices: list[Tensor] | None = None
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
         self._test_loader: ResumableLoader | None = None
+        self._last_chunk: int | None = None  # of which training data was asked for
         self._tested_chunk: int | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
@@ -115,7 +116,10 @@ class ChunkedDataModule(LightningDataModule):
 
     @property
     def chunk(self) -> int:
-        """The current chunk, from 0: it changes when new data has arrived. When a checkpoint is tested: its chunk."""
+        """The current chunk, from 0: it changes when new data has arrived.
+
+        In `test` and `validate`: that of the checkpoint, or else the last that this object gave training data of.
+        """
         if self._tested_chunk is not None:
             return self._tested_chunk
         return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
@@ -148,12 +152,13 @@ class ChunkedDataModule(LightningDataModule):
         if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
             check_trainer(self.trainer, self.protocol)
         self._load_once()
-        self._train_loader = self._test_loader = self._tested_chunk = None
+        self._train_loader = self._test_loader = None
+        self._tested_chunk = None if stage == "fit" else self._last_chunk
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
         self._load_once()
-        chunk = self.chunk
+        chunk = self._last_chunk = self.chunk
         if self._train_loader is None or self._train_loader[0] != chunk:
             dataset = self.train_set if self.transform is None else Transformed(self.train_set, self.transform)
             self._train_loader = chunk, self._loader(dataset, self._indices[chunk], shuffle=True)

@@ -354,6 +354,17 @@ def test_a_tested_checkpoint_knows_the_classes_it_had_seen(tmp_path):
     assert data.chunk == 3
 
 
+@pytest.mark.parametrize("same_trainer", [True, False])
+def test_a_model_tested_after_its_fit_knows_the_classes_it_has_seen(same_trainer):
+    """Also by a Trainer of its own, whose epoch is 0."""
+    data, model = datamodule(ClassIncremental(4, epochs=1)), Diary()
+    trainer = trainer_for(data)
+    trainer.fit(model, data)
+    (trainer if same_trainer else trainer_for(data)).test(model, datamodule=data, verbose=False)
+    assert data.chunk == 3
+    assert data.seen_classes.tolist() == [0, 1, 2, 3]
+
+
 def test_validation_and_test_are_the_whole_test_set_in_order():
     data = datamodule(ClassIncremental(2, epochs=2))
     model = fit(data, limit_val_batches=1.0)
