@@ -1,12 +1,12 @@
 """Which weights of a model to act on: a preset, narrowed by names."""
 
 import re
-from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
 
 from lightning_fire.where.candidates import Candidate, candidates_of
+from lightning_fire.where.patterns import Patterns, some
 from lightning_fire.where.selection import Row, Selection, table_of
 from lightning_fire.where.views import WeightView
 
@@ -51,7 +51,8 @@ class Weights:
         if preset != "auto" and preset not in _PRESETS:
             raise ValueError(f"`preset` must be one of {['auto', *_PRESETS]}, got {preset!r}")
         self.preset = preset
-        self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
+        self._patterns = Patterns(include, exclude)
+        self.include, self.exclude = self._patterns.include, self._patterns.exclude
 
     def __repr__(self) -> str:
         return f"Weights(preset={self.preset!r}, include={self.include!r}, exclude={self.exclude!r})"
@@ -76,7 +77,7 @@ class Weights:
                 lazy layer is not initialised.
         """
         candidates = candidates_of(module)
-        self._check_patterns([view.name for candidate in candidates for view in candidate.views])
+        self._patterns.check([view.name for candidate in candidates for view in candidate.views])
         preset = self.preset
         if preset == "auto":
             preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
@@ -100,28 +101,7 @@ class Weights:
     def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
         if not _PRESETS[preset](kind, view):
             return f"not in preset {preset}"
-        if self.include is not None and not any(re.search(pattern, view.name) for pattern in self.include):
-            return "not included"
-        return "excluded" if any(re.search(pattern, view.name) for pattern in self.exclude or ()) else ""
-
-    def _check_patterns(self, names: Sequence[str]) -> None:
-        for argument in ("include", "exclude"):
-            for pattern in getattr(self, argument) or ():
-                if not any(re.search(pattern, name) for name in names):
-                    raise ValueError(
-                        f"`{argument}` has {pattern!r}, which matches no weight; there are: {_some(names) or 'none'}"
-                    )
-
-
-def _patterns(argument: str, patterns: list[str] | None) -> list[str] | None:
-    if isinstance(patterns, str):  # its letters would be taken for patterns
-        raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {patterns!r}")
-    for pattern in patterns or ():
-        try:
-            re.compile(pattern)
-        except (re.error, TypeError) as error:
-            raise ValueError(f"`{argument}` has {pattern!r}, which is no regular expression: {error}") from error
-    return None if patterns is None else list(patterns)
+        return self._patterns.refusal(view.name)
 
 
 def _verdict(reasons: dict[WeightView, str]) -> str:
@@ -131,7 +111,7 @@ def _verdict(reasons: dict[WeightView, str]) -> str:
 
 
 def _about_parametrizations(lost: list[Candidate]) -> str:
-    which = _some([f"{candidate.name} ({candidate.parametrization})" for candidate in lost])
+    which = some([f"{candidate.name} ({candidate.parametrization})" for candidate in lost])
     exclude = [f"^{re.escape(candidate.name)}" for candidate in lost]
     return (
         f"selected weights are computed by a parametrization, so that a new value would be lost: {which}. Remove the"
@@ -145,10 +125,5 @@ def _about_nothing(rows: list[Row]) -> str:
     for row in rows:
         if len(row.shape) > 1:
             names.setdefault(row.verdict, []).append(row.name)
-    reasons = [f"{_some(listed, most=1)}: {verdict}" for verdict, listed in names.items()]
-    return _some(reasons, "; ") or ("none of its parameters is a matrix" if rows else "it has no parameters")
-
-
-def _some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return separator.join(items[:most]) + more
+    reasons = [f"{some(listed, most=1)}: {verdict}" for verdict, listed in names.items()]
+    return some(reasons, "; ") or ("none of its parameters is a matrix" if rows else "it has no parameters")
