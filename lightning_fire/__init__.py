@@ -16,10 +16,11 @@ if TYPE_CHECKING:
         FullReset,
         OptimizerReset,
         PlasticityMonitor,
+        ShrinkAndPerturb,
         announce_new_data,
     )
     from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
-    from lightning_fire.where import Weights
+    from lightning_fire.where import Parameters, Weights
 
 __all__ = [
     "AnyOf",
@@ -32,8 +33,10 @@ __all__ = [
     "FIRECallback",
     "FullReset",
     "OptimizerReset",
+    "Parameters",
     "PlasticityMonitor",
     "Schedule",
+    "ShrinkAndPerturb",
     "Weights",
     "announce_new_data",
     "functional",

@@ -52,3 +52,10 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
     """Mean of (σ²/mean(σ²) − 1)² over the singular values of one `(m, n)` matrix, in float64."""
     squares = torch.linalg.svdvals(matrix.double()).square()
     return (squares / squares.mean() - 1).square().mean()
+
+
+def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb: float | None = None) -> Tensor:
+    """Entry by entry, in float64."""
+    factor = strength if perturb is None else perturb
+    pairs = zip(weight.double().flatten().tolist(), target.double().flatten().tolist(), strict=True)
+    return torch.tensor([(1 - strength) * w + factor * t for w, t in pairs], dtype=torch.float64).view(weight.shape)

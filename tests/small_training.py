@@ -86,3 +86,28 @@ def assert_same_weights(one: nn.Module, other: nn.Module) -> None:
     """Bit for bit."""
     for (name, a), (_, b) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
         assert torch.equal(a, b), f"{name} differs"
+
+
+def initial_state(seed: int = 0) -> dict[str, torch.Tensor]:
+    """The state with which `fitted` begins."""
+    torch.manual_seed(seed)
+    return PlainModule().state_dict()
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of its state."""
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def snapshots_of(method: type) -> type:
+    """Derive a method that keeps, for each event, the state before it, the state after it, and what it logs."""
+
+    class Snapshots(method):
+        def act(self, trainer, pl_module):
+            before = state_of(pl_module)
+            values = super().act(trainer, pl_module)
+            self.seen = [*getattr(self, "seen", []), (before, state_of(pl_module), values)]
+            self.optimizer_state = dict(trainer.optimizers[0].state)
+            return values
+
+    return Snapshots

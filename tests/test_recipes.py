@@ -12,7 +12,12 @@ from lightning_fire.cli import main
 ROOT = Path(__file__).parents[1] / "recipes"
 BASES = sorted(ROOT.rglob("base.yaml"))
 OVERLAYS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "base.yaml")
-METHODS = {"vanilla", "full_reset", "fire"}
+METHODS = {
+    "vanilla": set(),
+    "full_reset": {"FullReset"},
+    "fire": {"FIRECallback"},
+    "shrink_and_perturb": {"ShrinkAndPerturb"},
+}
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
 
@@ -46,7 +51,7 @@ def test_there_are_recipes():
 
 @pytest.mark.parametrize("base", BASES, ids=name_of)
 def test_every_base_has_the_methods(base):
-    assert {path.stem for path in base.parent.glob("*.yaml")} >= {"base", "full_reset", "fire"}
+    assert {path.stem for path in base.parent.glob("*.yaml")} >= {"base", *METHODS} - {"vanilla"}
 
 
 @pytest.mark.parametrize("path", [*BASES, *OVERLAYS], ids=name_of)
@@ -112,4 +117,4 @@ def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, imag
     assert cli.trainer.global_step == 2
     named = {type(callback).__name__ for callback in cli.trainer.callbacks}
     assert {"OptimizerReset", "PlasticityMonitor"} <= named
-    assert {"vanilla": set(), "fire": {"FIRECallback"}, "full_reset": {"FullReset"}}[method] <= named
+    assert METHODS[method] <= named

@@ -6,6 +6,7 @@ from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
+from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 
 __all__ = [
     "ChunkProgressBar",
@@ -14,5 +15,6 @@ __all__ = [
     "FullReset",
     "OptimizerReset",
     "PlasticityMonitor",
+    "ShrinkAndPerturb",
     "announce_new_data",
 ]

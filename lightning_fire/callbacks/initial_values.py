@@ -1,4 +1,4 @@
-"""The two places a network can be taken back to: its initial values, and new draws by its layers."""
+"""The two places to which a network can be taken back: its initial values, and new draws by its layers."""
 
 import weakref
 from typing import Any
@@ -58,7 +58,7 @@ class InitialValues:
         """
         if not self._settled:
             self.values = trainer.strategy.broadcast(_copy(module) if trainer.ckpt_path is None else self.values)
-        shapes = {name: tensor.shape for name, tensor in _tensors(module).items()}
+        shapes = {name: tensor.shape for name, tensor in tensors_of(module).items()}
         known = {name: tensor.shape for name, tensor in self.values.items()}
         if unknown := sorted(name for name, shape in shapes.items() if known.get(name) != shape):
             raise MisconfigurationException(
@@ -68,36 +68,34 @@ class InitialValues:
             )
         self._settled = True
 
-    @torch.no_grad()
-    def restore(self, module: nn.Module) -> None:
-        """Put the values into a module.
-
-        Args:
-            module: The module; changed in place.
-        """
-        for name, tensor in _tensors(module).items():
-            tensor.copy_(self.values[name])
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave the module out of copies and pickles."""
         return {**vars(self), "_module": None}
 
 
-def redraw(module: nn.Module, seed: int) -> None:
-    """Draw all parameters of a module anew, by each layer's own `reset_parameters`.
-
-    The global random state is left as it was.
+@torch.no_grad()
+def fresh_values(module: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw values of a module anew, by each layer's own `reset_parameters`.
 
     Args:
-        module: The module; changed in place.
+        module: The module; it and the global random state are left as they were.
         seed: Seed of the draw.
+
+    Returns:
+        Values of all parameters and buffers by name; where no `reset_parameters` touches one, its present value.
     """
+    tensors = tensors_of(module)
+    present = {name: tensor.clone() for name, tensor in tensors.items()}
     device = next(module.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         for layer in module.modules():
             if callable(getattr(layer, "reset_parameters", None)):
                 layer.reset_parameters()
+    drawn = {name: tensor.clone() for name, tensor in tensors.items()}
+    for name, tensor in tensors.items():
+        tensor.copy_(present[name])
+    return drawn
 
 
 def require_redrawable(module: nn.Module) -> None:
@@ -122,9 +120,14 @@ def require_redrawable(module: nn.Module) -> None:
         )
 
 
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a module by name, tied ones once.
+
+    Args:
+        module: The module.
+    """
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
 def _copy(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in _tensors(module).items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors_of(module).items()}

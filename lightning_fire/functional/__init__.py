@@ -2,5 +2,16 @@
 
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
+from lightning_fire.functional.reinit import shrink_and_perturb
 
-__all__ = ["as_matrices", "dfi", "dfi_normalized", "fire", "orthogonalize", "polar", "sfe", "sfe_normalized"]
+__all__ = [
+    "as_matrices",
+    "dfi",
+    "dfi_normalized",
+    "fire",
+    "orthogonalize",
+    "polar",
+    "sfe",
+    "sfe_normalized",
+    "shrink_and_perturb",
+]

@@ -1,7 +1,8 @@
 """WHERE a method acts: from any `nn.Module` to named weight matrices. Imports torch only."""
 
+from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
 from lightning_fire.where.views import WeightView
 from lightning_fire.where.weights import Weights
 
-__all__ = ["Selection", "WeightView", "Weights"]
+__all__ = ["Parameters", "Selection", "WeightView", "Weights"]

@@ -7,7 +7,7 @@ import reference
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, fitted
+from small_training import PlainModule, assert_same_weights, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 from torch import nn
@@ -15,18 +15,7 @@ from torch import nn
 from lightning_fire import AtEpochs, FIRECallback, Weights
 from lightning_fire.functional import dfi, dfi_normalized
 
-
-class Snapshots(FIRECallback):
-    """Keeps the state dict right before and right after each event."""
-
-    def act(self, trainer, pl_module):
-        before = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
-        values = super().act(trainer, pl_module)
-        after = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
-        self.seen = [*getattr(self, "seen", []), (before, after, values)]
-        return values
-
-
+Snapshots = snapshots_of(FIRECallback)
 WEIGHTS = ["net.0.weight", "net.3.weight", "net.5.weight"]
 
 

@@ -6,45 +6,41 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
+from small_training import (
+    PlainData,
+    PlainModule,
+    assert_same_weights,
+    fitted,
+    initial_state,
+    snapshots_of,
+    state_of,
+    trainer,
+)
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
 from lightning_fire import AtEpochs, FullReset, OptimizerReset, PlasticityMonitor, Weights
 from lightning_fire.functional import dfi
 
-
-class Snapshot(FullReset):
-    """Keeps the state right after each event."""
-
-    def act(self, trainer, pl_module):
-        values = super().act(trainer, pl_module)
-        self.after = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
-        self.optimizer_state = dict(trainer.optimizers[0].state)
-        return values
-
-
-def initial():
-    torch.manual_seed(0)
-    return PlainModule().state_dict()
+Snapshots = snapshots_of(FullReset)
 
 
 def test_parameters_and_buffers_return_to_their_initial_values():
-    callback = Snapshot()
+    callback = Snapshots()
     fitted(callback)
-    for name, tensor in initial().items():
-        assert torch.equal(callback.after[name], tensor), name
+    for name, tensor in initial_state().items():
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
     assert callback.optimizer_state == {}
 
 
 def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():
     draws = []
     for _ in range(2):
-        callback = Snapshot(AtEpochs([1]), target="fresh", seed=3)
+        callback = Snapshots(AtEpochs([1]), target="fresh", seed=3)
         fitted(callback, max_epochs=2)
-        draws.append(callback.after)
+        draws.append(callback.seen[-1][1])
     assert all(torch.equal(draws[0][name], draws[1][name]) for name in draws[0])
-    assert not torch.equal(draws[0]["net.0.weight"], initial()["net.0.weight"])
+    assert not torch.equal(draws[0]["net.0.weight"], initial_state()["net.0.weight"])
     assert draws[0]["net.0.weight"].abs().max() <= 6**-0.5  # PyTorch's uniform range for 6 inputs
     assert torch.equal(draws[0]["net.1.running_mean"], torch.zeros(8))
 
@@ -81,16 +77,16 @@ class Start(Callback):
     """Keeps the state before the first step."""
 
     def on_train_start(self, trainer, pl_module):
-        self.state = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+        self.state = state_of(pl_module)
 
 
 @pytest.mark.parametrize("kind", [Late, LateInSetup])
 def test_layers_that_are_made_when_training_begins_are_reset_too(kind):
-    callback, start = Snapshot(), Start()
+    callback, start = Snapshots(), Start()
     fitted(callback, start, module=kind())
     assert "late.weight" in start.state
     for name, tensor in start.state.items():
-        assert torch.equal(callback.after[name], tensor), name
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
@@ -101,36 +97,36 @@ def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
 
 def test_a_run_that_goes_on_from_a_checkpoint_without_full_reset_returns_to_how_the_module_was_built(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
-    callback = Snapshot()
+    callback = Snapshots()
     fitted(callback, ckpt_path=tmp_path / "epoch=1.ckpt")
-    for name, tensor in initial().items():
-        assert torch.equal(callback.after[name], tensor), name
+    for name, tensor in initial_state().items():
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_initial_values_belong_to_the_first_fit_of_a_module():
-    callback, module = Snapshot(AtEpochs([1])), PlainModule()
-    start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    callback, module = Snapshots(AtEpochs([1])), PlainModule()
+    start = state_of(module)
     for _ in range(2):
         trainer(callback, max_epochs=2).fit(module, datamodule=PlainData())
         for name, tensor in start.items():
-            assert torch.equal(callback.after[name], tensor), name
+            assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_another_module_has_initial_values_of_its_own():
-    callback = Snapshot(AtEpochs([1]))
+    callback = Snapshots(AtEpochs([1]))
     for seed in (0, 1):
         torch.manual_seed(seed)
         module = PlainModule()
-        start = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        start = state_of(module)
         trainer(callback, max_epochs=2).fit(module, datamodule=PlainData())
         for name, tensor in start.items():
-            assert torch.equal(callback.after[name], tensor), name
+            assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
     fitted(FullReset(), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
-    start = torch.stack([dfi(initial()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
+    start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
     assert log.Scalars("full_reset/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
     assert log.Scalars("full_reset/sfe_normalized")[0].value > 0
 
@@ -156,7 +152,7 @@ def test_arguments_out_of_range(options, message):
 def test_optimizer_reset_forgets_the_moments_and_touches_no_weight():
     class Looks(OptimizerReset):
         def act(self, trainer, pl_module):
-            self.before = {name: tensor.clone() for name, tensor in pl_module.state_dict().items()}
+            self.before = state_of(pl_module)
             assert trainer.optimizers[0].state
             values = super().act(trainer, pl_module)
             assert not trainer.optimizers[0].state

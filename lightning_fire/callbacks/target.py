@@ -1,0 +1,92 @@
+"""The base of the methods that take a network back, wholly or in part, to where it began."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+
+from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.initial_values import InitialValues, fresh_values, require_redrawable
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.when import Schedule
+from lightning_fire.where import Weights, WeightView
+
+Target = Literal["initial", "fresh"]
+
+
+class TargetCallback(EventCallback):
+    """Knows the target of each event: the initial values, or a new draw.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`.
+        target: `initial`: the values that the module has when its first fit begins, before a checkpoint is loaded, the
+            same on every rank; they are kept in the checkpoint. `fresh`: a new draw by each layer's
+            `reset_parameters`, the same on every rank.
+        seed: Seed of the new draws, with the number of the event added.
+        optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
+        name: Prefix of the logged keys in the place of the class's.
+
+    Raises:
+        ValueError: If an argument is out of range, or, before training, if the target is `fresh` and a layer cannot be
+            drawn anew.
+        MisconfigurationException: Before training, if the initial values of some layers are not known.
+    """
+
+    def __init__(
+        self,
+        when: Schedule | Sequence[Schedule] | None = None,
+        target: Target = "initial",
+        seed: int = 0,
+        optimizer: OptimizerPolicy = "touched",
+        name: str | None = None,
+    ):
+        super().__init__(when, name)
+        if target not in ("initial", "fresh"):
+            raise ValueError(f"`target` must be 'initial' or 'fresh', got {target!r}")
+        check_policy(optimizer)
+        self.target, self.seed, self.optimizer = target, seed, optimizer
+        self._initial = InitialValues()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self.target == "initial":
+            self._initial.take_before_checkpoint(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        if self.target == "fresh":
+            require_redrawable(pl_module)
+        else:
+            self._initial.complete(trainer, pl_module)
+
+    def targets(self, pl_module: LightningModule) -> dict[str, Tensor]:
+        """Return the target of this event by name, of all parameters and buffers.
+
+        Args:
+            pl_module: The module; left as it is.
+        """
+        if self.target == "fresh":
+            return fresh_values(pl_module, self.seed + self.num_events)
+        return self._initial.values
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and the initial tensors."""
+        return {**super().state_dict(), "initial": self._initial.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._initial.load(state_dict["initial"])
+
+
+def measurable(module: nn.Module) -> Sequence[WeightView]:
+    """Return the weights to measure; none where the module has no Linear or convolution weights of the plain kind.
+
+    Args:
+        module: The module.
+    """
+    try:
+        return Weights().select(module)
+    except ValueError:
+        return ()

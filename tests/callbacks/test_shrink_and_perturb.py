@@ -1,0 +1,103 @@
+"""`ShrinkAndPerturb` through real fits over growing data."""
+
+import pytest
+import reference
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainModule, assert_same_weights, fitted, initial_state, snapshots_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tolerances import assert_near
+
+from lightning_fire import EveryNSteps, Parameters, ShrinkAndPerturb
+
+Snapshots = snapshots_of(ShrinkAndPerturb)
+PARAMETERS = {name for name, _ in PlainModule().named_parameters()}
+
+
+@pytest.mark.parametrize("options", [{}, {"strength": 0.3}, {"strength": 0.6, "perturb": 0.1}])
+def test_every_parameter_moves_towards_its_initial_value_and_no_buffer(options):
+    callback = Snapshots(**options)
+    fitted(callback)
+    assert len(callback.seen) == 2
+    for before, after, _ in callback.seen:
+        for name in before:
+            if name in PARAMETERS:
+                target = initial_state()[name]
+                strength = options.get("strength", 0.8)
+                expected = reference.shrink_and_perturb(before[name], target, strength, options.get("perturb"))
+                assert_near(after[name], expected)
+            else:
+                assert torch.equal(after[name], before[name]), name
+
+
+def test_only_the_selected_parameters_move_and_only_their_optimizer_state_is_dropped():
+    callback = Snapshots(where=Parameters(include=[r"net\.0"], exclude=["bias"]))
+    module = fitted(callback)
+    moved = {name for name, value in callback.seen[0][1].items() if not torch.equal(value, callback.seen[0][0][name])}
+    assert moved == {"net.0.weight"}
+    kept = {name for name, parameter in module.named_parameters() if parameter in callback.optimizer_state}
+    assert kept == PARAMETERS - {"net.0.weight"}
+
+
+def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
+    runs = []
+    for _ in range(2):
+        callback = Snapshots(strength=1.0, target="fresh", seed=3)
+        fitted(callback)
+        runs.append([after["net.0.weight"] for _, after, _ in callback.seen])
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert not torch.equal(runs[0][0], runs[0][1])
+    assert not torch.equal(runs[0][0], initial_state()["net.0.weight"])
+    for before, after, _ in callback.seen:
+        assert torch.equal(after["net.1.running_mean"], before["net.1.running_mean"])  # buffers stay
+
+
+def test_a_fresh_target_does_not_change_the_batches_that_follow():
+    """The global random state is left alone: with strength 0 nothing happens at all."""
+    assert_same_weights(fitted(ShrinkAndPerturb(strength=0.0, target="fresh", optimizer="keep")), fitted())
+
+
+def test_at_every_step_without_measures(tmp_path):
+    callback = ShrinkAndPerturb(EveryNSteps(1), strength=1e-3, optimizer="keep", log_measures=False)
+    fitted(callback, folder=tmp_path)
+    assert callback.num_events == 23  # between 24 steps
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert {tag for tag in tags if "shrink" in tag} == {"shrink_and_perturb/event"}
+
+
+def test_it_logs_what_it_did(tmp_path):
+    callback = Snapshots()
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    before, after, _ = callback.seen[0]
+    sfe = sum((before[f"net.{i}.weight"] - after[f"net.{i}.weight"]).square().sum() for i in (0, 3, 5))
+    assert log.Scalars("shrink_and_perturb/sfe")[0].value == pytest.approx(sfe.item(), rel=1e-4)
+    assert [event.step for event in log.Scalars("shrink_and_perturb/event")] == [4, 12]
+
+
+@pytest.mark.parametrize("target", ["initial", "fresh"])
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, target):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(ShrinkAndPerturb(target=target), save)
+    resumed = fitted(ShrinkAndPerturb(target=target), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strength": 2}, "`strength` must be in"),
+        ({"perturb": -1}, "`perturb` must be at least 0"),
+        ({"target": "old"}, "`target` must be 'initial' or 'fresh'"),
+        ({"optimizer": "x"}, "`optimizer` must be"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        ShrinkAndPerturb(**options)
+
+
+def test_a_pattern_that_matches_nothing_is_refused_before_training():
+    with pytest.raises(ValueError, match=r"`include` has 'layer99', which matches no parameter; there are: net\.0"):
+        fitted(ShrinkAndPerturb(where=Parameters(include=["layer99"])))
