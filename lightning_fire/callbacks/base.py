@@ -15,10 +15,25 @@ _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of 
 
 
 class TimedCallback(Callback):
-    """Keeps a `Timekeeper` running, over fits and resumes, beside whole weights to look at or to change."""
+    """Knows the time of training, over fits and resumes, and that it has whole weights to look at or to change.
+
+    Attributes:
+        timekeeper: Counts steps and changes of the data.
+        chunk: How often the data has changed so far.
+    """
 
     def __init__(self):
         self.timekeeper = Timekeeper()
+        self.chunk = 0
+
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        """Do what is to be done at the start of an epoch, and at that of each batch.
+
+        Args:
+            trainer: The Trainer, between two batches.
+            pl_module: Its module.
+            clock: The moment.
+        """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -34,8 +49,19 @@ class TimedCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.timekeeper.start(trainer)
 
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._read_clock(trainer, pl_module, epoch_start=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._read_clock(trainer, pl_module, epoch_start=False)
+
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         self.timekeeper.tick(trainer)
+
+    def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
+        clock = self.timekeeper.read(trainer, epoch_start)
+        self.chunk = clock.chunk
+        self.at(trainer, pl_module, clock)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
@@ -109,14 +135,7 @@ class EventCallback(TimedCallback):
         if single and _awaits_new_data(self.when) and not self.timekeeper.has_seen_data:
             rank_zero_warn(f"{type(self).__name__} will not act in this fit: {explain_data(trainer)}.")
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._act_if_due(trainer, pl_module, epoch_start=True)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._act_if_due(trainer, pl_module, epoch_start=False)
-
-    def _act_if_due(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        clock = self.timekeeper.read(trainer, epoch_start)
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
             return
         self.timekeeper.last_event = clock.step

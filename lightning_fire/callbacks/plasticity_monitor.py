@@ -4,6 +4,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.rewrite import measure
+from lightning_fire.when import Clock
 from lightning_fire.where import Weights
 
 
@@ -32,9 +33,9 @@ class PlasticityMonitor(TimedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.where.select(pl_module)  # raises before training where nothing is matched
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        clock = self.timekeeper.read(trainer, epoch_start=True)
-        log_now(trainer, {"plasticity/chunk": float(clock.chunk)})
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        if clock.epoch_start:
+            log_now(trainer, {"plasticity/chunk": float(clock.chunk)})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:

@@ -2,6 +2,14 @@
 
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
+from lightning_fire.functional.penalties import (
+    l2_init_gradient,
+    l2_init_penalty,
+    parseval_gradient,
+    parseval_penalty,
+    unit_scale_gradient,
+    unit_scale_penalty,
+)
 from lightning_fire.functional.reinit import shrink_and_perturb
 
 __all__ = [
@@ -9,9 +17,15 @@ __all__ = [
     "dfi",
     "dfi_normalized",
     "fire",
+    "l2_init_gradient",
+    "l2_init_penalty",
     "orthogonalize",
+    "parseval_gradient",
+    "parseval_penalty",
     "polar",
     "sfe",
     "sfe_normalized",
     "shrink_and_perturb",
+    "unit_scale_gradient",
+    "unit_scale_penalty",
 ]
