@@ -59,3 +59,13 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
     factor = strength if perturb is None else perturb
     pairs = zip(weight.double().flatten().tolist(), target.double().flatten().tolist(), strict=True)
     return torch.tensor([(1 - strength) * w + factor * t for w, t in pairs], dtype=torch.float64).view(weight.shape)
+
+
+def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
+    """‖WWᵀ − sI‖_F² group by group, pair of rows by pair of rows; differentiable."""
+    total = weight.new_zeros(())
+    for group in weight.chunk(groups):
+        rows = [row.flatten() for row in group]
+        for i, j in itertools.product(range(len(rows)), repeat=2):
+            total = total + ((rows[i] * rows[j]).sum() - (scale if i == j else 0.0)) ** 2
+    return total

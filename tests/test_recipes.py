@@ -17,6 +17,8 @@ METHODS = {
     "full_reset": {"FullReset"},
     "fire": {"FIRECallback"},
     "shrink_and_perturb": {"ShrinkAndPerturb"},
+    "l2_init": {"L2Init"},
+    "parseval": {"Parseval"},
 }
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
@@ -90,6 +92,28 @@ def test_paper_sized_recipes_carry_the_papers_numbers(base):
     fire = yaml.safe_load((base.parent / "fire.yaml").read_text())["intervention"]["init_args"]
     assert fire["steps"] == 10
     assert fire["where"]["init_args"]["preset"] == ("vit" if "vit" in base.parent.name else "cnn")
+
+
+# tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
+TUNED = {
+    "warm_start/cifar10_resnet18": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-3},
+    "warm_start/cifar100_vit_tiny": {"shrink_and_perturb": 0.8, "parseval": 1e-5, "l2_init": 1e-3},
+    "warm_start/tiny_imagenet_vgg16": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-3},
+    "continual/cifar10_resnet18": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-5},
+    "continual/cifar100_vit_tiny": {"shrink_and_perturb": 0.8, "parseval": 1e-5, "l2_init": 1e-4},
+    "continual/tiny_imagenet_vgg16": {"shrink_and_perturb": 0.8, "parseval": 1e-4, "l2_init": 1e-5},
+    "class_incremental/cifar100_vit_tiny": {"shrink_and_perturb": 0.8, "parseval": 1e-5, "l2_init": 1e-5},
+    "class_incremental/tiny_imagenet_vgg16": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-4},
+}
+
+
+@pytest.mark.parametrize("recipe", sorted(TUNED))
+def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
+    for method, value in TUNED[recipe].items():
+        overlay = yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
+        assert overlay["strength"] == pytest.approx(value / 2 if method == "l2_init" else value)
+        late = recipe.startswith("warm_start") and method in ("l2_init", "parseval")
+        assert overlay.get("start_chunk", 0) == int(late)
 
 
 @pytest.mark.parametrize("base", BASES, ids=name_of)

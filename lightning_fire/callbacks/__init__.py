@@ -4,7 +4,9 @@ from lightning_fire.callbacks.base import EventCallback, announce_new_data
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
+from lightning_fire.callbacks.parseval import Parseval
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 
@@ -13,7 +15,9 @@ __all__ = [
     "EventCallback",
     "FIRECallback",
     "FullReset",
+    "L2Init",
     "OptimizerReset",
+    "Parseval",
     "PlasticityMonitor",
     "ShrinkAndPerturb",
     "announce_new_data",

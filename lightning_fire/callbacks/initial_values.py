@@ -4,9 +4,11 @@ import weakref
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+
+from lightning_fire.callbacks.base import TimedCallback
 
 
 class InitialValues:
@@ -71,6 +73,38 @@ class InitialValues:
     def __getstate__(self) -> dict[str, Any]:
         """Leave the module out of copies and pickles."""
         return {**vars(self), "_module": None}
+
+
+class WithInitialValues(TimedCallback):
+    """Knows the values with which the first fit of a module began, and keeps them in the checkpoint."""
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.initial = InitialValues()
+
+    @property
+    def wants_initial_values(self) -> bool:
+        """Whether they are needed at all."""
+        return True
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self.wants_initial_values:
+            self.initial.take_before_checkpoint(pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        if self.wants_initial_values:
+            self.initial.complete(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and the initial tensors."""
+        return {**super().state_dict(), "initial": self.initial.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.initial.load(state_dict["initial"])
 
 
 @torch.no_grad()

@@ -1,13 +1,13 @@
 """The base of the methods that take a network back, wholly or in part, to where it began."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_fire.callbacks.base import EventCallback
-from lightning_fire.callbacks.initial_values import InitialValues, fresh_values, require_redrawable
+from lightning_fire.callbacks.initial_values import WithInitialValues, fresh_values, require_redrawable
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights, WeightView
@@ -15,7 +15,7 @@ from lightning_fire.where import Weights, WeightView
 Target = Literal["initial", "fresh"]
 
 
-class TargetCallback(EventCallback):
+class TargetCallback(WithInitialValues, EventCallback):
     """Knows the target of each event: the initial values, or a new draw.
 
     Args:
@@ -46,19 +46,15 @@ class TargetCallback(EventCallback):
             raise ValueError(f"`target` must be 'initial' or 'fresh', got {target!r}")
         check_policy(optimizer)
         self.target, self.seed, self.optimizer = target, seed, optimizer
-        self._initial = InitialValues()
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        super().setup(trainer, pl_module, stage)
-        if stage == "fit" and self.target == "initial":
-            self._initial.take_before_checkpoint(pl_module)
+    @property
+    def wants_initial_values(self) -> bool:
+        return self.target == "initial"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         if self.target == "fresh":
             require_redrawable(pl_module)
-        else:
-            self._initial.complete(trainer, pl_module)
 
     def targets(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """Return the target of this event by name, of all parameters and buffers.
@@ -68,16 +64,7 @@ class TargetCallback(EventCallback):
         """
         if self.target == "fresh":
             return fresh_values(pl_module, self.seed + self.num_events)
-        return self._initial.values
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values and the initial tensors."""
-        return {**super().state_dict(), "initial": self._initial.values}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self._initial.load(state_dict["initial"])
+        return self.initial.values
 
 
 def measurable(module: nn.Module) -> Sequence[WeightView]:

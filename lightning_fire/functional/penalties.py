@@ -4,15 +4,16 @@ import torch
 from torch import Tensor
 
 
-def parseval_penalty(weight: Tensor, scale: float = 1.0) -> Tensor:
+def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
     """Return ‖WWᵀ − s·I‖_F², the rows' deviation from being orthogonal (paper, baselines, "Parseval Reg.").
 
     Source: Chung et al., Parseval regularization for continual reinforcement learning, NeurIPS 2024.
     It cannot be 0 where `out > in`: WWᵀ has rank `in` at most, and s²·(out − in) is the floor.
 
     Args:
-        weight: W, shape `(out, in, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
+        weight: W, shape `(out, in / groups, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
         scale: s, the squared singular value to reach, above 0.
+        groups: Number of convolution groups; each is a matrix of its own, and the penalty their sum.
 
     Returns:
         Scalar, float32 at least.
@@ -25,18 +26,19 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0) -> Tensor:
         >>> parseval_penalty(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
         tensor(9.)
     """
-    matrix = _matrix(weight, scale)
-    rows, columns = matrix.shape
-    floor = scale**2 * max(rows - columns, 0)  # ‖WWᵀ − sI‖² = ‖WᵀW − sI‖² + s²(out − in) for out > in
-    return _residual(matrix, scale).square().sum() + floor
+    matrices = _matrices(weight, scale, groups)
+    _, rows, columns = matrices.shape
+    floor = groups * scale**2 * max(rows - columns, 0)  # ‖WWᵀ − sI‖² = ‖WᵀW − sI‖² + s²(out − in) for out > in
+    return _residual(matrices, scale).square().sum() + floor
 
 
-def parseval_gradient(weight: Tensor, scale: float = 1.0) -> Tensor:
+def parseval_gradient(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
     """Return the gradient of `parseval_penalty`: 4·(WWᵀ − s·I)·W.
 
     Args:
-        weight: W, shape `(out, in, *kernel)`.
+        weight: W, shape `(out, in / groups, *kernel)`.
         scale: s, above 0.
+        groups: Number of convolution groups.
 
     Returns:
         Same shape as `weight`, float32 at least.
@@ -44,9 +46,9 @@ def parseval_gradient(weight: Tensor, scale: float = 1.0) -> Tensor:
     Raises:
         ValueError: As `parseval_penalty`.
     """
-    matrix = _matrix(weight, scale)
-    residual = _residual(matrix, scale)
-    product = residual @ matrix if matrix.shape[0] <= matrix.shape[1] else matrix @ residual
+    matrices = _matrices(weight, scale, groups)
+    residual = _residual(matrices, scale)
+    product = residual @ matrices if matrices.shape[1] <= matrices.shape[2] else matrices @ residual
     return (4 * product).view(weight.shape)
 
 
@@ -107,16 +109,19 @@ def _precise(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _matrix(weight: Tensor, scale: float) -> Tensor:
+def _matrices(weight: Tensor, scale: float, groups: int) -> Tensor:
+    """Return the matrices of a weight, shape `(groups, out / groups, in / groups · kernel positions)`."""
     if weight.ndim < 2:
         raise ValueError(f"`weight` must have at least 2 dimensions, got shape {tuple(weight.shape)}")
     if not scale > 0:
         raise ValueError(f"`scale` must be above 0, got {scale}")
-    return _precise(weight).flatten(1)
+    if groups < 1 or len(weight) % groups:
+        raise ValueError(f"`groups` must divide the {len(weight)} outputs of `weight`, got {groups}")
+    return _precise(weight).flatten(1).unflatten(0, (groups, -1))
 
 
-def _residual(matrix: Tensor, scale: float) -> Tensor:
-    """Return the Gram matrix on the short side, less s·I."""
-    gram = matrix @ matrix.mT if matrix.shape[0] <= matrix.shape[1] else matrix.mT @ matrix
-    gram.diagonal().sub_(scale)
+def _residual(matrices: Tensor, scale: float) -> Tensor:
+    """Return the Gram matrices on the short side, less s·I."""
+    gram = matrices @ matrices.mT if matrices.shape[1] <= matrices.shape[2] else matrices.mT @ matrices
+    gram.diagonal(dim1=-2, dim2=-1).sub_(scale)
     return gram
