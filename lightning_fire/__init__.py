@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_fire import functional
     from lightning_fire.callbacks import (
+        DASH,
         EventCallback,
         FIRECallback,
         FullReset,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from lightning_fire.where import Parameters, Weights
 
 __all__ = [
+    "DASH",
     "AnyOf",
     "AtEpochs",
     "AtFraction",

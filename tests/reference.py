@@ -69,3 +69,16 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
         for i, j in itertools.product(range(len(rows)), repeat=2):
             total = total + ((rows[i] * rows[j]).sum() - (scale if i == j else 0.0)) ** 2
     return total
+
+
+def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
+    """w · clamp(cos(w, g), λ, 1) part by part, in float64."""
+    weight, direction = weight.double(), direction.double()
+    result = weight.clone()
+    depth = {1: 0, 2: 1}.get(weight.ndim, 2)
+    for where in itertools.product(*(range(size) for size in weight.shape[:depth])):
+        w, g = weight[where].flatten(), direction[where].flatten()
+        length = float(w.norm() * g.norm())
+        cosine = float(w @ g) / length if length else 0.0
+        result[where] = weight[where] * min(max(cosine, minimum), 1.0)
+    return result

@@ -2,6 +2,7 @@
 
 from lightning_fire.callbacks.base import EventCallback, announce_new_data
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
+from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.l2_init import L2Init
@@ -11,6 +12,7 @@ from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 
 __all__ = [
+    "DASH",
     "ChunkProgressBar",
     "EventCallback",
     "FIRECallback",

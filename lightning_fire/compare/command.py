@@ -103,10 +103,12 @@ def _title(recipe: Path) -> str:
 def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
     """Show one bar for all runs, in epochs; it names what each process is at."""
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
+        seen: dict[Run, Progress] = {}
 
         def show(now: dict[Run, Progress]) -> None:
-            if not now:
+            if now == seen:
                 return
+            seen.update(now)
             bar.total = round(sum(p.epochs for p in now.values()) / len(now) * len(runs))
             bar.n = sum(p.epoch for p in now.values())
             active = [(run, p) for run, p in now.items() if p.epoch < p.epochs][-jobs:]

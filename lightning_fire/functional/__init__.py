@@ -10,10 +10,11 @@ from lightning_fire.functional.penalties import (
     unit_scale_gradient,
     unit_scale_penalty,
 )
-from lightning_fire.functional.reinit import shrink_and_perturb
+from lightning_fire.functional.reinit import dash, shrink_and_perturb
 
 __all__ = [
     "as_matrices",
+    "dash",
     "dfi",
     "dfi_normalized",
     "fire",

@@ -1,4 +1,4 @@
-"""New weights from old ones, apart from FIRE: shrink and perturb."""
+"""New weights from old ones, apart from FIRE: shrink and perturb, and DASH."""
 
 import torch
 from torch import Tensor
@@ -38,3 +38,47 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
     if perturb is None:
         return weight.to(precise).lerp(target, strength).to(weight.dtype)
     return ((1 - strength) * weight.to(precise) + perturb * target).to(weight.dtype)
+
+
+def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
+    """Shrink the parts of a weight that do not point where the new data wants it to go: w · clamp(cos(w, g), λ, 1).
+
+    Source: Shin et al., DASH: Warm-starting neural network training in stationary settings without loss of plasticity,
+    NeurIPS 2024. The parts are the kernels of a convolution, one for each output and input; the rows of a matrix; the
+    whole of a bias. A part without a direction (a gradient of zero) shrinks by λ.
+
+    Args:
+        weight: w, shape `(out, in, *kernel)`, `(out, in)` or `(out,)`, real floating dtype.
+        direction: g, the way the loss falls, same shape.
+        minimum: λ in [0, 1].
+
+    Returns:
+        Same shape and dtype as `weight`; computed in float32 at least.
+
+    Raises:
+        ValueError: If the shapes differ, or `minimum` is outside [0, 1].
+
+    Example:
+        >>> import torch
+        >>> dash(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [-1.0, 0.0]]), minimum=0.3)
+        tensor([[2.8800, 3.8400],
+                [0.3000, 0.0000]])
+    """
+    if not 0 <= minimum <= 1:
+        raise ValueError(f"`minimum` must be in [0, 1], got {minimum}")
+    if weight.shape != direction.shape:
+        raise ValueError(
+            f"`direction` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(direction.shape)}"
+        )
+    precise = torch.promote_types(weight.dtype, torch.float32)
+    first = min(2, weight.ndim - 1)  # dimension from which on a part runs
+    parts = weight.to(precise).flatten(first)
+    cosine = (_unit(parts) * _unit(direction.to(precise).flatten(first))).sum(-1, keepdim=True)
+    return (parts * cosine.clamp(minimum, 1.0)).view(weight.shape).to(weight.dtype)
+
+
+def _unit(vectors: Tensor) -> Tensor:
+    """Return vectors of length 1, zeros for zeros; first by their largest entry, as squares of gradients underflow."""
+    largest = vectors.abs().amax(-1, keepdim=True)
+    vectors = torch.where(largest > 0, vectors / largest, vectors)
+    return torch.nn.functional.normalize(vectors, dim=-1)

@@ -1,4 +1,4 @@
-"""`shrink_and_perturb` against the slow version, its limits, and its errors."""
+"""`shrink_and_perturb` and `dash` against the slow versions, their limits, and their errors."""
 
 import pytest
 import reference
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import assert_near
 
-from lightning_fire.functional import shrink_and_perturb
+from lightning_fire.functional import dash, shrink_and_perturb
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -45,3 +45,47 @@ def test_the_ends_are_exact_and_the_inputs_stay():
 def test_errors(arguments, message):
     with pytest.raises(ValueError, match=message):
         shrink_and_perturb(*arguments)
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 4), (4, 3, 3, 3), (4, 3, 5), (3, 2, 2, 2, 2), (6, 4, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_dash_equals_the_slow_version(shape, dtype):
+    weight, direction = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for minimum in (0.0, 0.3, 1.0):
+        new = dash(weight, direction, minimum)
+        assert new.dtype == dtype
+        assert_near(new, reference.dash(weight, direction, minimum))
+
+
+def test_dash_of_a_channels_last_weight():
+    """Published code wrote into a copy there: nothing shrank."""
+    weight, direction = torch.randn(2, 4, 3, 3, 3)
+    new = dash(weight.to(memory_format=torch.channels_last), direction, 0.3)
+    assert_near(new, reference.dash(weight, direction, 0.3))
+    assert not torch.equal(new, weight)
+
+
+@given(st.floats(-30, 20), st.floats(0, 1))
+def test_dash_knows_only_the_direction(power, minimum):
+    weight, direction = torch.randn(2, 4, 3, 3, 3, generator=torch.Generator().manual_seed(1))
+    assert_near(dash(weight, direction * 10.0**power, minimum), reference.dash(weight, direction, minimum))
+
+
+def test_dash_at_the_ends():
+    weight = torch.randn(4, 3)
+    torch.testing.assert_close(dash(weight, 5 * weight, 0.3), weight)  # agrees: stays
+    torch.testing.assert_close(dash(weight, -weight, 0.3), 0.3 * weight)  # disagrees: shrinks by λ
+    torch.testing.assert_close(dash(weight, torch.zeros(4, 3), 0.3), 0.3 * weight)  # says nothing: likewise
+    assert torch.equal(dash(torch.zeros(4, 3), weight, 0.3), torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((torch.zeros(2), torch.zeros(2), -0.1), r"`minimum` must be in \[0, 1\], got -0.1"),
+        ((torch.zeros(2), torch.zeros(3), 0.5), r"`direction` must have the shape of `weight`, \(2,\), got \(3,\)"),
+    ],
+)
+def test_dash_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        dash(*arguments)

@@ -1,0 +1,116 @@
+"""Looks at the training loss on the data that is about to be trained on, and leaves no trace."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.seed import isolate_rng
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+Loss = Callable[[LightningModule, Any], Tensor]
+
+
+def gradients_on_new_data(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    parameters: Sequence[Tensor],
+    num_batches: int,
+    loss: Loss | None = None,
+) -> Iterator[list[Tensor]]:
+    """Yield the gradient of the training loss on each of the first batches of this epoch.
+
+    Buffers, gradients, metrics, logs and random states stay as they are, and training will see these batches as if
+    nobody had looked. Ranks do not talk: each sees its own share of the data.
+
+    Args:
+        trainer: The Trainer, at the start of an epoch, its data loaded.
+        pl_module: Its module, in the modes of training.
+        parameters: What to derive by.
+        num_batches: Batches at most.
+        loss: The loss of a batch, a scalar. Default: what `training_step` returns; what it logs is dropped.
+
+    Raises:
+        MisconfigurationException: If `loss` is not given and the module optimises manually.
+    """
+    if loss is None and not pl_module.automatic_optimization:
+        raise MisconfigurationException(
+            "the training_step of manual optimization takes optimizer steps by itself: say what the loss of a batch is,"
+            " loss=lambda module, batch: …"
+        )
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scale = 1.0 if scaler is None else scaler.get_scale()
+    with leaving_no_trace(pl_module), torch.enable_grad():
+        for index, batch in enumerate(islice(_batches(trainer), num_batches)):
+            with trainer.precision_plugin.train_step_context():
+                value = _training_loss(pl_module, batch, index) if loss is None else loss(pl_module, batch)
+            gradients = torch.autograd.grad(value * scale, parameters, allow_unused=True)
+            yield [
+                torch.zeros_like(parameter) if gradient is None else gradient / scale
+                for parameter, gradient in zip(parameters, gradients, strict=True)
+            ]
+
+
+@contextlib.contextmanager
+def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
+    """Put buffers, metrics and random states back at the end as they were; drop what is logged in between.
+
+    Args:
+        pl_module: The module.
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in pl_module.buffers()]
+    metrics = [(metric, _state_of(metric)) for metric in pl_module.modules() if isinstance(metric, Metric)]
+    pl_module.log = _drop
+    try:
+        with isolate_rng():
+            yield
+    finally:
+        del pl_module.log
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for metric, state in metrics:
+            vars(metric).update(state)
+
+
+def _batches(trainer: Trainer) -> Iterator[Any]:
+    """Yield this epoch's batches from loaders of their own, on the device."""
+    combined = trainer.fit_loop._combined_loader
+    loaders = tree_map(_own, combined.iterables)
+    for batch, _, _ in CombinedLoader(loaders, combined._mode):
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+        yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+def _own(loader: Any) -> Any:
+    """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    own = copy.copy(loader)
+    own._iterator = None
+    return own
+
+
+def _training_loss(pl_module: LightningModule, batch: Any, index: int) -> Tensor:
+    with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
+    output = pl_module.training_step(batch, *([index] if with_index else []))
+    return output["loss"] if isinstance(output, dict) else output
+
+
+def _state_of(metric: Metric) -> dict[str, Any]:
+    names = [*metric._defaults, "_update_count", "_computed", "_forward_cache", "_is_synced", "_cache"]
+    return {name: copy.deepcopy(vars(metric)[name]) for name in names if name in vars(metric)}
+
+
+def _drop(*args: Any, **kwargs: Any) -> None:
+    """Stand in for `LightningModule.log`."""

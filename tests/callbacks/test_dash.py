@@ -1,0 +1,214 @@
+"""`DASH` through real fits over growing data, and the probe that it looks through."""
+
+import pytest
+import reference
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import (
+    GrowingData,
+    PlainModule,
+    assert_same_weights,
+    dataset,
+    fitted,
+    snapshots_of,
+    state_of,
+    trainer,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tolerances import assert_near
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
+
+from lightning_fire import DASH, AtEpochs, Weights
+
+Snapshots = snapshots_of(DASH)
+LAYERS = ("net.0", "net.3", "net.5")
+
+
+def directions(state, batches, alpha):
+    """The running average in a plain loop, over a plain network in training mode."""
+    module = PlainModule()
+    module.load_state_dict(state)
+    average = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}
+    for x, y in batches:
+        module.zero_grad()
+        nn.functional.cross_entropy(module.net(x), y).backward()
+        for name, parameter in module.named_parameters():
+            average[name] = (1 - alpha) * average[name] + alpha * -parameter.grad
+    return average
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"alpha": 0.1, "minimum": 0.05}, {"num_batches": 2}, {"alpha": 1.0, "minimum": 0.1}]
+)
+def test_weights_and_biases_shrink_by_their_direction_and_nothing_else_moves_by_a_bit(options):
+    """Chunks of 4 and 6 batches: fewer than the average would take, so it is of all of them."""
+    callback = Snapshots(**options)
+    fitted(callback)
+    for (before, after, _), size in zip(callback.seen, (24, 36), strict=True):
+        batches = list(DataLoader(dataset(size=size), batch_size=6))
+        expected = directions(before, batches[: callback.num_batches], callback.alpha)
+        for name in before:
+            if name == "net.0.bias":
+                continue  # BatchNorm follows: its gradient is rounding, and has no direction
+            if name.rpartition(".")[0] in LAYERS:
+                assert_near(after[name], reference.dash(before[name], expected[name], callback.minimum))
+            else:
+                assert torch.equal(after[name], before[name]), name
+
+
+def test_how_many_batches_count():
+    assert DASH(alpha=0.3).num_batches == 26
+    assert DASH(alpha=0.1).num_batches == 88
+    assert DASH(alpha=1.0).num_batches == 1
+    for alpha in (0.1, 0.3):
+        assert (1 - alpha) ** DASH(alpha=alpha).num_batches <= 1e-4 < (1 - alpha) ** (DASH(alpha=alpha).num_batches - 1)
+
+
+class Draws(PlainModule):
+    """Dropout, a metric and logs: all that a look at the data could leave traces in."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(self.dropout(x))
+        loss = nn.functional.cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        self.log("loss", loss)
+        return {"loss": loss}
+
+
+class Shuffled(GrowingData):
+    """Draws its order from the global random state, in worker-less loaders as most have them."""
+
+    def train_dataloader(self):
+        return DataLoader(super().train_dataloader().dataset, batch_size=6, shuffle=True)
+
+
+class Looks(DASH):
+    """Looks, and changes nothing."""
+
+    def act(self, trainer, pl_module):
+        before = state_of(pl_module)
+        gradients = [parameter.grad for parameter in pl_module.parameters()]
+        values = super().act(trainer, pl_module)
+        self.gradients_stay = all(p.grad is g for p, g in zip(pl_module.parameters(), gradients, strict=True))
+        pl_module.load_state_dict(before)
+        return values
+
+
+def test_looking_leaves_no_trace(tmp_path):
+    """Weights, buffers, order of batches, dropout, metrics and logs of the whole run are as without it."""
+    runs = {}
+    for name, callbacks in (("with", [Looks(optimizer="keep")]), ("without", [])):
+        torch.manual_seed(0)
+        runs[name] = fitted(*callbacks, module=Draws(), data=Shuffled(), folder=tmp_path / name)
+        runs[name, "log"] = EventAccumulator(str(tmp_path / name)).Reload()
+    assert callbacks == []
+    assert_same_weights(runs["with"], runs["without"])
+    for tag in ("accuracy_step", "accuracy_epoch", "loss"):
+        one, other = (
+            [(event.step, event.value) for event in runs[name, "log"].Scalars(tag)] for name in ("with", "without")
+        )
+        assert one == other
+
+
+def test_gradients_are_left_alone():
+    callback = Looks()
+    fitted(callback)
+    assert callback.gradients_stay
+
+
+def test_workers_that_persist_go_on_serving_the_training(tmp_path):
+    class Workers(GrowingData):
+        def train_dataloader(self):
+            data = super().train_dataloader().dataset
+            return DataLoader(data, batch_size=6, num_workers=1, persistent_workers=True)
+
+    assert_same_weights(
+        fitted(DASH(AtEpochs([1])), data=Workers((2,)), max_epochs=2),
+        fitted(DASH(AtEpochs([1])), data=GrowingData((2,)), max_epochs=2),
+    )
+
+
+def test_it_logs_what_it_did(tmp_path):
+    callback = Snapshots()
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in log.Scalars("dash/batches")] == [4, 6]
+    before, after, _ = callback.seen[0]
+    sfe = sum((before[f"{layer}.weight"] - after[f"{layer}.weight"]).square().sum() for layer in LAYERS)
+    assert log.Scalars("dash/sfe")[0].value == pytest.approx(sfe.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(DASH(), save)
+    resumed = fitted(DASH(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_same_weights(resumed, whole)
+
+
+class Manual(PlainModule):
+    """Its training_step takes steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+def test_manual_optimization_needs_a_loss_of_its_own():
+    with pytest.raises(MisconfigurationException, match="say what the loss of a batch is, loss=lambda module, batch"):
+        fitted(DASH(), module=Manual())
+    torch.manual_seed(0)
+    callback = Snapshots(loss=lambda module, batch: nn.functional.cross_entropy(module.net(batch[0]), batch[1]))
+    fitted(callback, module=Manual())
+    before, after, _ = callback.seen[0]
+    expected = directions(before, DataLoader(dataset(size=24), batch_size=6), 0.3)
+    assert_near(after["net.3.weight"], reference.dash(before["net.3.weight"], expected["net.3.weight"], 0.3))
+
+
+def test_several_loaders_and_a_training_step_without_index():
+    class Pair(PlainModule):
+        def training_step(self, batch):
+            return super().training_step(batch["a"], 0) + super().training_step(batch["b"], 0)
+
+    loaders = {"a": DataLoader(dataset(), batch_size=6), "b": DataLoader(dataset(seed=1), batch_size=6)}
+    callback = Snapshots(AtEpochs([1]))
+    torch.manual_seed(0)
+    trainer(callback, max_epochs=2).fit(Pair(), loaders)
+    before, after, values = callback.seen[0]
+    assert values["dash/batches"] == 4
+    assert not torch.equal(before["net.3.weight"], after["net.3.weight"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0}, r"`alpha` must be in \(0, 1\], got 0"),
+        ({"minimum": 2}, r"`minimum` must be in \[0, 1\], got 2"),
+        ({"num_batches": 0}, "`num_batches` must be at least 1, got 0"),
+        ({"optimizer": "x"}, "`optimizer` must be"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        DASH(**options)
+
+
+def test_a_selection_that_matches_nothing_is_refused_before_training():
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(DASH(where=Weights(include=["layer99"])))
