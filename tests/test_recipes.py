@@ -96,43 +96,31 @@ def test_paper_sized_recipes_carry_the_papers_numbers(base):
 
 
 # tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
+# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init
 TUNED = {
-    "warm_start/cifar10_resnet18": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-3, "dash": (0.3, 0.05)},
-    "warm_start/cifar100_vit_tiny": {"shrink_and_perturb": 0.8, "parseval": 1e-5, "l2_init": 1e-3, "dash": (0.1, 0.05)},
-    "warm_start/tiny_imagenet_vgg16": {
-        "shrink_and_perturb": 0.8,
-        "parseval": 1e-3,
-        "l2_init": 1e-3,
-        "dash": (0.1, 0.05),
-    },
-    "continual/cifar10_resnet18": {"shrink_and_perturb": 0.8, "parseval": 1e-3, "l2_init": 1e-5, "dash": (0.3, 0.05)},
-    "continual/cifar100_vit_tiny": {"shrink_and_perturb": 0.8, "parseval": 1e-5, "l2_init": 1e-4, "dash": (0.1, 0.05)},
-    "continual/tiny_imagenet_vgg16": {"shrink_and_perturb": 0.8, "parseval": 1e-4, "l2_init": 1e-5, "dash": (0.1, 0.1)},
-    "class_incremental/cifar100_vit_tiny": {
-        "shrink_and_perturb": 0.8,
-        "parseval": 1e-5,
-        "l2_init": 1e-5,
-        "dash": (0.3, 0.3),
-    },
-    "class_incremental/tiny_imagenet_vgg16": {
-        "shrink_and_perturb": 0.8,
-        "parseval": 1e-3,
-        "l2_init": 1e-4,
-        "dash": (0.3, 0.1),
-    },
+    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3),
+    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3),
+    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3),
+    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5),
+    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4),
+    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5),
+    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5),
+    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4),
 }
 
 
 @pytest.mark.parametrize("recipe", sorted(TUNED))
 def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
-    for method, value in TUNED[recipe].items():
-        overlay = yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
-        if method == "dash":
-            assert (overlay["alpha"], overlay["minimum"]) == value
-            continue
-        assert overlay["strength"] == pytest.approx(value / 2 if method == "l2_init" else value)
-        late = recipe.startswith("warm_start") and method in ("l2_init", "parseval")
-        assert overlay.get("start_chunk", 0) == int(late)
+    def settings(method):
+        return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
+
+    shrink, alpha, minimum, parseval, l2 = TUNED[recipe]
+    assert settings("shrink_and_perturb")["strength"] == shrink
+    assert (settings("dash")["alpha"], settings("dash")["minimum"]) == (alpha, minimum)
+    assert settings("parseval")["strength"] == parseval
+    assert settings("l2_init")["strength"] == pytest.approx(l2 / 2)  # the authors' code has λ/2
+    for method in ("parseval", "l2_init"):
+        assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 
 @pytest.mark.parametrize("base", BASES, ids=name_of)
