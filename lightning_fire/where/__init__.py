@@ -2,7 +2,8 @@
 
 from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
+from lightning_fire.where.units import HiddenUnits, UnitLayer
 from lightning_fire.where.views import WeightView
 from lightning_fire.where.weights import Weights
 
-__all__ = ["Parameters", "Selection", "WeightView", "Weights"]
+__all__ = ["HiddenUnits", "Parameters", "Selection", "UnitLayer", "WeightView", "Weights"]

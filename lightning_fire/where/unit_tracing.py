@@ -1,0 +1,321 @@
+"""Follows the outputs of each layer through one forward pass, up to the weights that take them in.
+
+A `TorchFunctionMode` sees every operation on real tensors, whatever Python control flow led there. A tensor is followed
+as long as one of its dimensions counts the units of one layer; what is not known to keep that so ends the pursuit, and
+is named.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from lightning_fire.where.candidates import plain
+from lightning_fire.where.views import WeightView
+
+_CONV = {F.conv1d, F.conv2d, F.conv3d}
+# Names of operations, without underscores around them: `relu_` and `__add__` are `relu` and `add`.
+_NONLINEAR = {
+    "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "mish", "tanh", "sigmoid", "softplus",
+    "hardswish", "hardtanh", "hardsigmoid", "logsigmoid", "softsign",
+}  # fmt: skip
+_SAME_PLACE = {
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout", "contiguous", "clone",
+    "to", "type", "float", "half", "bfloat16", "double",
+}  # fmt: skip
+_WITH_NUMBERS = {
+    "mul", "rmul", "imul", "div", "truediv", "itruediv", "true_divide", "add", "radd", "iadd", "sub", "isub",
+}  # fmt: skip
+_POOLING = {f"{kind}_pool{n}d": n for kind in ("max", "avg", "adaptive_avg", "adaptive_max") for n in (1, 2, 3)}
+_RESHAPING = {"view", "reshape", "flatten", "squeeze", "unsqueeze", "unflatten", "view_as", "reshape_as"}
+_REDUCING = {"mean", "sum", "amax", "amin"}
+_NORMS = {
+    "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
+    "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
+    "group_norm": ("input", "num_groups", "weight", "bias"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias"),
+}
+_NORM_STARTS = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 1.0}
+
+
+@dataclass(eq=False)
+class Producer:
+    """A layer whose outputs are followed.
+
+    Attributes:
+        name: Name of the layer.
+        layer: The layer.
+        view: Its weight.
+        bias: Its bias, None without one.
+        entries: Tensors of normalisation layers, one entry a unit, with the value that a new unit has.
+        consumers: Layers that take the units in, with the number of inputs of each unit.
+        observed: Module, dimension and inputs of each unit, where the activation can be watched.
+        obstacle: Why the units cannot be reset; empty if they can.
+    """
+
+    name: str
+    layer: nn.Module
+    view: WeightView
+    bias: Parameter | None
+    entries: list[tuple[Tensor, float]] = field(default_factory=list)
+    consumers: list[tuple["Producer", int]] = field(default_factory=list)
+    observed: tuple[nn.Module, int, int] | None = None
+    obstacle: str = ""
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class Track:
+    """What a tensor has of units: dimension `dim` counts those of `producer`, `block` entries each, side by side."""
+
+    producer: Producer
+    dim: int
+    block: int = 1
+    activated: bool = False
+
+
+def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
+    """Watch a forward pass.
+
+    Args:
+        module: The model.
+        forward: Runs it once.
+
+    Returns:
+        The layers with a trainable weight that ran, in the order in which they did.
+    """
+    tracer = _Tracer(module)
+    eager = torch.compiler.set_stance("force_eager")
+    with _watching_modules(module, tracer), _watching_functions(tracer), eager, tracer:
+        forward()
+    return tracer.finish()
+
+
+class _Tracer(TorchFunctionMode):
+    """Keeps a `Track` of each tensor that has one; sees each operation."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.producers: dict[Parameter, Producer] = {}
+        self._known = {producer.view.parameter: producer for producer in _layers_of(module)}
+        self._tracks: dict[int, Track] = {}
+        self._alive: list[Tensor] = []  # numbers of tensors are given anew when they die
+        self._calls: dict[nn.Module, int] = {}
+        self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
+        self._norm_uses: dict[int, int] = {}
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._record(func, args, kwargs, result)
+        return result
+
+    def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """Note which activations a module is given."""
+        self._calls[module] = self._calls.get(module, 0) + 1
+        if args and (track := self._track(args[0])) is not None:
+            self._sightings.setdefault(track.producer, []).append((module, track))
+
+    def finish(self) -> list[Producer]:
+        """Settle, for each layer, where it is watched and what is in the way."""
+        for producer in self.producers.values():
+            seen = [item for item in self._sightings.get(producer, []) if self._calls[item[0]] == 1]
+            seen = [item for item in seen if item[1].activated] or seen[-1:]
+            if seen:
+                observed, track = seen[0]
+                producer.observed = (observed, track.dim, track.block)
+            if producer.runs > 1:
+                producer.obstacle = f"runs {producer.runs} times in one forward pass"
+            shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
+            if shared and not producer.obstacle:
+                producer.obstacle = f"goes into {shared[0]}, which runs more than once"
+            if any(self._norm_uses[id(tensor)] > 1 for tensor, _ in producer.entries) and not producer.obstacle:
+                producer.obstacle = "its normalisation layer runs more than once"
+            if not producer.consumers and not producer.obstacle:
+                producer.obstacle = "an output"
+            if not producer.obstacle and producer.observed is None:
+                producer.obstacle = "no module is given its activation"
+        return list(self.producers.values())
+
+    def _track(self, thing: Any) -> Track | None:
+        return self._tracks.get(id(thing)) if isinstance(thing, Tensor) else None
+
+    def _follow(self, tensor: Any, track: Track) -> None:
+        self._tracks[id(tensor)] = track
+        self._alive.append(tensor)
+
+    def lose_all(self, things: Any, name: str) -> None:
+        """End the pursuit of tensors that went where nothing is known of them.
+
+        Args:
+            things: Tensors, in any nesting.
+            name: Where they went.
+        """
+        for thing in _leaves(things):
+            if (track := self._track(thing)) is not None:
+                self._block(track, f"goes into {name}")
+
+    def _record(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+        if func is F.linear or func in _CONV:
+            self._record_layer(func, args, kwargs, result)
+            return
+        name = func.__name__.strip("_")
+        if name in _NORMS:
+            for tensor in (dict(zip(_NORMS[name], args, strict=False)) | kwargs).values():
+                self._norm_uses[id(tensor)] = self._norm_uses.get(id(tensor), 0) + 1
+        tracked = [thing for thing in _leaves((args, kwargs)) if self._track(thing) is not None]
+        results = [thing for thing in _leaves(result) if isinstance(thing, Tensor)]
+        if not tracked or (not results and name != "setitem"):
+            return  # shapes, devices, numbers
+        moved = None
+        if results and len(tracked) == 1 and tracked[0] is args[0]:
+            moved = self._moved(name, self._tracks[id(args[0])], args[0], results[0], args, kwargs)
+        if moved is None:
+            full = resolve_name(func) or name
+            self.lose_all(tracked, full.removeprefix("torch."))
+            for thing in results:  # in place: no longer what it was
+                self._tracks.pop(id(thing), None)
+        else:
+            self._follow(results[0], moved)
+
+    def _record_layer(self, func: Callable, args: tuple, kwargs: dict, result: Tensor) -> None:
+        named = dict(zip(("input", "weight"), args, strict=False)) | kwargs
+        source, weight = named["input"], named["weight"]
+        producer = self._known.get(weight) if isinstance(weight, Parameter) else None
+        track = self._track(source)
+        if producer is None:
+            if track is not None:
+                self._block(track, "goes into a weight that is no parameter of a layer")
+            return
+        dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
+        producer.runs += 1
+        self.producers.setdefault(weight, producer)
+        self._follow(result, Track(producer, dim))
+        if producer.view.groups > 1:
+            producer.obstacle = "a grouped convolution"
+        if track is not None:
+            if track.dim != dim or (func in _CONV and track.block != 1):
+                self._block(track, f"goes into {producer.name} along another dimension")
+            elif producer.view.groups > 1:
+                self._block(track, f"goes into {producer.name}, a grouped convolution")
+            else:
+                track.producer.consumers.append((producer, track.block))
+
+    def _moved(self, name: str, track: Track, before: Tensor, after: Tensor, args: tuple, kwargs: dict) -> Track | None:
+        """Return the track behind an operation; None if it is not known to keep units apart."""
+        if name in _NONLINEAR or name in _SAME_PLACE:
+            kept = after.shape == before.shape
+            return replace(track, activated=track.activated or name in _NONLINEAR) if kept else None
+        if name in _WITH_NUMBERS:
+            numbers = not any(isinstance(thing, Tensor) for thing in _leaves((args[1:], kwargs)))
+            return track if numbers else None
+        if name in _POOLING:
+            return track if track.dim == before.ndim - 1 - _POOLING[name] else None
+        if name in _RESHAPING:
+            return _reshaped(track, before.shape, after.shape)
+        if name in _REDUCING:
+            return _reduced(track, before, after, args, kwargs)
+        if name in ("permute", "transpose"):
+            return _permuted(track, name, before, args, kwargs)
+        if name in _NORMS:
+            return track if self._record_norm(name, track, before, args, kwargs) else None
+        return None
+
+    def _record_norm(self, name: str, track: Track, before: Tensor, args: tuple, kwargs: dict) -> bool:
+        """Note the entries of a normalisation layer that belong to units; return whether it has one for each."""
+        named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
+        dim = before.ndim - 1 if name == "layer_norm" else 1
+        if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
+            return False
+        found = [(named[key], start) for key, start in _NORM_STARTS.items() if isinstance(named.get(key), Tensor)]
+        track.producer.entries.extend(found)
+        return True
+
+    def _block(self, track: Track, reason: str) -> None:
+        track.producer.obstacle = track.producer.obstacle or reason
+
+
+@contextmanager
+def _watching_modules(module: nn.Module, tracer: _Tracer) -> Iterator[None]:
+    handles = [part.register_forward_pre_hook(tracer.enter_module) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _watching_functions(tracer: _Tracer) -> Iterator[None]:
+    """Watch autograd functions written in Python, which no mode sees."""
+    original = vars(torch.autograd.Function)["apply"]
+
+    def apply(cls, *args, **kwargs):
+        tracer.lose_all((args, kwargs), cls.__name__)
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original
+
+
+def _layers_of(module: nn.Module) -> Iterator[Producer]:
+    for name, layer in module.named_modules():
+        weight = getattr(layer, "weight", None)
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
+            name = plain(name)
+            view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
+            bias = layer.bias if isinstance(layer.bias, Parameter) else None
+            yield Producer(name, layer, view, bias, obstacle="" if weight.requires_grad else "frozen")
+
+
+def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:
+    """Find the dimension that still counts the units, alone or with what lay behind it."""
+    left, right = math.prod(before[: track.dim]), math.prod(before[track.dim + 1 :])
+    for dim in range(len(after)):
+        behind = math.prod(after[dim + 1 :])
+        if math.prod(after[:dim]) == left and behind and right % behind == 0:
+            merged = right // behind
+            if after[dim] == before[track.dim] * merged:
+                return replace(track, dim=dim, block=track.block * merged)
+    return None
+
+
+def _reduced(track: Track, before: Tensor, after: Tensor, args: tuple, kwargs: dict) -> Track | None:
+    dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if dims is None:
+        return None
+    dims = {dim % before.ndim for dim in ([dims] if isinstance(dims, int) else dims)}
+    if track.dim in dims:
+        return None
+    gone = sum(dim < track.dim for dim in dims) if after.ndim < before.ndim else 0
+    return replace(track, dim=track.dim - gone)
+
+
+def _permuted(track: Track, name: str, before: Tensor, args: tuple, kwargs: dict) -> Track | None:
+    given = [*args[1:], *kwargs.values()]
+    order = list(given[0]) if given and not isinstance(given[0], int) else given
+    order = [dim % before.ndim for dim in order]
+    if name == "transpose":
+        swapped = {order[0]: order[1], order[1]: order[0]}
+        return replace(track, dim=swapped.get(track.dim, track.dim))
+    return replace(track, dim=order.index(track.dim))
+
+
+def _leaves(thing: Any) -> Iterator[Any]:
+    if isinstance(thing, dict):
+        thing = list(thing.values())
+    if isinstance(thing, list | tuple):
+        for part in thing:
+            yield from _leaves(part)
+    else:
+        yield thing
