@@ -51,7 +51,8 @@ NETS = {
     ),
     "vgg": (lambda: VGG(num_classes=5), (2, 3, 64, 64), None),
     "vit": (
-        lambda: ViT(depth=2, dim=16, heads=2, head_dim=8, mlp_dim=20), (2, 3, 32, 32), ["blocks.0.mlp.1", "blocks.1.mlp.1"]
+        lambda: ViT(depth=2, dim=16, heads=2, head_dim=8, mlp_dim=20), (2, 3, 32, 32),
+        ["blocks.0.mlp.1", "blocks.1.mlp.1"],
     ),
     "torchvision": (
         torchvision.models.resnet18, (2, 3, 64, 64), [f"layer{i}.{j}.conv1" for i in (1, 2, 3, 4) for j in (0, 1)]

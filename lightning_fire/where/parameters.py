@@ -3,10 +3,10 @@
 from torch import nn
 
 from lightning_fire.where.candidates import plain
-from lightning_fire.where.patterns import Patterns
+from lightning_fire.where.patterns import ByName
 
 
-class Parameters:
+class Parameters(ByName):
     """Selects the trainable parameters of a model: weights, biases, norm scales and all others; a tied one once.
 
     Args:
@@ -24,19 +24,6 @@ class Parameters:
         ['0.weight', '1.weight']
     """
 
-    def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
-        self._patterns = Patterns(include, exclude)
-        self.include, self.exclude = self._patterns.include, self._patterns.exclude
-
-    def __repr__(self) -> str:
-        return f"Parameters(include={self.include!r}, exclude={self.exclude!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Parameters) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
     def select(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """Apply the selection to a model.
 
@@ -50,11 +37,9 @@ class Parameters:
             ValueError: If nothing is selected, or a pattern matches no parameter.
         """
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
-        self._patterns.check(list(named), "parameter")
+        self.check(list(named), "parameter")
         taken = {
-            name: parameter
-            for name, parameter in named.items()
-            if parameter.requires_grad and not self._patterns.refusal(name)
+            name: parameter for name, parameter in named.items() if parameter.requires_grad and not self.refusal(name)
         }
         if not taken:
             raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}")

@@ -4,19 +4,29 @@ import re
 from collections.abc import Sequence
 
 
-class Patterns:
-    """Takes a name if some pattern of `include` (if given) matches it, and none of `exclude` does.
+class ByName:
+    """Selects by name: one is taken if some pattern of `include` (if given) matches it, and none of `exclude` does.
 
     Args:
-        include: Regular expressions, searched in the names; None takes every name.
-        exclude: Likewise; None leaves out none.
+        include: Regular expressions, searched in the names; default: every name is taken.
+        exclude: Likewise, to leave out.
 
     Raises:
         ValueError: If one of them is no list of regular expressions.
     """
 
-    def __init__(self, include: list[str] | None, exclude: list[str] | None):
+    def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
         self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
+
+    def __repr__(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     def refusal(self, name: str) -> str:
         """Say why a name is not taken; empty if it is.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire.where.patterns import Patterns, some
+from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.unit_tracing import Producer, trace
 from lightning_fire.where.views import WeightView
 
@@ -128,7 +128,7 @@ class UnitSelection(Sequence[UnitLayer]):
         return "\n".join([*lines, f"{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"])
 
 
-class HiddenUnits:
+class HiddenUnits(ByName):
     """Finds the hidden units of a model by watching one forward pass, and selects layers of them by name.
 
     A layer of units is taken if all that its outputs go through is known: normalisation layers, nonlinearities,
@@ -153,19 +153,6 @@ class HiddenUnits:
         4 hidden units in 1 layers taken
     """
 
-    def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
-        self._patterns = Patterns(include, exclude)
-        self.include, self.exclude = self._patterns.include, self._patterns.exclude
-
-    def __repr__(self) -> str:
-        return f"HiddenUnits(include={self.include!r}, exclude={self.exclude!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, HiddenUnits) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
-
     def select(self, module: nn.Module, forward: Callable[[], Any]) -> UnitSelection:
         """Apply the selection to a model.
 
@@ -180,10 +167,10 @@ class HiddenUnits:
             ValueError: If nothing is selected, or a pattern matches no layer.
         """
         producers = trace(module, forward)
-        self._patterns.check([producer.name for producer in producers], "layer")
+        self.check([producer.name for producer in producers], "layer")
         layers, rows = [], []
         for producer in producers:
-            refusal = producer.obstacle or self._patterns.refusal(producer.name)
+            refusal = producer.obstacle or self.refusal(producer.name)
             if not refusal:
                 layers.append(_layer_of(producer))
             rows.append(Row(producer.name, str(producer.view.shape[0]), _consumers(producer), refusal or "taken"))

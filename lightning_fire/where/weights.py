@@ -6,7 +6,7 @@ from typing import Literal
 from torch import nn
 
 from lightning_fire.where.candidates import Candidate, candidates_of
-from lightning_fire.where.patterns import Patterns, some
+from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.selection import Row, Selection, table_of
 from lightning_fire.where.views import WeightView
 
@@ -18,7 +18,7 @@ _PRESETS = {
 }
 
 
-class Weights:
+class Weights(ByName):
     """Selects weight matrices of a model by a preset, narrowed by names.
 
     A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
@@ -51,17 +51,7 @@ class Weights:
         if preset != "auto" and preset not in _PRESETS:
             raise ValueError(f"`preset` must be one of {['auto', *_PRESETS]}, got {preset!r}")
         self.preset = preset
-        self._patterns = Patterns(include, exclude)
-        self.include, self.exclude = self._patterns.include, self._patterns.exclude
-
-    def __repr__(self) -> str:
-        return f"Weights(preset={self.preset!r}, include={self.include!r}, exclude={self.exclude!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Weights) and repr(self) == repr(other)
-
-    def __hash__(self) -> int:
-        return hash(repr(self))
+        super().__init__(include, exclude)
 
     def select(self, module: nn.Module) -> Selection:
         """Apply the selection to a model.
@@ -77,7 +67,7 @@ class Weights:
                 lazy layer is not initialised.
         """
         candidates = candidates_of(module)
-        self._patterns.check([view.name for candidate in candidates for view in candidate.views])
+        self.check([view.name for candidate in candidates for view in candidate.views])
         preset = self.preset
         if preset == "auto":
             preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
@@ -101,7 +91,7 @@ class Weights:
     def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
         if not _PRESETS[preset](kind, view):
             return f"not in preset {preset}"
-        return self._patterns.refusal(view.name)
+        return self.refusal(view.name)
 
 
 def _verdict(reasons: dict[WeightView, str]) -> str:
