@@ -19,11 +19,12 @@ if TYPE_CHECKING:
         OptimizerReset,
         Parseval,
         PlasticityMonitor,
+        ReDo,
         ShrinkAndPerturb,
         announce_new_data,
     )
     from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
-    from lightning_fire.where import Parameters, Weights
+    from lightning_fire.where import HiddenUnits, Parameters, Weights
 
 __all__ = [
     "DASH",
@@ -36,11 +37,13 @@ __all__ = [
     "EveryNSteps",
     "FIRECallback",
     "FullReset",
+    "HiddenUnits",
     "L2Init",
     "OptimizerReset",
     "Parameters",
     "Parseval",
     "PlasticityMonitor",
+    "ReDo",
     "Schedule",
     "ShrinkAndPerturb",
     "Weights",

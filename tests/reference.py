@@ -82,3 +82,10 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
         cosine = float(w @ g) / length if length else 0.0
         result[where] = weight[where] * min(max(cosine, minimum), 1.0)
     return result
+
+
+def dormant(activations: Tensor, threshold: float) -> list[int]:
+    """ReDo's eq. 1, unit by unit, from post-activation outputs `(samples, units)`."""
+    means = [float(activations[:, unit].double().abs().mean()) for unit in range(activations.shape[1])]
+    layer = sum(means) / len(means)
+    return [unit for unit, mean in enumerate(means) if (mean / layer if layer else 0.0) <= threshold]

@@ -20,6 +20,7 @@ METHODS = {
     "l2_init": {"L2Init"},
     "parseval": {"Parseval"},
     "dash": {"DASH"},
+    "redo": {"ReDo"},
 }
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
@@ -96,16 +97,16 @@ def test_paper_sized_recipes_carry_the_papers_numbers(base):
 
 
 # tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
-# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init
+# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo
 TUNED = {
-    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3),
-    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3),
-    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3),
-    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5),
-    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4),
-    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5),
-    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5),
-    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4),
+    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5),
+    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5),
+    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5),
+    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05),
+    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01),
+    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01),
+    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01),
+    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05),
 }
 
 
@@ -114,12 +115,13 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     def settings(method):
         return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
 
-    shrink, alpha, minimum, parseval, l2 = TUNED[recipe]
+    shrink, alpha, minimum, parseval, l2, redo = TUNED[recipe]
     assert settings("shrink_and_perturb")["strength"] == shrink
     assert (settings("dash")["alpha"], settings("dash")["minimum"]) == (alpha, minimum)
     assert settings("parseval")["strength"] == parseval
     assert settings("l2_init")["strength"] == pytest.approx(l2 / 2)  # the authors' code has λ/2
-    for method in ("parseval", "l2_init"):
+    assert settings("redo")["threshold"] == redo
+    for method in ("parseval", "l2_init", "redo"):
         assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 

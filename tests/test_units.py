@@ -110,13 +110,13 @@ def test_a_unit_whose_outgoing_weights_are_zero_has_no_say_and_the_others_have_t
             for outgoing in layer.outgoing:
                 columns = outgoing.columns(unit)
                 assert len(columns) == outgoing.block
-                outgoing.view._grid()[0][:, columns] = 0.0
+                outgoing.view.grid()[0][:, columns] = 0.0
         silent = outputs(net, x)
         assert not torch.allclose(silent, full, atol=1e-6), f"{layer.name}: those were not its outgoing weights"
         with torch.no_grad():
-            layer.incoming._grid()[0][unit] += 1.0
-            for tensor in [*([layer.bias] if layer.bias is not None else []), *(e.tensor for e in layer.entries)]:
-                tensor[unit] += 1.0
+            layer.incoming.grid()[0][unit] += 1.0
+            for entries in layer.entries:
+                entries.tensor[unit] += 1.0
         if not (normed and name == "backwards" and layer.name == "first"):  # LayerNorm mixes its units
             torch.testing.assert_close(outputs(net, x), silent)
         net.load_state_dict(kept)
@@ -130,9 +130,9 @@ def test_the_activation_is_that_of_the_unit_after_norm_and_nonlinearity(name):
         unit = int(one.abs().mean(0).argmax())
         kept = {key: value.clone() for key, value in net.state_dict().items()}
         with torch.no_grad():
-            layer.incoming._grid()[0][unit] *= 3.0
-            if layer.bias is not None:
-                layer.bias[unit] += 1.0
+            layer.incoming.grid()[0][unit] *= 3.0
+            for entries in layer.entries[:1]:
+                entries.tensor[unit] += 1.0
         other = activation(layer, net, x)
         net.load_state_dict(kept)
         assert one.shape[1] == layer.size
@@ -147,6 +147,7 @@ def test_entries_of_norms():
     layer = HiddenUnits().select(net, lambda: net(x))[0]
     named = {id(tensor): key for key, tensor in net.state_dict(keep_vars=True).items()}
     assert {(named[id(entry.tensor)], entry.start) for entry in layer.entries} == {
+        ("0.bias", 0.0),
         ("1.running_mean", 0.0),
         ("1.running_var", 1.0),
         ("1.weight", 1.0),

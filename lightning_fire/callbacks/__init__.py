@@ -9,6 +9,7 @@ from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
+from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OptimizerReset",
     "Parseval",
     "PlasticityMonitor",
+    "ReDo",
     "ShrinkAndPerturb",
     "announce_new_data",
 ]

@@ -60,6 +60,34 @@ def gradients_on_new_data(
             ]
 
 
+def forward_on_new_data(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    num_batches: int,
+    forward: Callable[[LightningModule, Any], Any] | None = None,
+) -> None:
+    """Run the module on the first batches of this epoch, for hooks to watch; leave no trace otherwise.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module.
+        num_batches: Batches at most.
+        forward: Runs the module on a batch. Default: `training_step`; what it logs is dropped.
+
+    Raises:
+        MisconfigurationException: If `forward` is not given and the module optimises manually.
+    """
+    if forward is None and not pl_module.automatic_optimization:
+        raise MisconfigurationException(
+            "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
+            " batch, forward=lambda module, batch: …"
+        )
+    with leaving_no_trace(pl_module), torch.no_grad():
+        for index, batch in enumerate(islice(_batches(trainer), num_batches)):
+            with trainer.precision_plugin.train_step_context():
+                _training_loss(pl_module, batch, index) if forward is None else forward(pl_module, batch)
+
+
 @contextlib.contextmanager
 def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
     """Put buffers, metrics and random states back at the end as they were; drop what is logged in between.

@@ -11,15 +11,19 @@ from lightning_fire.functional.penalties import (
     unit_scale_penalty,
 )
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
+from lightning_fire.functional.units import contribution_utility, dormancy_score, least_useful
 
 __all__ = [
     "as_matrices",
+    "contribution_utility",
     "dash",
     "dfi",
     "dfi_normalized",
+    "dormancy_score",
     "fire",
     "l2_init_gradient",
     "l2_init_penalty",
+    "least_useful",
     "orthogonalize",
     "parseval_gradient",
     "parseval_penalty",

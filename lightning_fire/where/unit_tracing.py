@@ -53,8 +53,7 @@ class Producer:
         name: Name of the layer.
         layer: The layer.
         view: Its weight.
-        bias: Its bias, None without one.
-        entries: Tensors of normalisation layers, one entry a unit, with the value that a new unit has.
+        entries: Its bias, and tensors of normalisation layers, one entry a unit, with the value that a new unit has.
         consumers: Layers that take the units in, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
         obstacle: Why the units cannot be reset; empty if they can.
@@ -63,7 +62,6 @@ class Producer:
     name: str
     layer: nn.Module
     view: WeightView
-    bias: Parameter | None
     entries: list[tuple[Tensor, float]] = field(default_factory=list)
     consumers: list[tuple["Producer", int]] = field(default_factory=list)
     observed: tuple[nn.Module, int, int] | None = None
@@ -136,7 +134,7 @@ class _Tracer(TorchFunctionMode):
             shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
             if shared and not producer.obstacle:
                 producer.obstacle = f"goes into {shared[0]}, which runs more than once"
-            if any(self._norm_uses[id(tensor)] > 1 for tensor, _ in producer.entries) and not producer.obstacle:
+            if any(self._norm_uses.get(id(tensor), 0) > 1 for tensor, _ in producer.entries) and not producer.obstacle:
                 producer.obstacle = "its normalisation layer runs more than once"
             if not producer.consumers and not producer.obstacle:
                 producer.obstacle = "an output"
@@ -274,8 +272,8 @@ def _layers_of(module: nn.Module) -> Iterator[Producer]:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
             name = plain(name)
             view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            bias = layer.bias if isinstance(layer.bias, Parameter) else None
-            yield Producer(name, layer, view, bias, obstacle="" if weight.requires_grad else "frozen")
+            entries = [(layer.bias, 0.0)] if isinstance(layer.bias, Parameter) else []
+            yield Producer(name, layer, view, entries, obstacle="" if weight.requires_grad else "frozen")
 
 
 def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:

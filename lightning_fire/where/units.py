@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.unit_tracing import Producer, trace
@@ -18,7 +17,7 @@ class Entries:
     """The entries of a tensor that belong to units, one for each.
 
     Attributes:
-        tensor: Scale, shift, running mean or running variance of a normalisation layer, or a bias; shape `(units,)`.
+        tensor: A bias, or scale, shift, running mean or running variance of a normalisation layer; shape `(units,)`.
         start: The value that a new unit has there.
     """
 
@@ -55,8 +54,8 @@ class UnitLayer:
         name: Name of the layer whose outputs they are.
         layer: That layer, Linear or convolution.
         incoming: Its weight; row u is what comes into unit u.
-        bias: Its bias, None without one.
-        entries: What belongs to the units in normalisation layers between it and the next weights.
+        entries: What else belongs to the units, one number each: the bias of the layer, and scales, shifts and running
+            statistics of the normalisation layers between it and the next weights.
         outgoing: The weights that take the units in.
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
         dim: The dimension of that input that counts the units.
@@ -66,7 +65,6 @@ class UnitLayer:
     name: str
     layer: nn.Module
     incoming: WeightView
-    bias: Parameter | None
     entries: tuple[Entries, ...]
     outgoing: tuple[Outgoing, ...]
     observed: nn.Module
@@ -188,7 +186,6 @@ def _layer_of(producer: Producer) -> UnitLayer:
         name=producer.name,
         layer=producer.layer,
         incoming=producer.view,
-        bias=producer.bias,
         entries=tuple(Entries(tensor, start) for tensor, start in producer.entries),
         outgoing=tuple(Outgoing(replace(consumer.view), block) for consumer, block in producer.consumers),
         observed=observed,

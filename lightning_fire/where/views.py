@@ -34,7 +34,7 @@ class WeightView:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape `(out, in / groups, *kernel)`."""
-        groups, out, *rest = self._grid().shape
+        groups, out, *rest = self.grid().shape
         return (groups * out, *rest)
 
     def read(self) -> Tensor:
@@ -43,7 +43,7 @@ class WeightView:
         Returns:
             Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
         """
-        return self._grid().flatten(0, 1)
+        return self.grid().flatten(0, 1)
 
     @torch.no_grad()
     def write(self, weight: Tensor) -> None:
@@ -57,10 +57,14 @@ class WeightView:
         """
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
-        self._grid().copy_(weight.unflatten(0, (self.groups, -1)))
+        self.grid().copy_(weight.unflatten(0, (self.groups, -1)))
 
-    def _grid(self) -> Tensor:
-        """Return a strided view of the parameter, shape `(groups, out / groups, in / groups, *kernel)`."""
+    def grid(self) -> Tensor:
+        """Return a strided view of the parameter, to be written into.
+
+        Returns:
+            Shape `(groups, out / groups, in / groups, *kernel)`, detached.
+        """
         stored = self.parameter.detach()
         if self.layout == "in_out":
             grid = stored.mT.unsqueeze(0)

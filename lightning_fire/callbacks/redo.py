@@ -1,0 +1,128 @@
+"""ReDo: recycling dormant neurons (Sokar et al., ICML 2023)."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
+
+from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.probe import forward_on_new_data
+from lightning_fire.callbacks.unit_resets import reset_units
+from lightning_fire.functional import dormancy_score
+from lightning_fire.when import Clock, EveryNEpochs, Schedule
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+
+class ReDo(EventCallback):
+    """Resets the hidden units that do next to nothing.
+
+    At each event it looks at batches of the training data, and training goes on as if nobody had looked. A unit is
+    dormant if its mean |activation|, after norm and nonlinearity, is at most τ times that of its layer. A dormant unit
+    begins anew: incoming weights drawn by the layer's `reset_parameters`, bias and entries of normalisation layers at
+    their start, outgoing weights 0, and 0 in the matching entries of the optimizer's moments.
+
+    Logs `redo/dormant_fraction`, of all units looked at, `redo/units`, the number reset, `redo/event`, and per layer
+    `redo.layers/dormant_fraction/<layer>`.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `EveryNEpochs(1)`, as the authors of the FIRE paper
+            do; ReDo's own code: `EveryNSteps(1000)`.
+        threshold: τ, at least 0 (ReDo: 0.025; the paper: tuned, 0.01 to 0.5).
+        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
+        num_batches: Batches to look at, at most an epoch of them.
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization; what it logs is
+            dropped.
+        seed: Seed of the new draws, the same on every rank.
+        log_layers: Also log each layer by itself.
+        name: Prefix of the logged keys in the place of `redo`.
+
+    Raises:
+        ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
+        MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
+    """
+
+    name = "redo"
+
+    def __init__(
+        self,
+        when: Schedule | Sequence[Schedule] | None = None,
+        threshold: float = 0.025,
+        start_chunk: int = 0,
+        num_batches: int = 1,
+        where: HiddenUnits | None = None,
+        forward: Callable[[LightningModule, Any], Any] | None = None,
+        seed: int = 0,
+        log_layers: bool = True,
+        name: str | None = None,
+    ):
+        super().__init__(EveryNEpochs(1) if when is None else when, name)
+        for argument, value, least in (
+            ("threshold", threshold, 0),
+            ("start_chunk", start_chunk, 0),
+            ("num_batches", num_batches, 1),
+        ):
+            if value < least:
+                raise ValueError(f"`{argument}` must be at least {least}, got {value}")
+        self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
+        self.where = where if where is not None else HiddenUnits()
+        self.forward, self.seed, self.log_layers = forward, seed, log_layers
+        self._layers: Sequence[UnitLayer] = ()
+
+    def describe(self) -> str:
+        return f"{self.when!r}, {self.where!r}"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._layers = self.where.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.forward))
+        units = sum(layer.size for layer in self._layers)
+        rank_zero_info(f"{type(self).__name__} will watch {units} hidden units in {len(self._layers)} layers.")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._layers = ()
+
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        if clock.chunk >= self.start_chunk:
+            super().at(trainer, pl_module, clock)
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        activities = self._activities(trainer, pl_module)
+        dormant = [(dormancy_score(activity) <= self.threshold).nonzero().flatten() for activity in activities]
+        chosen = list(zip(self._layers, dormant, strict=True))
+        reset_units(chosen, self.seed + 1_000_003 * self.num_events, trainer.optimizers)
+        number, units = sum(map(len, dormant)), sum(layer.size for layer in self._layers)
+        values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
+        if self.log_layers:
+            values |= {
+                f"{self.name}.layers/dormant_fraction/{layer.name}": len(dead) / layer.size for layer, dead in chosen
+            }
+        return values
+
+    @torch.no_grad()
+    def _activities(self, trainer: Trainer, pl_module: LightningModule) -> list[Tensor]:
+        """Return, for each layer, the mean of |h| over samples, places and ranks, shape `(units,)`."""
+        sums = [torch.zeros(layer.size, device=pl_module.device) for layer in self._layers]
+        counts = [0] * len(self._layers)
+
+        def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
+            def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+                activity = layer.activity(args[0].detach())
+                sums[index] += activity.abs().sum(0, dtype=torch.float32)
+                counts[index] += len(activity)
+
+            return hook
+
+        handles = [
+            layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(self._layers)
+        ]
+        try:
+            forward_on_new_data(trainer, pl_module, self.num_batches, self.forward)
+        finally:
+            for handle in handles:
+                handle.remove()
+        means = torch.cat([total / count for total, count in zip(sums, counts, strict=True)])
+        means = trainer.strategy.reduce(means, reduce_op="mean")
+        return list(means.split([layer.size for layer in self._layers]))

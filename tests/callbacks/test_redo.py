@@ -1,0 +1,238 @@
+"""`ReDo` through real fits: which units it resets, what that is, and that nothing else moves."""
+
+import pytest
+import reference
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo
+from lightning_fire.callbacks.unit_resets import reset_units
+
+HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
+
+
+class Snapshots(ReDo):
+    """Keeps weights and optimizer state before and after each event."""
+
+    def act(self, trainer, pl_module):
+        before = state_of(pl_module), moments_of(trainer, pl_module)
+        values = super().act(trainer, pl_module)
+        self.seen = [
+            *getattr(self, "seen", []),
+            (before, (state_of(pl_module), moments_of(trainer, pl_module)), values),
+        ]
+        return values
+
+
+def moments_of(trainer, pl_module):
+    state = trainer.optimizers[0].state
+    return {
+        f"{name} {key}": value.clone()
+        for name, parameter in pl_module.named_parameters()
+        for key, value in state[parameter].items()
+    }
+
+
+def activations(state, x):
+    """Post-activation outputs of both hidden layers, in training mode, by a plain network."""
+    module = PlainModule()
+    module.load_state_dict(state)
+    first = module.net[:3](x)
+    return {"net.0": first.detach(), "net.3": module.net[3:5](first).detach()}
+
+
+def entries_of(dead):
+    """Every entry that may move: its key, and an index into it."""
+    for layer, units in dead.items():
+        norm, after = HIDDEN[layer]
+        for unit in units:
+            yield f"{layer}.weight", (unit,)
+            yield f"{layer}.bias", (unit,)
+            yield f"{after}.weight", (slice(None), unit)
+            for name in ("weight", "bias", "running_mean", "running_var") if norm else ():
+                yield f"{norm}.{name}", (unit,)
+
+
+@pytest.mark.parametrize("threshold", [0.3, 0.8, 1.5])
+def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(threshold):
+    callback = Snapshots(AtEpochs([1, 3]), threshold=threshold, num_batches=2)
+    fitted(callback)
+    for ((before, moments), (after, moments_after), values), size in zip(callback.seen, (12, 24), strict=True):
+        x = dataset(size=size).tensors[0]
+        # training mode: BatchNorm takes each batch of 6 by itself
+        parts = [activations(before, batch) for batch in (x[:6], x[6:12])]
+        seen = {layer: torch.cat([part[layer] for part in parts]) for layer in HIDDEN}
+        dead = {layer: reference.dormant(outputs, threshold) for layer, outputs in seen.items()}
+        assert values["redo/units"] == sum(map(len, dead.values()))
+        assert values["redo/dormant_fraction"] == values["redo/units"] / 16
+        expected = {key: value.clone() for key, value in before.items()}
+        for key, where in entries_of(dead):
+            start = 1.0 if key in ("net.1.weight", "net.1.running_var") else 0.0
+            redrawn = key in ("net.0.weight", "net.3.weight") and len(where) == 1
+            expected[key][where] = after[key][where] if redrawn else start
+        for layer, units in dead.items():
+            for unit in units:  # its column is zero also where it crosses a row that is drawn anew
+                expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
+                drawn = after[f"{layer}.weight"][unit]
+                drawn = drawn[[i for i in range(len(drawn)) if layer == "net.0" or i not in dead["net.0"]]]
+                assert (drawn != 0).all()
+                assert not any(value in before[f"{layer}.weight"] for value in drawn)
+                assert after[f"{layer}.weight"][unit].abs().max() <= after[f"{layer}.weight"].shape[1] ** -0.5
+        for key, value in expected.items():
+            assert torch.equal(after[key], value), key
+        for key, where in entries_of(dead):
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if f"{key} {moment}" in moments:
+                    moments[f"{key} {moment}"][where] = 0.0
+        for key, value in moments.items():
+            assert torch.equal(moments_after[key], value), key
+    assert any(values["redo/units"] for *_, values in callback.seen) or threshold < 0.5
+
+
+class Convolutional(PlainModule):
+    """Convolution, BatchNorm and pooling flattened into a Linear layer: 2·2 inputs for each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 5, 3, padding=1), nn.BatchNorm2d(5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(20, 3)
+        )
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = torch.cat([x, x, x[:, :4]], 1).view(-1, 1, 4, 4)
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_a_flattened_channel_has_several_columns_in_any_memory_format(memory_format):
+    module = Convolutional().to(memory_format=memory_format)
+    optimizer = module.configure_optimizers()
+    batch = dataset(6).tensors
+    module.training_step(batch, 0).backward()
+    optimizer.step()
+    (layer,) = HiddenUnits().select(module, lambda: module.training_step(batch, 0))
+    before = state_of(module)
+    momentum = {name: optimizer.state[p]["momentum_buffer"].clone() for name, p in module.named_parameters()}
+    reset_units([(layer, torch.tensor([3, 1]))], seed=0, optimizers=[optimizer])
+    after = module.state_dict()
+    columns = [4, 5, 6, 7, 12, 13, 14, 15]
+    rest = [column for column in range(20) if column not in columns]
+    assert after["net.5.weight"][:, columns].abs().max() == 0
+    assert torch.equal(after["net.5.weight"][:, rest], before["net.5.weight"][:, rest])
+    assert torch.equal(after["net.5.bias"], before["net.5.bias"])
+    assert torch.equal(after["net.0.weight"][[0, 2, 4]], before["net.0.weight"][[0, 2, 4]])
+    for unit in (1, 3):
+        assert not torch.equal(after["net.0.weight"][unit], before["net.0.weight"][unit])
+    for name, parameter in module.named_parameters():
+        value = optimizer.state[parameter]["momentum_buffer"]
+        if name == "net.5.weight":
+            assert value[:, columns].abs().max() == 0
+            assert torch.equal(value[:, rest], momentum[name][:, rest])
+        elif name == "net.5.bias":
+            assert torch.equal(value, momentum[name])
+        else:
+            assert value[[1, 3]].abs().max() == 0
+            assert torch.equal(value[[0, 2, 4]], momentum[name][[0, 2, 4]])
+
+
+def test_a_reset_unit_says_nothing_at_first():
+    """The outputs are those of the network without it."""
+    module = Convolutional().eval()
+    batch = dataset(6).tensors
+    (layer,) = HiddenUnits().select(module, lambda: module.training_step(batch, 0))
+    with torch.no_grad():
+        module.net[5].weight[:, 8:12] = 0.0
+    without = module.training_step(batch, 0)
+    reset_units([(layer, torch.tensor([2]))], seed=0, optimizers=[])
+    torch.testing.assert_close(module.training_step(batch, 0), without)
+
+
+def test_draws_are_reproducible_and_leave_the_global_random_state():
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = PlainModule()
+        (layer, _) = HiddenUnits().select(module, lambda module=module: module.net(torch.zeros(2, 6)))
+        torch.manual_seed(5)
+        reset_units([(layer, torch.arange(8))], seed=7, optimizers=[])
+        results.append((module.net[0].weight.clone(), torch.rand(1)))
+    torch.manual_seed(5)
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == torch.rand(1)
+
+
+def test_a_look_without_a_reset_changes_nothing_in_the_whole_run():
+    """No unit is below a threshold of 0 here."""
+    callback = ReDo(EveryNSteps(3), threshold=0.0, where=HiddenUnits(include=["net.0"]))
+    assert_same_weights(fitted(callback), fitted())
+    assert callback.num_events == 7
+
+
+def test_it_begins_with_its_chunk():
+    callback = Snapshots(start_chunk=1, threshold=0.5)
+    fitted(callback)
+    assert callback.num_events == 4  # epochs 2 to 5; chunk 1 begins with epoch 2
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 3])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(ReDo(threshold=0.8), save)
+    resumed = fitted(ReDo(threshold=0.8), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_same_weights(resumed, whole)
+
+
+def test_what_is_logged(tmp_path):
+    callback = Snapshots(AtEpochs([1]), threshold=0.8)
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    values = callback.seen[0][2]
+    assert values["redo/units"] > 0
+    for key in ("redo/units", "redo/dormant_fraction", "redo.layers/dormant_fraction/net.3"):
+        assert log.Scalars(key)[0].value == pytest.approx(values[key])
+    assert log.Scalars("redo/event")[0].step == 2
+
+
+def test_manual_optimization_says_how_the_module_runs():
+    class Manual(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    with pytest.raises(MisconfigurationException, match="say how the module runs on a batch, forward=lambda module"):
+        fitted(ReDo(), module=Manual())
+    callback = ReDo(threshold=0.8, forward=lambda module, batch: module.net(batch[0]))
+    fitted(callback, module=Manual())
+    assert callback.num_events == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threshold": -1}, "`threshold` must be at least 0, got -1"),
+        ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
+        ({"num_batches": 0}, "`num_batches` must be at least 1, got 0"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        ReDo(**options)
+
+
+def test_a_selection_without_units_is_refused_before_the_first_step():
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(ReDo(where=HiddenUnits(include=["layer99"])))
