@@ -105,7 +105,7 @@ class _Tracer(TorchFunctionMode):
         self._known = {producer.view.parameter: producer for producer in _layers_of(module)}
         self._tracks: dict[int, Track] = {}
         self._alive: list[Tensor] = []  # numbers of tensors are given anew when they die
-        self._calls: dict[nn.Module, int] = {}
+        self._calls: dict[int, int] = {}  # by id: the hash of a metric changes with its state
         self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
         self._norm_uses: dict[int, int] = {}
 
@@ -117,14 +117,14 @@ class _Tracer(TorchFunctionMode):
 
     def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note which activations a module is given."""
-        self._calls[module] = self._calls.get(module, 0) + 1
+        self._calls[id(module)] = self._calls.get(id(module), 0) + 1
         if args and (track := self._track(args[0])) is not None:
             self._sightings.setdefault(track.producer, []).append((module, track))
 
     def finish(self) -> list[Producer]:
         """Settle, for each layer, where it is watched and what is in the way."""
         for producer in self.producers.values():
-            seen = [item for item in self._sightings.get(producer, []) if self._calls[item[0]] == 1]
+            seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0])] == 1]
             seen = [item for item in seen if item[1].activated] or seen[-1:]
             if seen:
                 observed, track = seen[0]
