@@ -110,12 +110,8 @@ def select(args: Sequence[str]) -> str:
         SystemExit: If the recipe has no method that selects weights.
     """
     cli = RecipeCLI(args, run=False)
-    methods = [method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.EventCallback)]
-    tables = [
-        f"{type(method).__name__}(where={method.where})\n{method.where.select(cli.model)}"
-        for method in methods
-        if hasattr(method, "where")
-    ]
+    methods = [method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.TimedCallback)]
+    tables = [table for method in methods if (table := method.show_selection(cli.model))]
     if not tables:
         cli.parser.error("the recipe has no method that selects weights: add one, such as -c fire.yaml")
     print("\n\n".join(tables))

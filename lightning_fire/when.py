@@ -59,11 +59,12 @@ class Horizon:
 
 
 class Schedule:
-    """A rule for when to act."""
+    """A rule for when to act: the same answer for the same clock, whatever was asked before."""
 
     def __repr__(self) -> str:
         """Tell the settings: the repr is part of the key of a callback's state in checkpoints."""
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def due(self, clock: Clock) -> bool:
         """Tell whether `clock` is a time to act.
@@ -122,7 +123,12 @@ class AtEpochs(Schedule):
     epochs: Sequence[int]
 
     def __post_init__(self):
-        if not self.epochs or any(epoch < 0 or epoch != int(epoch) for epoch in self.epochs):
+        if (
+            isinstance(self.epochs, str)
+            or not isinstance(self.epochs, Sequence)
+            or not self.epochs
+            or not all(isinstance(epoch, int) and epoch >= 0 for epoch in self.epochs)
+        ):
             raise ValueError(f"`epochs` must be a list of one or more whole numbers from 0, got {self.epochs!r}")
         object.__setattr__(self, "epochs", tuple(self.epochs))
 
@@ -196,7 +202,7 @@ class AtFraction(Schedule):
     """Once, as soon as a fraction of training is done (the paper's reinforcement learning setting: 0.5).
 
     Measured in `max_epochs` at the start of epochs, and in `max_steps` at every batch; if training is bounded by both,
-    whichever is ahead.
+    whichever is ahead. A resume with other bounds is measured by those.
 
     Args:
         fraction: Share of training, strictly between 0 and 1.
@@ -244,6 +250,8 @@ class AnyOf(Schedule):
     def __post_init__(self):
         if not self.schedules:
             raise ValueError("`schedules` must hold at least one schedule, got none")
+        for schedule in self.schedules:
+            require_schedule(schedule)
         object.__setattr__(self, "schedules", tuple(self.schedules))
 
     def due(self, clock: Clock) -> bool:
@@ -258,6 +266,26 @@ class AnyOf(Schedule):
         return None
 
 
+def require_schedule(thing: Any) -> None:
+    """Refuse what is no schedule.
+
+    Args:
+        thing: Perhaps a schedule.
+
+    Raises:
+        TypeError: If it has no `due`, is a class instead of an object, or does not tell its settings.
+    """
+    if isinstance(thing, type):
+        raise TypeError(f"`when` must be a schedule, got the class {thing.__name__}: write {thing.__name__}(…)")
+    if not callable(getattr(thing, "due", None)):
+        raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {thing!r}")
+    if type(thing).__repr__ is object.__repr__:
+        raise TypeError(
+            f"`when` needs a __repr__ that tells its settings, as part of a key in checkpoints: {thing!r};"
+            " derive it from lightning_fire.Schedule, or make it a dataclass"
+        )
+
+
 def _require_positive(n: int) -> None:
-    if n < 1 or n != int(n):
+    if not isinstance(n, int) or n < 1:
         raise ValueError(f"`n` must be a whole number of at least 1, got {n!r}")

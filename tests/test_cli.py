@@ -108,7 +108,7 @@ trainer:
     ("words", "message"),
     [
         (["--intervention.init_args.step", "5"], "step"),
-        (["--intervention.init_args.steps", "0"], "`steps` must be an integer of at least 1, got 0"),
+        (["--intervention.init_args.steps", "0"], "`steps` must be an integer of at least 1, or 'exact', got 0"),
         (["--intervention.init_args.scale", "kaiming"], "kaiming"),
         (["--intervention.init_args.when.class_path", "AtNoon"], "AtNoon"),
         (["--trainer.max_epoch", "5"], "max_epoch"),
@@ -224,3 +224,20 @@ def test_python_dash_m():
     )
     assert result.returncode == 0
     assert "--methods" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("overlay", "line"),
+    [
+        ("{class_path: ShrinkAndPerturb}", r"net.head.bias +10 +taken"),
+        ("{class_path: Parseval, init_args: {strength: 0.1, norms: true}}", "and the scales of normalisation layers"),
+        ("{class_path: FullReset}", "FullReset acts on every parameter and buffer"),
+        ("{class_path: ReDo}", r"finds its units when training starts, .* HiddenUnits\(.*\).select\(model, lambda"),
+    ],
+)
+def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
+    Path("sibling.yaml").write_text(f"intervention: {overlay}\n")
+    main(["select", "-c", "base.yaml", "-c", "sibling.yaml"])
+    text = capsys.readouterr().out
+    assert re.search(line, text)
+    assert "tensor(" not in text

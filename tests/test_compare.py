@@ -3,6 +3,10 @@
 import csv
 import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import matplotlib.image
@@ -73,8 +77,11 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path,
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         compare(recipe, "--methods", "broken", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     text = capsys.readouterr().out
-    assert re.search(r"broken seed 0 FAILED: .*`steps` must be an integer of at least 1, got 0", text)
-    assert "`steps` must be an integer of at least 1, got 0" in (tmp_path / "out/broken/seed0/log.txt").read_text()
+    assert re.search(r"broken seed 0 FAILED: .*`steps` must be an integer of at least 1, or 'exact', got 0", text)
+    assert (
+        "`steps` must be an integer of at least 1, or 'exact', got 0"
+        in (tmp_path / "out/broken/seed0/log.txt").read_text()
+    )
     assert "vanilla  1" in text
 
 
@@ -103,6 +110,39 @@ def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys,
     assert not (tmp_path / "out/killed/seed0/finished.json").exists()
 
 
+@pytest.mark.parametrize("signal_name", ["SIGTERM"])
+def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, monkeypatch, signal_name):
+    """Lightning leaves with exit code 0 then."""
+    (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", signal_name).replace("Dies", "Stops"))
+    (recipe / "stopped.yaml").write_text("intervention: {class_path: stops.Stops}\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "stopped", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    assert "stopped seed 0 FAILED: stopped from outside before its end" in capsys.readouterr().out
+    assert not (tmp_path / "out/stopped/seed0/finished.json").exists()
+
+
+def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, time\nfrom lightning.pytorch import Callback\n\nclass Waits(Callback):\n"
+        "    def on_train_start(self, trainer, pl_module):\n"
+        "        pathlib.Path('pid').write_text(str(os.getpid()))\n        time.sleep(120)\n"
+    )
+    (recipe / "waiting.yaml").write_text("intervention: {class_path: waits.Waits}\n")
+    words = ["compare", str(recipe), "--output", "out", "--methods", "waiting", "--seeds", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    parent = subprocess.Popen([sys.executable, "-m", "lightning_fire", *words], cwd=tmp_path, env=environment)
+    pid = tmp_path / "pid"
+    for _ in range(600):
+        if pid.is_file() and pid.read_text():
+            break
+        time.sleep(0.1)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(timeout=30) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
 def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
     (recipe / "base.yaml").write_text(BASE)
     with pytest.raises(SystemExit, match="no run finished"):
@@ -119,6 +159,8 @@ def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys)
         ),
         (["--seeds", "0"], "must be at least 1"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
+        (["--set", "trainer.max_epochs=[1"], "while parsing a flow sequence"),
+        (["--set", "trainer=1", "trainer.max_epochs=1"], "gives 'trainer' a value and, in 'trainer.max_epochs=1'"),
     ],
 )
 def test_wrong_arguments(recipe, words, message, capsys):
@@ -216,15 +258,36 @@ def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
         read_history(tmp_path)
 
 
-def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path):
+def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path, capsys):
     """As Lightning wrote them down after all files and overrides."""
-    words = ["--set", "trainer.limit_train_batches=1", "data.init_args.batch_size=4"]
+    words = ["--set", "trainer.limit_train_batches=1", "--set", "data.init_args.batch_size=4"]
     compare(recipe, "--methods", "vanilla", "--seeds", "2", "--first-seed", "10", *words)
     for seed in (10, 11):
         used = yaml.safe_load((tmp_path / f"out/vanilla/seed{seed}/config.yaml").read_text())
         assert used["seed_everything"] == used["data"]["init_args"]["seed"] == seed
         assert used["trainer"]["limit_train_batches"] == 1
         assert used["data"]["init_args"]["batch_size"] == 4
+    capsys.readouterr()
+    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--first-seed", "10", *words, "trainer.max_epochs=6")
+    assert "trained before with other settings, training again: vanilla seed 10" in capsys.readouterr().out
+
+
+def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
+    assert len(runs.plan(recipe, ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
+
+
+def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
+    log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
+    assert runs._last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
+    assert runs._last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
+
+
+def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path):
+    words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
+    (run,) = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)["vanilla"]
+    history = read_history(tmp_path / "out/vanilla/seed0")
+    assert list(history.starts) == [0, 2, 4, 6]
+    assert np.isnan(run["final"])  # there was no validation in the last chunk
 
 
 @pytest.mark.parametrize(("jobs", "expected"), [(1, None), (3, ["4", "5", "4"])])

@@ -1,6 +1,7 @@
 """`when`: each schedule over whole trainings, written out; never-due schedules; errors."""
 
 import re
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -133,6 +134,9 @@ def test_a_schedule_that_may_be_due_has_no_problem(schedule, horizon):
         (lambda: AtFraction(0), "`fraction` must be strictly between 0 and 1, got 0"),
         (lambda: AtFraction(1.0), "`fraction` must be strictly between 0 and 1, got 1.0"),
         (lambda: AnyOf([]), "`schedules` must hold at least one schedule"),
+        (lambda: AtEpochs(5), "`epochs` must be a list of one or more whole numbers from 0, got 5"),
+        (lambda: AtEpochs("12"), "`epochs` must be a list"),
+        (lambda: EveryNSteps("3"), "`n` must be a whole number of at least 1, got '3'"),
     ],
 )
 def test_errors(build, message):
@@ -150,6 +154,7 @@ class Fibonacci(Schedule):
         return clock.step in (self.first, 2 * self.first)
 
 
+@dataclass
 class Minimal:
     """Another, with nothing but `due`."""
 

@@ -1,6 +1,6 @@
 """Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
 
-from lightning_fire.callbacks.base import EventCallback, announce_new_data
+from lightning_fire.callbacks.base import EventCallback, TimedCallback, announce_new_data
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
@@ -24,5 +24,6 @@ __all__ = [
     "PlasticityMonitor",
     "ReDo",
     "ShrinkAndPerturb",
+    "TimedCallback",
     "announce_new_data",
 ]

@@ -1,5 +1,6 @@
 """The one base of all methods that act at an event: it joins WHAT, WHERE and WHEN to Lightning's hooks."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
-from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of
+from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule
 
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
@@ -18,13 +19,21 @@ class TimedCallback(Callback):
     """Knows the time of training, over fits and resumes, and that it has whole weights to look at or to change.
 
     Attributes:
+        name: Prefix of what is logged.
         timekeeper: Counts steps and changes of the data.
         chunk: How often the data has changed so far.
+
+    Args:
+        name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
     """
 
-    def __init__(self):
+    name = "timed"
+
+    def __init__(self, name: str | None = None):
+        self.name = name or type(self).name
         self.timekeeper = Timekeeper()
         self.chunk = 0
+        self._module: Any = None  # weak reference to that of the last fit
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         """Do what is to be done at the start of an epoch, and at that of each batch.
@@ -35,6 +44,15 @@ class TimedCallback(Callback):
             clock: The moment.
         """
 
+    def show_selection(self, pl_module: LightningModule) -> str:
+        """Return, for people, what of a module this callback acts on; empty if that is not for it to choose.
+
+        Args:
+            pl_module: The module.
+        """
+        where = getattr(self, "where", None)
+        return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -44,6 +62,18 @@ class TimedCallback(Callback):
                 f"{type(self).__name__} needs whole weights, which {sharded.pop()} shards or copies."
                 " Use strategy='ddp', or a single device."
             )
+        if self._module is not None and self._module() is not pl_module:
+            rank_zero_warn(
+                f"{type(self).__name__} was in a fit of another module before, and takes this one for the same training"
+                " going on. For a new training make a new callback."
+            )
+        self._module = weakref.ref(pl_module)
+        for other in trainer.callbacks:
+            if isinstance(other, TimedCallback) and other is not self and other.name == self.name:
+                raise MisconfigurationException(
+                    f"Two callbacks log as {self.name!r}: give one another name,"
+                    f' for example {type(self).__name__}(…, name="{self.name}_2").'
+                )
         self.timekeeper.prepare()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -62,6 +92,10 @@ class TimedCallback(Callback):
         clock = self.timekeeper.read(trainer, epoch_start)
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the module out of copies and pickles."""
+        return {**vars(self), "_module": None}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
@@ -90,10 +124,10 @@ class EventCallback(TimedCallback):
     name = "event"
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, name: str | None = None):
-        super().__init__()
+        super().__init__(name)
         self.when = _one_schedule(when)
-        self.name = name or type(self).name
         self.num_events = 0
+        self._events_before = 0  # this fit
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         """Intervene.
@@ -117,12 +151,6 @@ class EventCallback(TimedCallback):
             return
         if not trainer.fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
             raise MisconfigurationException(f"{type(self).__name__}(when={self.when}) can never act: {reason}.")
-        for other in trainer.callbacks:
-            if isinstance(other, EventCallback) and other is not self and other.name == self.name:
-                raise MisconfigurationException(
-                    f"Two callbacks log as {self.name!r}: give one another name,"
-                    f' for example {type(self).__name__}(…, name="{self.name}_2").'
-                )
         averaging = {kind.__name__ for other in trainer.callbacks for kind in type(other).__mro__} & _AVERAGING
         if averaging:
             rank_zero_warn(
@@ -131,9 +159,30 @@ class EventCallback(TimedCallback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        single = getattr(trainer.datamodule, "num_chunks", None) == 1
-        if single and _awaits_new_data(self.when) and not self.timekeeper.has_seen_data:
-            rank_zero_warn(f"{type(self).__name__} will not act in this fit: {explain_data(trainer)}.")
+        if not _awaits_new_data(self.when) or self.timekeeper.has_seen_data:
+            return
+        name, data = type(self).__name__, trainer.datamodule
+        if getattr(data, "num_chunks", None) == 1:
+            rank_zero_warn(f"{name} will not act in this fit: {explain_data(trainer)}.")
+        elif chunk_of(data) is not None and not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1:
+            rank_zero_warn(
+                f"{name} waits for {type(data).__name__}.chunk to change, but the Trainer asks for the training data"
+                " only once: set Trainer(reload_dataloaders_every_n_epochs=1)."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._events_before = self.num_events
+        unknown = trainer.current_epoch > 0 and not self.timekeeper.has_seen_data
+        if unknown and _awaits_new_data(self.when) and not hasattr(data_source_of(trainer), "chunk_at"):
+            rank_zero_warn(
+                f"{type(self).__name__} does not know the data of the epochs before: the present data counts as the"
+                " first it has seen. AtNewData(skip_first=False) acts on it; a DataModule with chunk_at(epoch) tells."
+            )
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.num_events == self._events_before:
+            rank_zero_info(f"{type(self).__name__} did not act in this fit: {self.when} was never due.")
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
@@ -209,6 +258,8 @@ def explain_data(trainer: Trainer) -> str:
         return f"the data of {kind} comes in a single chunk: only a later fit with other data counts as new data"
     if chunk_of(source) is not None:
         return f"{kind} announces new data by its `chunk`"
+    if getattr(source, "chunk", None) is not None:
+        return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
     return (
         f"{kind} has no `chunk` attribute: a later fit with other data counts as new data,"
         " or a call of announce_new_data(trainer)"
@@ -218,22 +269,18 @@ def explain_data(trainer: Trainer) -> str:
 def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     if when is None:
         return AtNewData()
-    schedules = [when] if not isinstance(when, Sequence) else list(when)
+    schedules = [when] if isinstance(when, str) or not isinstance(when, Sequence) else list(when)
+    if not schedules:
+        raise ValueError("`when` must be a schedule or a list of at least one, got an empty list")
     for schedule in schedules:
-        if not callable(getattr(schedule, "due", None)):
-            raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {schedule!r}")
-        if type(schedule).__repr__ is object.__repr__:
-            raise TypeError(
-                f"`when` needs a __repr__ that tells its settings, as part of a key in checkpoints: {schedule!r};"
-                " derive it from lightning_fire.Schedule, or make it a dataclass"
-            )
+        require_schedule(schedule)
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
 
 
 def _awaits_new_data(schedule: Schedule) -> bool:
-    """Tell whether a schedule hopes for data other than that with which training begins."""
+    """Tell whether a schedule is due only on data other than that with which training begins."""
     if isinstance(schedule, AnyOf):
-        return any(_awaits_new_data(part) for part in schedule.schedules)
+        return all(_awaits_new_data(part) for part in schedule.schedules)
     return isinstance(schedule, AtNewData) and schedule.skip_first
 
 
@@ -243,7 +290,8 @@ def _moment(clock: Clock) -> str:
 
 
 def _summary(values: Mapping[str, float]) -> str:
-    short = [f"{key.partition('/')[2]} {value:.4g}" for key, value in _headlines(values).items()]
+    normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # those say more
+    short = [f"{key.partition('/')[2]} {v:.4g}" for key, v in _headlines(values).items() if key not in normalized]
     return f" ({', '.join(short)})" if short else ""
 
 

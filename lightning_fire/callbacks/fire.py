@@ -63,6 +63,8 @@ class FIRECallback(EventCallback):
         super().__init__(when, name)
         fire(torch.eye(1), steps, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
+        if isinstance(where, str):
+            raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")
         self.where = where if where is not None else Weights()
         self.steps, self.coefficients, self.scale = steps, coefficients, scale
         self.optimizer, self.log_layers = optimizer, log_layers

@@ -33,6 +33,9 @@ class FullReset(TargetCallback):
 
     name = "full_reset"
 
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
+
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         values = watch(measurable(pl_module), lambda: self._reset(pl_module), self.name)
         forget_state(self.optimizer, trainer.optimizers, pl_module.parameters())

@@ -1,12 +1,12 @@
 """The two places to which a network can be taken back: its initial values, and new draws by its layers."""
 
-import weakref
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from lightning_fire.callbacks.base import TimedCallback
 
@@ -25,18 +25,14 @@ class InitialValues:
 
     def __init__(self):
         self.values: dict[str, Tensor] | None = None
-        self._module: Any = None  # weak reference
         self._settled = False  # values are known to be right
 
     def take_before_checkpoint(self, module: nn.Module) -> None:
-        """Take the values of a module that has not been trained with this object before.
+        """Take the values of a module, unless this object knows those of an earlier fit.
 
         Args:
             module: The module, as its owner built it.
         """
-        if self._module is not None and self._module() is not module:
-            self._settled = False  # another module than in the last fit
-        self._module = weakref.ref(module)
         if not self._settled:
             self.values = _copy(module)
 
@@ -46,7 +42,8 @@ class InitialValues:
         Args:
             values: `values` of the run that wrote it.
         """
-        self.values, self._settled = values, values is not None
+        if values is not None:
+            self.values, self._settled = values, True
 
     def complete(self, trainer: Trainer, module: nn.Module) -> None:
         """Settle the values, on every rank alike.
@@ -63,16 +60,17 @@ class InitialValues:
         shapes = {name: tensor.shape for name, tensor in tensors_of(module).items()}
         known = {name: tensor.shape for name, tensor in self.values.items()}
         if unknown := sorted(name for name, shape in shapes.items() if known.get(name) != shape):
+            why = (
+                "they were not in the module in an earlier fit of this callback. Make a new callback for a new training"
+                if trainer.ckpt_path is None
+                else "the checkpoint was written without this callback, and the layers are made in configure_model() or"
+                " setup(). Make them in __init__, or use the callback from the beginning"
+            )
+            names = f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
             raise MisconfigurationException(
-                f"The initial values of {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are not known: the"
-                " checkpoint was written without this callback, and the layers are made in configure_model() or"
-                " setup(). Make them in __init__, or use the callback from the beginning, or use target='fresh'."
+                f"The initial values of {names} are not known: {why}, or use target='fresh'."
             )
         self._settled = True
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the module out of copies and pickles."""
-        return {**vars(self), "_module": None}
 
 
 class WithInitialValues(TimedCallback):
@@ -164,4 +162,5 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _copy(module: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors_of(module).items()}
+    tensors = tensors_of(module).items()
+    return {name: tensor.detach().cpu().clone() for name, tensor in tensors if not is_lazy(tensor)}

@@ -33,6 +33,7 @@ class Parseval(PenaltyCallback):
         where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
         norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
             do in their code.
+        name: Prefix of the logged keys in the place of `parseval`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -47,8 +48,9 @@ class Parseval(PenaltyCallback):
         start_chunk: int = 0,
         where: Weights | None = None,
         norms: bool = False,
+        name: str | None = None,
     ):
-        super().__init__(strength, start_chunk)
+        super().__init__(strength, start_chunk, name)
         if not scale > 0:
             raise ValueError(f"`scale` must be above 0, got {scale}")
         self.scale, self.norms = scale, norms
@@ -57,6 +59,10 @@ class Parseval(PenaltyCallback):
 
     def describe(self) -> str:
         return f"{super().describe()}, {self.where!r}"
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        scales = "\nand the scales of normalisation layers" if self.norms else ""
+        return super().show_selection(pl_module) + scales
 
     def select(self, pl_module: LightningModule) -> Mapping[str, Parameter]:
         names: dict[Parameter, str] = {}

@@ -18,13 +18,18 @@ class PlasticityMonitor(TimedCallback):
         where: The weights to watch. Default: `Weights()`.
         every_n_epochs: Measure at the end of every n-th epoch.
         log_layers: Also log each layer by itself.
+        name: Prefix of the logged keys in the place of `plasticity`.
 
     Raises:
         ValueError: If `every_n_epochs` is below 1, or, before training, if `where` matches no weight.
     """
 
-    def __init__(self, where: Weights | None = None, every_n_epochs: int = 1, log_layers: bool = True):
-        super().__init__()
+    name = "plasticity"
+
+    def __init__(
+        self, where: Weights | None = None, every_n_epochs: int = 1, log_layers: bool = True, name: str | None = None
+    ):
+        super().__init__(name)
         if every_n_epochs < 1:
             raise ValueError(f"`every_n_epochs` must be at least 1, got {every_n_epochs}")
         self.where = where if where is not None else Weights()
@@ -33,14 +38,17 @@ class PlasticityMonitor(TimedCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.where.select(pl_module)  # raises before training where nothing is matched
 
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return ""  # it acts on nothing
+
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
-            log_now(trainer, {"plasticity/chunk": float(clock.chunk)})
+            log_now(trainer, {f"{self.name}/chunk": float(clock.chunk)})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if (trainer.current_epoch + 1) % self.every_n_epochs:
             return
-        values = measure(self.where.select(pl_module), "plasticity")
+        values = measure(self.where.select(pl_module), self.name)
         if not self.log_layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
         log_now(trainer, values, at_epoch_end=True)

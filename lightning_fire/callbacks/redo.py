@@ -75,6 +75,12 @@ class ReDo(EventCallback):
     def describe(self) -> str:
         return f"{self.when!r}, {self.where!r}"
 
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return (
+            f"{type(self).__name__}(where={self.where}) finds its units when training starts, by watching one batch."
+            f" In Python, print({self.where}.select(model, lambda: model(batch))) shows them."
+        )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._layers = self.where.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.forward))

@@ -2,6 +2,7 @@
 
 import operator
 import weakref
+from itertools import pairwise
 from typing import Any
 
 from lightning.pytorch import Trainer
@@ -49,7 +50,7 @@ class Timekeeper:
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
         elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
-            self._step, self.last_event = trainer.global_step, None
+            self._step, self.last_event = _batches_with_steps(trainer), None
         self._global_step = trainer.global_step
         self._fitting = True
 
@@ -92,6 +93,8 @@ class Timekeeper:
         """
         epoch, horizon = trainer.current_epoch, horizon_of(trainer)
         epoch_start = epoch_start or self._epoch not in (None, epoch)
+        if not epoch_start and self._number is None:
+            self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
         new_data = self._look_at_data(trainer) if epoch_start else False
         if epoch_start:
             self._epoch = epoch
@@ -108,19 +111,24 @@ class Timekeeper:
 
     def _look_at_data(self, trainer: Trainer) -> bool:
         """Bring the count of changes up to date; return whether this is the first epoch on the present data."""
+        if self._number is None and trainer.current_epoch > 0:
+            self._catch_up(trainer, trainer.current_epoch)
         source = data_source_of(trainer)
         number = chunk_of(source) or 0
         first = self._number is None
-        if first and trainer.current_epoch > 0 and hasattr(source, "chunk_at"):
-            # resumed from a checkpoint without this callback
-            chunks = [source.chunk_at(epoch) for epoch in range(trainer.current_epoch)]
-            self._changes = sum(chunk != last for chunk, last in zip(chunks[1:], chunks[:-1], strict=True))
-            first, self._number = False, chunks[-1]
         elsewhere = self._source is not None and not _is_same(self._source, source)
         changed = not first and (number != self._number or elsewhere or self._announced)
         self._changes += changed
         self._source, self._number, self._announced = _references(source), number, False
         return changed or first
+
+    def _catch_up(self, trainer: Trainer, epochs: int) -> None:
+        """Learn what the data was in the first epochs, of which a checkpoint without this callback tells nothing."""
+        source = data_source_of(trainer)
+        if hasattr(source, "chunk_at"):
+            chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
+            self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
+            self._number = chunks[-1]
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the data source out of copies and pickles: a copy takes the first data it sees for the present one."""
@@ -147,7 +155,9 @@ class Timekeeper:
         """
         self._step, self._global_step = state["step"], state["global_step"]
         self._epoch, self._moment = state["epoch"], state["moment"]
-        self._changes, self._number, self._announced = state["changes"], state["number"], state["announced"]
+        self._changes, self._number = state["changes"], state["number"]
+        self._announced |= state["announced"]  # one of before this fit counts as well
+        self._source = None  # of a fit in this process, not of the one that wrote the checkpoint
         self.last_event = state["last_event"]
         self._restored = True
 
@@ -191,6 +201,12 @@ def horizon_of(trainer: Trainer) -> Horizon:
         max_epochs=trainer.max_epochs if bounded_epochs else None,
         max_steps=trainer.max_steps if bounded_steps else None,
     )
+
+
+def _batches_with_steps(trainer: Trainer) -> int:
+    """Return how many batches have made an optimizer step; of a resumed Trainer, Lightning's count may lag by one."""
+    batches = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 
 def _parts(source: Any) -> list[Any]:

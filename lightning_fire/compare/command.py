@@ -10,7 +10,7 @@ from tqdm import tqdm
 from lightning_fire.compare import report
 from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.progress import Progress
-from lightning_fire.compare.runs import Run, default_jobs, execute, plan
+from lightning_fire.compare.runs import Run, default_jobs, execute, is_finished, is_outdated, plan
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
 
@@ -33,7 +33,14 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=default_jobs(), help="processes (default: one for each GPU, or else for each core)"
     )
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="override recipe keys in every run")
+    parser.add_argument(
+        "--set",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override recipe keys in every run; keys under intervention only where every method has them",
+    )
     return parser
 
 
@@ -57,8 +64,10 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(options.recipe, options.methods, seeds, output)
         extra = _nested(options.set)
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
+    if outdated := [run.name for run in runs if is_outdated(run, extra)]:
+        print(f"trained before with other settings, training again: {', '.join(outdated)}")
     outcome = _execute_with_bar(runs, min(options.jobs, len(runs)), extra)
     failed = {run: reason for run, reason in outcome.items() if reason}
     histories: dict[str, dict[int, History]] = {}
@@ -102,17 +111,20 @@ def _title(recipe: Path) -> str:
 
 def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
     """Show one bar for all runs, in epochs; it names what each process is at."""
+    number = sum(not is_finished(run, extra) for run in runs)
+    seen: tuple[dict[Run, Progress], list[Run]] | None = None
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
-        seen: dict[Run, Progress] = {}
 
-        def show(now: dict[Run, Progress]) -> None:
-            if now == seen:
+        def show(now: dict[Run, Progress], active: list[Run]) -> None:
+            nonlocal seen
+            if seen == (now, active) or not now:
                 return
-            seen.update(now)
-            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * len(runs))
+            seen = now, active
+            bounded = all(p.epochs > 0 for p in now.values())
+            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * number) if bounded else None
             bar.n = sum(p.epoch for p in now.values())
-            active = [(run, p) for run, p in now.items() if p.epoch < p.epochs][-jobs:]
-            bar.set_description(", ".join(f"{run.name} chunk {p.chunk}/{p.chunks}" for run, p in active) or "finishing")
+            running = [(run, now[run]) for run in active if run in now]
+            bar.set_description(", ".join(f"{r.name} chunk {p.chunk}/{p.chunks}" for r, p in running) or "starting")
 
         return execute(runs, jobs, extra, show)
 
@@ -128,5 +140,7 @@ def _nested(assignments: Sequence[str]) -> dict:
         place = result
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"--set gives {parent!r} a value and, in {assignment!r}, keys below it")
         place[last] = yaml.safe_load(value)
     return result

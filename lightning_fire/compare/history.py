@@ -91,12 +91,12 @@ def read_history(folder: Path) -> History:
         return np.array([event.step for event in events]), np.array([event.value for event in events])
 
     def of_events(measure: str) -> np.ndarray | None:
-        tag = next((tag for tag in sorted(tags) if re.fullmatch(rf"\w+/{measure}", tag)), None)
+        tag = next((tag for tag in sorted(tags) if re.fullmatch(rf"[\w-]+/{measure}", tag)), None)
         return series(tag)[1] if tag else None
 
     steps, chunks = series("plasticity/chunk")
     starts = np.array([steps[chunks == chunk].min() for chunk in np.unique(chunks)])
-    end = series(accuracy)[0].max() + 1
+    end = max(series(tag)[0].max() for tag in (accuracy, "plasticity/dfi_normalized")) + 1
     return History(
         accuracy=series(accuracy),
         dfi=series("plasticity/dfi_normalized"),

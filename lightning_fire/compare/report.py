@@ -39,7 +39,7 @@ def numbers(history: History) -> dict[str, float]:
     idle = history.last_in_chunk(history.dfi)[:-1]  # a method without events leaves the weights as they are
     return {
         "after_event": _mean(history.at_new_data),
-        "final": history.accuracy[1][-1],
+        "final": at_end[-1],
         "average": _mean(at_end),
         "dfi_before": _mean(idle if history.dfi_before is None else history.dfi_before),
         "dfi_after": _mean(idle if history.dfi_after is None else history.dfi_after),
@@ -98,7 +98,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     )
     for (method, by_seed), color in zip(histories.items(), plt.cm.tab10.colors * 3, strict=False):
         runs = list(by_seed.values())
-        final = [run.accuracy[1][-1] for run in runs]
+        final = [numbers(run)["final"] for run in runs]
         label = f"{method}  {_with_spread(final)}"
         _draw_band(top, runs, [run.accuracy_with_events() for run in runs], color, label)
         _draw_band(bottom, runs, [run.dfi_with_events() for run in runs], color, method)

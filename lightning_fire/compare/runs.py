@@ -3,12 +3,15 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +90,7 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
         output: Folder of the comparison; a run logs to `<output>/<method>/seed<k>`.
 
     Returns:
-        The runs, seed by seed.
+        The runs, seed by seed; a method that is named twice, once.
 
     Raises:
         FileNotFoundError: If `recipe` has no `base.yaml`, or no overlay for a method; names those there are.
@@ -104,12 +107,12 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
     return [
         Run(method, seed, output / method / f"seed{seed}", (base, *([overlays[method]] if method != "vanilla" else [])))
         for seed in seeds
-        for method in methods
+        for method in dict.fromkeys(methods)
     ]
 
 
 def execute(
-    runs: Sequence[Run], jobs: int, extra: dict[str, Any], on_progress: Callable[[dict[Run, Progress]], None]
+    runs: Sequence[Run], jobs: int, extra: dict[str, Any], on_progress: Callable[[dict[Run, Progress], list[Run]], None]
 ) -> dict[Run, str | None]:
     """Train all runs that have not finished before, each by the command line in a process of its own.
 
@@ -119,7 +122,7 @@ def execute(
         runs: What to train.
         jobs: Number of processes at a time; the cores, and the GPUs if there are several, are shared out among them.
         extra: Configuration on top of each run's own, as for YAML.
-        on_progress: Called now and then with where the runs are that have been begun.
+        on_progress: Called now and then with where the runs are that have been begun, and with those under way.
 
     Returns:
         For each run, None if it is finished, or what went wrong.
@@ -130,27 +133,67 @@ def execute(
     active: dict[Run, tuple[subprocess.Popen, int]] = {}
     begun: list[Run] = []
     try:
-        while waiting or active:
-            while waiting and slots:
-                run = waiting.pop(0)
-                try:
-                    active[run] = _start(run, extra, slots[-1], jobs), slots[-1]
-                except OSError as error:
-                    outcome[run] = str(error)
-                    continue
-                begun.append(run)
-                slots.pop()
-            time.sleep(0.2)
-            for run, (process, slot) in list(active.items()):
-                if process.poll() is not None:
-                    outcome[run] = _close(run, process.returncode, extra)
-                    slots.append(slot)
-                    del active[run]
-            on_progress({run: progress for run in begun if (progress := run.progress()) is not None})
+        with _stoppable():
+            while waiting or active:
+                while waiting and slots:
+                    run = waiting.pop(0)
+                    try:
+                        active[run] = _start(run, extra, slots[-1], jobs), slots[-1]
+                    except OSError as error:
+                        outcome[run] = str(error)
+                        continue
+                    begun.append(run)
+                    slots.pop()
+                time.sleep(0.2)
+                for run, (process, slot) in list(active.items()):
+                    if process.poll() is not None:
+                        outcome[run] = _close(run, process.returncode, extra)
+                        slots.append(slot)
+                        del active[run]
+                now = {run: run.progress() for run in begun}
+                on_progress({run: progress for run, progress in now.items() if progress is not None}, list(active))
     finally:
-        for process, _ in active.values():
-            process.terminate()
+        _stop([process for process, _ in active.values()])
     return outcome
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn signals that would end this process at once into an exception, so that its children are stopped as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _stop(processes: Sequence[subprocess.Popen]) -> None:
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        try:
+            process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def is_outdated(run: Run, extra: dict[str, Any]) -> bool:
+    """Tell whether a run has finished before, with other settings.
+
+    Args:
+        run: The run.
+        extra: Configuration on top of the run's own.
+    """
+    return (run.folder / _MARKER).is_file() and not is_finished(run, extra)
 
 
 def default_jobs() -> int:
@@ -184,13 +227,22 @@ def _share(slot: int, jobs: int) -> dict[str, str]:
 
 def _close(run: Run, code: int, extra: dict[str, Any]) -> str | None:
     """Mark a run as finished, or tell what went wrong."""
-    if code == 0:
+    progress = run.progress()
+    if code == 0 and progress is not None and progress.ended:
         (run.folder / _MARKER).write_text(json.dumps({"settings": _fingerprint(run, extra)}))
         return None
+    if code == 0:
+        return "stopped from outside before its end"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
-    lines = [line for line in run.log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit code {code}"
+    return _last_words(run.log.read_text(errors="replace")) or f"exit code {code}"
+
+
+def _last_words(log: str) -> str:
+    """Return what a program said last: from its last "error:" on, or else its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(lines) if re.match(r"(\S+: )?error: ", line)]
+    return " ".join(lines[errors[-1] :][:8]) if errors else "".join(lines[-1:])
 
 
 def is_finished(run: Run, extra: dict[str, Any]) -> bool:

@@ -52,7 +52,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
         tensor([[1., 0.],
                 [0., 1.]])
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, got {steps!r}")
     if coefficients not in COEFFICIENTS:
         raise ValueError(f"`coefficients` must be one of {sorted(COEFFICIENTS)}, got {coefficients!r}")
@@ -130,6 +130,8 @@ def fire(
                 [0.0000, 0.0000],
                 [0.0000, 0.0000]])
     """
+    if steps != "exact" and not _is_count(steps):
+        raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(_checked(weight), groups)
     isometry = polar(matrices) if steps == "exact" else orthogonalize(matrices, steps, coefficients)
     scaled = isometry * _scale(matrices, isometry, scale, taps=math.prod(weight.shape[2:]))
@@ -214,3 +216,7 @@ def _unit_norm(x: Tensor) -> Tensor:
     x = x / torch.where(largest == 0, 1.0, power_of_two)  # largest entry now in [1, 2)
     norm = torch.linalg.matrix_norm(x, keepdim=True)
     return x / norm.masked_fill(norm == 0, 1.0)
+
+
+def _is_count(steps: object) -> bool:
+    return isinstance(steps, int) and not isinstance(steps, bool) and steps >= 1

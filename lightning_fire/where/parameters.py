@@ -1,9 +1,28 @@
 """Which parameters of a model to act on, whatever their shape."""
 
+from collections.abc import Mapping, Sequence
+
 from torch import nn
 
 from lightning_fire.where.candidates import plain
 from lightning_fire.where.patterns import ByName
+from lightning_fire.where.table import columns
+
+
+class ParameterSelection(dict[str, nn.Parameter]):
+    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not.
+
+    Args:
+        taken: The parameters.
+        rows: Name, shape and verdict of every parameter of the model.
+    """
+
+    def __init__(self, taken: Mapping[str, nn.Parameter], rows: Sequence[tuple[str, str, str]]):
+        super().__init__(taken)
+        self.rows = rows
+
+    def __str__(self) -> str:
+        return f"{columns([('parameter', 'shape', ''), *self.rows])}\n{len(self)} parameters taken"
 
 
 class Parameters(ByName):
@@ -24,23 +43,26 @@ class Parameters(ByName):
         ['0.weight', '1.weight']
     """
 
-    def select(self, module: nn.Module) -> dict[str, nn.Parameter]:
+    def select(self, module: nn.Module) -> ParameterSelection:
         """Apply the selection to a model.
 
         Args:
             module: Any module, compiled or not.
 
         Returns:
-            The parameters by name, in module order; names without `torch.compile`'s prefix.
+            The parameters by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
 
         Raises:
             ValueError: If nothing is selected, or a pattern matches no parameter.
         """
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         self.check(list(named), "parameter")
-        taken = {
-            name: parameter for name, parameter in named.items() if parameter.requires_grad and not self.refusal(name)
+        verdicts = {
+            name: self.refusal(name) if parameter.requires_grad else "frozen (requires_grad=False)"
+            for name, parameter in named.items()
         }
+        taken = {name: parameter for name, parameter in named.items() if not verdicts[name]}
         if not taken:
             raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}")
-        return taken
+        shapes = {name: "×".join(map(str, parameter.shape)) for name, parameter in named.items()}
+        return ParameterSelection(taken, [(name, shapes[name], verdicts[name] or "taken") for name in named])

@@ -6,6 +6,7 @@ from typing import NamedTuple, overload
 from torch import nn
 
 from lightning_fire.where.candidates import Candidate, plain
+from lightning_fire.where.table import columns
 from lightning_fire.where.views import WeightView
 
 
@@ -44,11 +45,7 @@ class Selection(Sequence[WeightView]):
             ("parameter", "shape", "matrices", ""),
             *((r.name, _times(r.shape), r.views, r.verdict) for r in self.rows),
         ]
-        widths = [max(len(row[column]) for row in cells) for column in range(4)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([*lines, f"{len(self)} weight matrices taken"])
+        return f"{columns(cells)}\n{len(self)} weight matrices taken"
 
 
 def table_of(module: nn.Module, verdicts: dict[nn.Parameter, tuple[Candidate, str]]) -> list[Row]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.where.patterns import ByName, some
+from lightning_fire.where.table import columns
 from lightning_fire.where.unit_tracing import Producer, trace
 from lightning_fire.where.views import WeightView
 
@@ -119,11 +120,7 @@ class UnitSelection(Sequence[UnitLayer]):
 
     def __str__(self) -> str:
         cells = [("layer", "units", "outgoing weights", ""), *self.rows]
-        widths = [max(len(row[column]) for row in cells) for column in range(4)]
-        lines = [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
-        ]
-        return "\n".join([*lines, f"{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"])
+        return f"{columns(cells)}\n{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"
 
 
 class HiddenUnits(ByName):

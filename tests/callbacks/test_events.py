@@ -25,8 +25,10 @@ from lightning_fire import (
     EveryNSteps,
     PlasticityMonitor,
     Schedule,
+    Weights,
     announce_new_data,
 )
+from lightning_fire.callbacks.base import explain_data
 
 
 class Recorder(EventCallback):
@@ -347,6 +349,60 @@ class Numbered(GrowingData):
         return self.chunks[epoch]
 
 
+def test_a_resume_with_the_same_callback_object_and_data_of_another(tmp_path):
+    """As in a notebook: interrupted, everything built anew but the callback."""
+    recorder = Recorder()
+    fitted(recorder, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
+    recorder.moments.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was in a fit of another module before")
+        fitted(recorder, ckpt_path=tmp_path / "epoch=2.ckpt")
+    assert recorder.moments == [(4, 12)]
+
+
+def test_new_data_announced_before_a_resume(tmp_path):
+    """Trained on one set; gone on with another in a new process."""
+    fitted(
+        Recorder(), ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2
+    )
+    recorder, module = Recorder(), PlainModule()
+    again = trainer(recorder, max_epochs=4)
+    announce_new_data(again)
+    again.fit(module, datamodule=PlainData(seed=1), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert recorder.moments == [(2, 8)]
+
+
+def test_a_resume_in_the_middle_of_a_run_that_had_no_callback(tmp_path):
+    """The chunk is known at once, and the steps are counted as the run had counted them."""
+
+    class Chunks(Recorder):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            self.chunks = [*getattr(self, "chunks", []), self.chunk]
+
+    fitted(ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1), data=Numbered())
+    for step in (5, 6, 7):  # of epoch 2, the first of chunk 1
+        recorder = Chunks([AtNewData(), EveryNSteps(9)])
+        fitted(recorder, data=Numbered(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert recorder.chunks[0] == 1
+        assert recorder.moments == [(3, 9), (4, 12), (5, 18)]
+
+
+def test_steps_of_a_run_with_two_optimizers_and_no_callback(tmp_path):
+    options = {"data": PlainData(), "max_epochs": 4}
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    fitted(save, module=TwoOptimizers(), **options)
+    recorder = Recorder(EveryNSteps(5))
+    fitted(recorder, module=TwoOptimizers(), ckpt_path=tmp_path / "epoch=1.ckpt", **options)
+    assert recorder.moments == [(2, 10), (3, 15)]
+
+
+def test_a_resume_that_cannot_know_whether_its_data_is_new_says_so(tmp_path):
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2)
+    with pytest.warns(UserWarning, match="Recorder does not know the data of the epochs before"):
+        fitted(Recorder(), ckpt_path=tmp_path / "epoch=1.ckpt")
+
+
 def test_two_of_one_class_keep_their_own_state(tmp_path):
     pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]), name="second")]
     fitted(*pair, ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True))
@@ -377,6 +433,43 @@ def test_two_that_log_the_same_keys_are_refused():
         fitted(Recorder(EveryNSteps(4)), Recorder(AtEpochs([1])))
 
 
+def test_two_monitors_or_regularisers_of_one_name_are_refused():
+    with pytest.raises(MisconfigurationException, match="Two callbacks log as 'plasticity'"):
+        fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"])))
+    fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"]), name="stem"), max_epochs=1)
+
+
+def test_a_trainer_that_would_not_ask_for_the_new_data_is_warned_of():
+    with pytest.warns(
+        UserWarning, match=r"waits for GrowingData.chunk to change, .*reload_dataloaders_every_n_epochs=1"
+    ):
+        fitted(Recorder(), reload_dataloaders_every_n_epochs=0)
+
+
+def test_a_fit_without_an_event_says_so(caplog):
+    with caplog.at_level("INFO"):
+        fitted(Recorder(EveryNSteps(1000)), max_epochs=1)
+        fitted(Recorder(EveryNSteps(1)), max_epochs=1)
+    said = [message for message in caplog.messages if "did not act" in message]
+    assert said == ["Recorder did not act in this fit: EveryNSteps(n=1000) was never due."]
+
+
+def test_a_single_chunk_and_another_schedule_is_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*will not act.*")
+        assert moments([AtNewData(), AtEpochs([1])], data=GrowingData((2,)), max_epochs=2) == [(1, 2)]
+
+
+def test_a_chunk_that_is_no_number_is_told():
+    class Named(PlainData):
+        chunk = "spring"
+
+    owner = trainer()
+    owner.datamodule_ = Named()
+    owner._data_connector.attach_data(PlainModule(), datamodule=owner.datamodule_)
+    assert explain_data(owner) == "Named.chunk is no whole number and says nothing: 'spring'"
+
+
 def test_when_must_be_a_schedule():
     class Nameless:
         def due(self, clock):
@@ -384,6 +477,12 @@ def test_when_must_be_a_schedule():
 
     with pytest.raises(TypeError, match="`when` must be a schedule such as AtNewData"):
         Recorder(when="sometimes")
+    with pytest.raises(TypeError, match=r"got the class AtNewData: write AtNewData\(…\)"):
+        Recorder(when=AtNewData)
+    with pytest.raises(TypeError, match="got 5"):
+        AnyOf([5])
+    with pytest.raises(ValueError, match="`when` must be a schedule or a list of at least one, got an empty list"):
+        Recorder(when=[])
     with pytest.raises(TypeError, match="`when` needs a __repr__ that tells its settings"):
         Recorder(when=Nameless())
 

@@ -187,12 +187,18 @@ def test_a_selection_that_matches_nothing_is_refused_before_training():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "`steps` must be an integer of at least 1, got 0"),
+        ({"steps": 0}, "`steps` must be an integer of at least 1, or 'exact', got 0"),
         ({"coefficients": "septic"}, "`coefficients` must be one of"),
         ({"scale": "kaiming"}, "`scale` must be"),
+        ({"steps": "ten"}, "`steps` must be an integer of at least 1, or 'exact', got 'ten'"),
         ({"optimizer": "some"}, "`optimizer` must be 'keep', 'touched' or 'all', got 'some'"),
     ],
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         FIRECallback(**options)
+
+
+def test_a_preset_is_not_a_selection():
+    with pytest.raises(TypeError, match=r"`where` must be a selection such as Weights\(preset='cnn'\), got 'cnn'"):
+        FIRECallback(where="cnn")

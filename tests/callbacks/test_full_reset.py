@@ -95,6 +95,7 @@ def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
         fitted(FullReset(), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
 
 
+@pytest.mark.filterwarnings("ignore:.*does not know the data of the epochs before")
 def test_a_run_that_goes_on_from_a_checkpoint_without_full_reset_returns_to_how_the_module_was_built(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
     callback = Snapshots()
@@ -112,15 +113,50 @@ def test_initial_values_belong_to_the_first_fit_of_a_module():
             assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
-def test_another_module_has_initial_values_of_its_own():
-    callback = Snapshots(AtEpochs([1]))
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        module = PlainModule()
-        start = state_of(module)
-        trainer(callback, max_epochs=2).fit(module, datamodule=PlainData())
-        for name, tensor in start.items():
-            assert torch.equal(callback.seen[-1][1][name], tensor), name
+def test_another_module_is_taken_for_the_same_training_with_a_warning():
+    """As where the best checkpoint of a chunk is loaded into a module of its own."""
+    callback, first = Snapshots(AtEpochs([1])), PlainModule()
+    start = state_of(first)
+    trainer(callback, max_epochs=2).fit(first, datamodule=PlainData())
+    with pytest.warns(UserWarning, match="Snapshots was in a fit of another module before, .* make a new callback"):
+        trainer(callback, max_epochs=2).fit(PlainModule(), datamodule=PlainData())
+    for name, tensor in start.items():
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
+
+
+@pytest.mark.filterwarnings("ignore:.*was in a fit of another module before")
+def test_a_module_with_other_layers_is_not_the_same_training():
+    callback = FullReset()
+    fitted(callback)
+    with pytest.raises(
+        MisconfigurationException, match=r"late.bias, late.weight are not known: .* Make a new callback"
+    ):
+        fitted(callback, module=Late())
+
+
+@pytest.mark.filterwarnings("ignore:.*does not know the data of the epochs before")
+def test_a_checkpoint_of_a_run_with_fresh_targets_knows_no_initial_values(tmp_path):
+    fitted(FullReset(target="fresh"), ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
+    callback = Snapshots()
+    callback.__class__.__qualname__ = "FullReset"  # the same key in the checkpoint
+    fitted(callback, ckpt_path=tmp_path / "epoch=2.ckpt")
+    for name, tensor in initial_state().items():
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
+
+
+def test_lazy_layers_that_are_made_in_configure_model():
+    class Lazy(Late):
+        def __init__(self):
+            super().__init__()
+            self.late = nn.LazyLinear(3)
+
+        def configure_model(self):
+            self.late(torch.zeros(2, 3))
+
+    callback, start = Snapshots(), Start()
+    fitted(callback, start, module=Lazy())
+    for name, tensor in start.state.items():
+        assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
