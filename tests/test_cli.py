@@ -229,10 +229,10 @@ def test_python_dash_m():
 @pytest.mark.parametrize(
     ("overlay", "line"),
     [
-        ("{class_path: ShrinkAndPerturb}", r"net.head.bias +10 +taken"),
+        ("{class_path: ShrinkAndPerturb}", r"net.head.2.bias +10 +taken"),
         ("{class_path: Parseval, init_args: {strength: 0.1, norms: true}}", "and the scales of normalisation layers"),
         ("{class_path: FullReset}", "FullReset acts on every parameter and buffer"),
-        ("{class_path: ReDo}", r"finds its units when training starts, .* HiddenUnits\(.*\).select\(model, lambda"),
+        ("{class_path: ReDo}", r"finds its units when training starts, .*HiddenUnits\(.*\).select\(model, lambda"),
     ],
 )
 def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
