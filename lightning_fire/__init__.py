@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from lightning_fire import functional
     from lightning_fire.callbacks import (
         DASH,
+        ContinualBackprop,
         EventCallback,
         FIRECallback,
         FullReset,
@@ -32,6 +33,7 @@ __all__ = [
     "AtEpochs",
     "AtFraction",
     "AtNewData",
+    "ContinualBackprop",
     "EventCallback",
     "EveryNEpochs",
     "EveryNSteps",

@@ -21,6 +21,7 @@ METHODS = {
     "parseval": {"Parseval"},
     "dash": {"DASH"},
     "redo": {"ReDo"},
+    "continual_backprop": {"ContinualBackprop"},
 }
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
@@ -97,16 +98,16 @@ def test_paper_sized_recipes_carry_the_papers_numbers(base):
 
 
 # tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
-# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo
+# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo; ρ, m of CBP
 TUNED = {
-    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5),
-    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5),
-    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5),
-    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05),
-    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01),
-    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01),
-    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01),
-    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05),
+    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000),
+    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5, 1e-4, 100),
+    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000),
+    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05, 1e-5, 1000),
+    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01, 1e-5, 1000),
+    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01, 1e-5, 1000),
+    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01, 1e-5, 1000),
+    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05, 1e-4, 1000),
 }
 
 
@@ -115,13 +116,15 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     def settings(method):
         return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
 
-    shrink, alpha, minimum, parseval, l2, redo = TUNED[recipe]
+    shrink, alpha, minimum, parseval, l2, redo, rate, maturity = TUNED[recipe]
     assert settings("shrink_and_perturb")["strength"] == shrink
     assert (settings("dash")["alpha"], settings("dash")["minimum"]) == (alpha, minimum)
     assert settings("parseval")["strength"] == parseval
     assert settings("l2_init")["strength"] == pytest.approx(l2 / 2)  # the authors' code has λ/2
     assert settings("redo")["threshold"] == redo
-    for method in ("parseval", "l2_init", "redo"):
+    assert settings("continual_backprop")["replacement_rate"] == rate
+    assert settings("continual_backprop")["maturity"] == maturity
+    for method in ("parseval", "l2_init", "redo", "continual_backprop"):
         assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 

@@ -2,6 +2,7 @@
 
 from lightning_fire.callbacks.base import EventCallback, TimedCallback, announce_new_data
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
+from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
@@ -15,6 +16,7 @@ from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 __all__ = [
     "DASH",
     "ChunkProgressBar",
+    "ContinualBackprop",
     "EventCallback",
     "FIRECallback",
     "FullReset",

@@ -53,6 +53,14 @@ class TimedCallback(Callback):
         where = getattr(self, "where", None)
         return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
 
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do what is to be done at the end of a batch that made an optimizer step.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+        """
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -85,8 +93,9 @@ class TimedCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._read_clock(trainer, pl_module, epoch_start=False)
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        self.timekeeper.tick(trainer)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self.timekeeper.tick(trainer):
+            self.after_step(trainer, pl_module)
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         clock = self.timekeeper.read(trainer, epoch_start)

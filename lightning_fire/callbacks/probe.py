@@ -18,6 +18,13 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
 Loss = Callable[[LightningModule, Any], Tensor]
+Forward = Callable[[LightningModule, Any], Any]
+_looking = False
+
+
+def is_looking() -> bool:
+    """Tell whether the module runs only for somebody to look: hooks that learn from training leave it alone."""
+    return _looking
 
 
 def gradients_on_new_data(
@@ -64,7 +71,7 @@ def forward_on_new_data(
     trainer: Trainer,
     pl_module: LightningModule,
     num_batches: int,
-    forward: Callable[[LightningModule, Any], Any] | None = None,
+    forward: Forward | None = None,
 ) -> None:
     """Run the module on the first batches of this epoch, for hooks to watch; leave no trace otherwise.
 
@@ -95,14 +102,16 @@ def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
     Args:
         pl_module: The module.
     """
+    global _looking
     buffers = [(buffer, buffer.clone()) for buffer in pl_module.buffers()]
     metrics = [(metric, _state_of(metric)) for metric in pl_module.modules() if isinstance(metric, Metric)]
-    pl_module.log = _drop
+    pl_module.log, _looking = _drop, True
     try:
         with isolate_rng():
             yield
     finally:
         del pl_module.log
+        _looking = False
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)

@@ -5,18 +5,17 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from lightning_fire.callbacks.base import EventCallback
-from lightning_fire.callbacks.probe import forward_on_new_data
-from lightning_fire.callbacks.unit_resets import reset_units
+from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
 from lightning_fire.functional import dormancy_score
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
-class ReDo(EventCallback):
+class ReDo(WithHiddenUnits, EventCallback):
     """Resets the hidden units that do next to nothing.
 
     At each event it looks at batches of the training data, and training goes on as if nobody had looked. A unit is
@@ -54,41 +53,27 @@ class ReDo(EventCallback):
         start_chunk: int = 0,
         num_batches: int = 1,
         where: HiddenUnits | None = None,
-        forward: Callable[[LightningModule, Any], Any] | None = None,
+        forward: Forward | None = None,
         seed: int = 0,
         log_layers: bool = True,
         name: str | None = None,
     ):
-        super().__init__(EveryNEpochs(1) if when is None else when, name)
-        for argument, value, least in (
-            ("threshold", threshold, 0),
-            ("start_chunk", start_chunk, 0),
-            ("num_batches", num_batches, 1),
-        ):
-            if value < least:
-                raise ValueError(f"`{argument}` must be at least {least}, got {value}")
-        self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
-        self.where = where if where is not None else HiddenUnits()
-        self.forward, self.seed, self.log_layers = forward, seed, log_layers
-        self._layers: Sequence[UnitLayer] = ()
+        super().__init__(
+            EveryNEpochs(1) if when is None else when,
+            name,
+            where=where,
+            start_chunk=start_chunk,
+            forward=forward,
+            seed=seed,
+        )
+        if threshold < 0:
+            raise ValueError(f"`threshold` must be at least 0, got {threshold}")
+        if num_batches < 1:
+            raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
+        self.threshold, self.num_batches, self.log_layers = threshold, num_batches, log_layers
 
     def describe(self) -> str:
         return f"{self.when!r}, {self.where!r}"
-
-    def show_selection(self, pl_module: LightningModule) -> str:
-        return (
-            f"{type(self).__name__}(where={self.where}) finds its units when training starts, by watching one batch."
-            f" In Python, print({self.where}.select(model, lambda: model(batch))) shows them."
-        )
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._layers = self.where.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.forward))
-        units = sum(layer.size for layer in self._layers)
-        rank_zero_info(f"{type(self).__name__} will watch {units} hidden units in {len(self._layers)} layers.")
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._layers = ()
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.chunk >= self.start_chunk:
@@ -97,9 +82,9 @@ class ReDo(EventCallback):
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         activities = self._activities(trainer, pl_module)
         dormant = [(dormancy_score(activity) <= self.threshold).nonzero().flatten() for activity in activities]
-        chosen = list(zip(self._layers, dormant, strict=True))
+        chosen = list(zip(self.layers, dormant, strict=True))
         reset_units(chosen, self.seed + 1_000_003 * self.num_events, trainer.optimizers)
-        number, units = sum(map(len, dormant)), sum(layer.size for layer in self._layers)
+        number, units = sum(map(len, dormant)), sum(layer.size for layer in self.layers)
         values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
         if self.log_layers:
             values |= {
@@ -110,8 +95,8 @@ class ReDo(EventCallback):
     @torch.no_grad()
     def _activities(self, trainer: Trainer, pl_module: LightningModule) -> list[Tensor]:
         """Return, for each layer, the mean of |h| over samples, places and ranks, shape `(units,)`."""
-        sums = [torch.zeros(layer.size, device=pl_module.device) for layer in self._layers]
-        counts = [0] * len(self._layers)
+        sums = [torch.zeros(layer.size, device=pl_module.device) for layer in self.layers]
+        counts = [0] * len(self.layers)
 
         def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
             def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
@@ -122,7 +107,7 @@ class ReDo(EventCallback):
             return hook
 
         handles = [
-            layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(self._layers)
+            layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(self.layers)
         ]
         try:
             forward_on_new_data(trainer, pl_module, self.num_batches, self.forward)
@@ -131,4 +116,4 @@ class ReDo(EventCallback):
                 handle.remove()
         means = torch.cat([total / count for total, count in zip(sums, counts, strict=True)])
         means = trainer.strategy.reduce(means, reduce_op="mean")
-        return list(means.split([layer.size for layer in self._layers]))
+        return list(means.split([layer.size for layer in self.layers]))

@@ -54,17 +54,18 @@ class Timekeeper:
         self._global_step = trainer.global_step
         self._fitting = True
 
-    def tick(self, trainer: Trainer) -> None:
-        """Notice whether the batch that has just ended made an optimizer step.
+    def tick(self, trainer: Trainer) -> bool:
+        """Notice, and tell, whether the batch that has just ended made an optimizer step.
 
         `Trainer.global_step` counts each optimizer of manual optimization on its own; this count does not.
 
         Args:
             trainer: The Trainer at the end of a batch.
         """
-        if trainer.global_step != self._global_step:
-            self._step += 1
-            self._global_step = trainer.global_step
+        stepped = trainer.global_step != self._global_step
+        self._step += stepped
+        self._global_step = trainer.global_step
+        return stepped
 
     def announce(self, trainer: Trainer) -> None:
         """Make the next epoch start count as one with new data.

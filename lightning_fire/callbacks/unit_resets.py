@@ -3,12 +3,68 @@
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.where import UnitLayer, WeightView
+from lightning_fire.callbacks.base import TimedCallback
+from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
+
+
+class WithHiddenUnits(TimedCallback):
+    """Knows the hidden units of the module, from the start of training on.
+
+    Args:
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        start_chunk: Do nothing before the data has changed this often.
+        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
+        seed: Seed of the new draws, the same on every rank.
+
+    Raises:
+        ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units.
+        MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        where: HiddenUnits | None,
+        start_chunk: int,
+        forward: Forward | None,
+        seed: int,
+        **options: Any,
+    ):
+        super().__init__(*args, **options)
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        self.where = where if where is not None else HiddenUnits()
+        self.start_chunk, self.forward, self.seed = start_chunk, forward, seed
+        self.layers: Sequence[UnitLayer] = ()
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return (
+            f"{type(self).__name__}(where={self.where}) finds its units when training starts, by watching one batch."
+            f" In Python, print({self.where}.select(model, lambda: model(batch))) shows them."
+        )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self.layers = self.where.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.forward))
+        units = sum(layer.size for layer in self.layers)
+        rank_zero_info(f"{type(self).__name__} will watch {units} hidden units in {len(self.layers)} layers.")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_end(trainer, pl_module)
+        self.layers = ()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the layers of the module out of copies and pickles."""
+        return {**super().__getstate__(), "layers": ()}
 
 
 @torch.no_grad()

@@ -68,6 +68,11 @@ class Producer:
     obstacle: str = ""
     runs: int = 0
 
+    @property
+    def bias(self) -> Parameter | None:
+        """The bias of the layer, None without one."""
+        return self.layer.bias if isinstance(self.layer.bias, Parameter) else None
+
 
 @dataclass(frozen=True)
 class Track:
@@ -272,8 +277,9 @@ def _layers_of(module: nn.Module) -> Iterator[Producer]:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
             name = plain(name)
             view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            entries = [(layer.bias, 0.0)] if isinstance(layer.bias, Parameter) else []
-            yield Producer(name, layer, view, entries, obstacle="" if weight.requires_grad else "frozen")
+            producer = Producer(name, layer, view, obstacle="" if weight.requires_grad else "frozen")
+            producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
+            yield producer
 
 
 def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:

@@ -1,11 +1,12 @@
 """Hidden units of a model: what comes in, what belongs to them, what goes out."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import Parameter
 
 from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.table import columns
@@ -33,10 +34,12 @@ class Outgoing:
     Attributes:
         view: The weight, `(out, in, *kernel)`.
         block: Inputs of each unit, side by side: more than 1 where a convolution is flattened.
+        bias: The bias of that layer, None without one.
     """
 
     view: WeightView
     block: int
+    bias: Parameter | None
 
     def columns(self, units: Tensor) -> Tensor:
         """Return the inputs that belong to units, int64 (len(units) · block,).
@@ -184,7 +187,7 @@ def _layer_of(producer: Producer) -> UnitLayer:
         layer=producer.layer,
         incoming=producer.view,
         entries=tuple(Entries(tensor, start) for tensor, start in producer.entries),
-        outgoing=tuple(Outgoing(replace(consumer.view), block) for consumer, block in producer.consumers),
+        outgoing=tuple(Outgoing(consumer.view, block, consumer.bias) for consumer, block in producer.consumers),
         observed=observed,
         dim=dim,
         observed_block=block,
