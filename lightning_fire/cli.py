@@ -97,6 +97,14 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
+_SELECT_HELP = """usage: lightning-fire select -c BASE.yaml [-c OVERLAY.yaml ...] [--KEY VALUE ...]
+
+Show which weights, parameters or units the methods of a recipe would act on, and why not on the others. Takes the same
+files and keys as lightning-fire fit, and trains nothing.
+
+  lightning-fire select -c recipes/quick_start/base.yaml -c recipes/quick_start/fire.yaml"""
+
+
 def select(args: Sequence[str]) -> str:
     """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others.
 
@@ -109,6 +117,9 @@ def select(args: Sequence[str]) -> str:
     Raises:
         SystemExit: If the recipe has no method that selects weights.
     """
+    if not args or {"-h", "--help"} & set(args):
+        print(_SELECT_HELP)
+        raise SystemExit(0 if args else 2)
     cli = RecipeCLI(args, run=False)
     methods = [method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.TimedCallback)]
     tables = [table for method in methods if (table := method.show_selection(cli.model))]
@@ -137,6 +148,10 @@ def main(args: Sequence[str] | None = None) -> Any:
     words = list(sys.argv[1:] if args is None else args)
     if words and words[0] in COMMANDS:
         return COMMANDS[words[0]][0](words[1:])
+    known = [*RecipeCLI.subcommands(), *COMMANDS]
+    if not words or not (words[0] in known or words[0].startswith("-")):
+        given = f"no command {words[0]!r}" if words else "a command is needed"
+        raise SystemExit(f"lightning-fire: error: {given}; there are {', '.join(known)} (lightning-fire --help)")
     return RecipeCLI(args)
 
 

@@ -241,3 +241,23 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     text = capsys.readouterr().out
     assert re.search(line, text)
     assert "tensor(" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nonsense"], "no command 'nonsense'; there are fit, validate, test, compare, select"),
+        ([], "a command is needed"),
+    ],
+)
+def test_commands_that_there_are_not(words, message):
+    with pytest.raises(SystemExit, match=message):
+        main(words)
+
+
+def test_select_says_what_it_is(capsys):
+    for words, code in ((["--help"], 0), ([], 2)):
+        with pytest.raises(SystemExit) as leaving:
+            main(["select", *words])
+        assert leaving.value.code == code
+        assert "usage: lightning-fire select -c BASE.yaml" in capsys.readouterr().out
