@@ -1,22 +1,20 @@
 """Continual backprop (Dohare et al., Nature 2024)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.callbacks.base import log_now
-from lightning_fire.callbacks.probe import Forward, is_looking
-from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
+from lightning_fire.callbacks.probe import Forward
+from lightning_fire.callbacks.unit_resets import StepwiseUnitReset
 from lightning_fire.functional import contribution_utility, least_useful
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
-class ContinualBackprop(WithHiddenUnits):
+class ContinualBackprop(StepwiseUnitReset["_Record"]):
     """Replaces, step by step, a small share of the least useful hidden units.
 
     After each optimizer step: the utility of a unit, a running average of mean |h| · Σ |outgoing weights|, is brought
@@ -71,48 +69,15 @@ class ContinualBackprop(WithHiddenUnits):
             decay,
             compensate,
         )
-        self.num_replaced = 0
-        self._records: list[_Record] = []
-        self._restored: Mapping[str, Mapping[str, Any]] = {}
-        self._handles: list[RemovableHandle] = []
-        self._watching = False
 
-    def describe(self) -> str:
-        """Return what tells this callback from others of its class, the same in every process."""
-        return f"start_chunk={self.start_chunk}, {self.where!r}"
+    def new_record(self, layer: UnitLayer, saved: Mapping[str, Any] | None, device: torch.device) -> "_Record":
+        return _Record.of(layer, saved, device)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        self._forget_hooks()
-        self._records = [_Record.of(layer, self._restored.get(layer.name), pl_module.device) for layer in self.layers]
-        for layer, record in zip(self.layers, self._records, strict=True):
-            self._handles.append(layer.observed.register_forward_pre_hook(self._watch(layer, record)))
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._watching = self.chunk >= self.start_chunk
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        self._watching = False
-        super().on_train_batch_end(trainer, pl_module, *args)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._forget_hooks()
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restored = self._saved()  # a later fit of the same training goes on from there
-        self._forget_hooks()
-        self._records = []
-        super().on_fit_end(trainer, pl_module)
-
-    @torch.no_grad()
-    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._records or not self._records[0].count:
-            return
-        means = torch.cat([torch.stack([r.total_abs, r.total]) / r.count for r in self._records], dim=1)
+    def choose(self, trainer: Trainer) -> list[tuple[UnitLayer, Tensor]]:
+        means = torch.cat([torch.stack([r.total_abs, r.total]) / r.count for r in self.records], dim=1)
         means = trainer.strategy.reduce(means, reduce_op="mean").split([layer.size for layer in self.layers], dim=1)
         chosen = []
-        for layer, record, (mean_abs, mean) in zip(self.layers, self._records, means, strict=True):
+        for layer, record, (mean_abs, mean) in zip(self.layers, self.records, means, strict=True):
             record.update(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)
             units = record.choose(self.replacement_rate, self.maturity, self.decay)
             if not len(units):
@@ -121,49 +86,7 @@ class ContinualBackprop(WithHiddenUnits):
                 _compensate(layer, units, record.corrected(record.mean, self.decay))
             record.begin(units)
             chosen.append((layer, units))
-        if chosen:
-            reset_units(chosen, self.seed + 1_000_003 * (self.num_replaced + 1), trainer.optimizers)
-            self.num_replaced += sum(len(units) for _, units in chosen)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.chunk >= self.start_chunk:
-            log_now(trainer, {f"{self.name}/units": float(self.num_replaced)}, at_epoch_end=True)
-
-    @property
-    def state_key(self) -> str:
-        """Key in the checkpoint."""
-        return f"{type(self).__qualname__}({self.describe()})"
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values and the records of the units."""
-        return {**super().state_dict(), "num_replaced": self.num_replaced, "records": self._saved()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        super().load_state_dict(state_dict)
-        self.num_replaced, self._restored = state_dict["num_replaced"], state_dict["records"]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave hooks and records out of copies and pickles, but what a checkpoint would hold."""
-        return {**super().__getstate__(), "_handles": [], "_records": [], "_restored": self._saved()}
-
-    def _saved(self) -> dict[str, dict[str, Any]]:
-        if not self._records:
-            return dict(self._restored)
-        return {layer.name: record.saved() for layer, record in zip(self.layers, self._records, strict=True)}
-
-    def _forget_hooks(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def _watch(self, layer: UnitLayer, record: "_Record") -> Callable[..., None]:
-        @torch.no_grad()
-        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if self._watching and not is_looking():
-                record.see(layer.activity(args[0].detach()))
-
-        return hook
+        return chosen
 
 
 @dataclass
@@ -211,7 +134,7 @@ class _Record:
             "owed": self.owed,
         }
 
-    def see(self, activity: Tensor) -> None:
+    def see(self, activity: Tensor, batch_size: int) -> None:
         """Add up outputs of the units, shape `(samples, units)`."""
         self.total_abs += torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
         self.total += activity.sum(0, dtype=torch.float32)

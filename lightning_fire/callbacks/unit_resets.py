@@ -1,18 +1,19 @@
 """Resets hidden units: new incoming weights, outgoing weights and all that belongs to them at their start."""
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.callbacks.base import TimedCallback
-from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.callbacks.base import TimedCallback, log_now
+from lightning_fire.callbacks.probe import Forward, forward_on_new_data, is_looking
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 
 
@@ -65,6 +66,139 @@ class WithHiddenUnits(TimedCallback):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the layers of the module out of copies and pickles."""
         return {**super().__getstate__(), "layers": ()}
+
+
+class Record(Protocol):
+    """What a method knows of the units of a layer."""
+
+    count: int
+    """Samples and places seen since the last step."""
+
+    def see(self, activity: Tensor, batch_size: int) -> None:
+        """Take in the outputs of the units on a batch of training, shape `(samples and places, units)`."""
+
+    def saved(self) -> dict[str, Any]:
+        """Return what must last, plain values and tensors on the CPU."""
+
+
+R = TypeVar("R", bound=Record)
+
+
+class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
+    """Watches hidden units on the batches of training, and resets some after each optimizer step.
+
+    A method subclasses it and writes `new_record` and `choose`. Logs `{name}/units`, the units reset so far, at the end
+    of each epoch in which it acts.
+
+    Attributes:
+        num_reset: Units reset so far.
+        records: What is known of each layer, in the order of `layers`; empty outside of fits.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self.num_reset = 0
+        self.records: Sequence[R] = ()
+        self._restored: Mapping[str, Mapping[str, Any]] = {}
+        self._handles: list[RemovableHandle] = []
+        self._watching = False
+
+    def new_record(self, layer: UnitLayer, saved: Mapping[str, Any] | None, device: torch.device) -> R:
+        """Return the record of a layer: a new one, or what `saved` returned.
+
+        Args:
+            layer: The layer.
+            saved: What its record was, None at the beginning.
+            device: Where the module is.
+        """
+        raise NotImplementedError
+
+    def choose(self, trainer: Trainer) -> Sequence[tuple[UnitLayer, Tensor]]:
+        """Bring the records up to date after a step, and return the units to reset, the same on every rank.
+
+        Args:
+            trainer: The Trainer.
+        """
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """Return what tells this callback from others of its class, the same in every process."""
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._forget_hooks()
+        self.records = [
+            self.new_record(layer, self._restored.get(layer.name), pl_module.device) for layer in self.layers
+        ]
+        for layer, record in zip(self.layers, self.records, strict=True):
+            self._handles.append(layer.observed.register_forward_pre_hook(self._watch(layer, record)))
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._watching = self.chunk >= self.start_chunk
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._watching = False
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._forget_hooks()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restored = self._saved()  # a later fit of the same training goes on from there
+        self._forget_hooks()
+        self.records = ()
+        super().on_fit_end(trainer, pl_module)
+
+    @torch.no_grad()
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.records or not self.records[0].count:
+            return
+        chosen = self.choose(trainer)
+        if chosen:
+            reset_units(chosen, self.seed + 1_000_003 * (self.num_reset + 1), trainer.optimizers)
+            self.num_reset += sum(len(units) for _, units in chosen)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.chunk >= self.start_chunk:
+            log_now(trainer, {f"{self.name}/units": float(self.num_reset)}, at_epoch_end=True)
+
+    @property
+    def state_key(self) -> str:
+        """Key in the checkpoint."""
+        return f"{type(self).__qualname__}({self.describe()})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and the records of the units."""
+        return {**super().state_dict(), "num_reset": self.num_reset, "records": self._saved()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self.num_reset, self._restored = state_dict["num_reset"], state_dict["records"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave hooks and records out of copies and pickles, but what a checkpoint would hold."""
+        return {**super().__getstate__(), "_handles": [], "records": (), "_restored": self._saved()}
+
+    def _saved(self) -> dict[str, Mapping[str, Any]]:
+        if not self.records:
+            return dict(self._restored)
+        return {layer.name: record.saved() for layer, record in zip(self.layers, self.records, strict=True)}
+
+    def _forget_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _watch(self, layer: UnitLayer, record: R) -> Callable[..., None]:
+        @torch.no_grad()
+        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if self._watching and not is_looking():
+                record.see(layer.activity(args[0].detach()), len(args[0]))
+
+        return hook
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def test_it_equals_the_slow_loop(options):
     rate, maturity = options["replacement_rate"], options["maturity"]
     rest = {key: value for key, value in options.items() if key not in ("replacement_rate", "maturity")}
     expected, replaced = slow(rate, maturity, **rest)
-    assert callback.num_replaced == replaced > 2
+    assert callback.num_reset == replaced > 2
     for name, tensor in fast.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
 
@@ -109,7 +109,7 @@ def test_a_small_rate_adds_up():
     """A share of 1/160 of 16 units a step: int(ρ · n) would be 0 for ever."""
     callback = ContinualBackprop(replacement_rate=1 / 160, maturity=0)
     fitted(callback)
-    assert callback.num_replaced == 2  # 24 steps · 8 units / 160 = 1.15 for each of two layers
+    assert callback.num_reset == 2  # 24 steps · 8 units / 160 = 1.15 for each of two layers
 
 
 def test_a_rate_of_zero_changes_nothing():
@@ -120,7 +120,7 @@ def test_it_begins_with_its_chunk():
     callback = ContinualBackprop(replacement_rate=0.1, maturity=2, start_chunk=1)
     fast = fitted(callback, module=built())
     expected, replaced = slow(0.1, 2, start_epoch=2)
-    assert callback.num_replaced == replaced > 2
+    assert callback.num_reset == replaced > 2
     for name, tensor in fast.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
 
@@ -147,7 +147,7 @@ def test_only_training_batches_count():
 def test_accumulated_batches_are_one_step():
     callback = ContinualBackprop(replacement_rate=0.1, maturity=0)
     fitted(callback, accumulate_grad_batches=2)
-    assert callback.num_replaced == 2 * int(0.8 * 12)  # 12 steps of 8 units in each of two layers
+    assert callback.num_reset == 2 * int(0.8 * 12)  # 12 steps of 8 units in each of two layers
 
 
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
@@ -190,7 +190,7 @@ def test_what_is_logged(tmp_path):
     fitted(callback, folder=tmp_path)
     values = [event.value for event in EventAccumulator(str(tmp_path)).Reload().Scalars("continual_backprop/units")]
     assert len(values) == 4
-    assert values[-1] == callback.num_replaced
+    assert values[-1] == callback.num_reset
 
 
 @pytest.mark.parametrize(
