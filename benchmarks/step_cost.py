@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import ContinualBackprop, L2Init, Parseval, ReDo
+from lightning_fire import ContinualBackprop, L2Init, Parseval, ReDo, SelfNormalizedReset
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import ResNet
 from lightning_fire.when import EveryNSteps
@@ -28,6 +28,7 @@ METHODS = {
     "l2_init": lambda: [L2Init(5e-4)],
     "parseval": lambda: [Parseval(1e-3)],
     "continual_backprop": lambda: [ContinualBackprop(1e-4, maturity=1)],
+    "snr": lambda: [SelfNormalizedReset(refresh_every=2)],
     "redo, idle": lambda: [ReDo(EveryNSteps(1000))],
 }
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Parseval,
         PlasticityMonitor,
         ReDo,
+        SelfNormalizedReset,
         ShrinkAndPerturb,
         announce_new_data,
     )
@@ -47,6 +48,7 @@ __all__ = [
     "PlasticityMonitor",
     "ReDo",
     "Schedule",
+    "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "Weights",
     "announce_new_data",

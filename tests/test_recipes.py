@@ -22,6 +22,7 @@ METHODS = {
     "dash": {"DASH"},
     "redo": {"ReDo"},
     "continual_backprop": {"ContinualBackprop"},
+    "snr": {"SelfNormalizedReset"},
 }
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
@@ -98,16 +99,16 @@ def test_paper_sized_recipes_carry_the_papers_numbers(base):
 
 
 # tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
-# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo; ρ, m of CBP
+# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo; ρ, m of CBP; τ of SNR
 TUNED = {
-    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000),
-    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5, 1e-4, 100),
-    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000),
-    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05, 1e-5, 1000),
-    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01, 1e-5, 1000),
-    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01, 1e-5, 1000),
-    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01, 1e-5, 1000),
-    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05, 1e-4, 1000),
+    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000, 0.01),
+    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5, 1e-4, 100, 0.01),
+    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000, 0.08),
+    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05, 1e-5, 1000, 0.08),
+    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01, 1e-5, 1000, 0.04),
+    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01, 1e-5, 1000, 0.01),
+    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01, 1e-5, 1000, 0.08),
+    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05, 1e-4, 1000, 0.02),
 }
 
 
@@ -116,7 +117,7 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     def settings(method):
         return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
 
-    shrink, alpha, minimum, parseval, l2, redo, rate, maturity = TUNED[recipe]
+    shrink, alpha, minimum, parseval, l2, redo, rate, maturity, snr = TUNED[recipe]
     assert settings("shrink_and_perturb")["strength"] == shrink
     assert (settings("dash")["alpha"], settings("dash")["minimum"]) == (alpha, minimum)
     assert settings("parseval")["strength"] == parseval
@@ -124,7 +125,8 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     assert settings("redo")["threshold"] == redo
     assert settings("continual_backprop")["replacement_rate"] == rate
     assert settings("continual_backprop")["maturity"] == maturity
-    for method in ("parseval", "l2_init", "redo", "continual_backprop"):
+    assert settings("snr")["rejection"] == snr
+    for method in ("parseval", "l2_init", "redo", "continual_backprop", "snr"):
         assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 

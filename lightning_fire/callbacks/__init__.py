@@ -11,6 +11,7 @@ from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.redo import ReDo
+from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Parseval",
     "PlasticityMonitor",
     "ReDo",
+    "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "TimedCallback",
     "announce_new_data",

@@ -74,7 +74,7 @@ class ContinualBackprop(StepwiseUnitReset["_Record"]):
         return _Record.of(layer, saved, device)
 
     def choose(self, trainer: Trainer) -> list[tuple[UnitLayer, Tensor]]:
-        means = torch.cat([torch.stack([r.total_abs, r.total]) / r.count for r in self.records], dim=1)
+        means = torch.cat([torch.stack([r.total_abs, r.total]) / max(r.count, 1) for r in self.records], dim=1)
         means = trainer.strategy.reduce(means, reduce_op="mean").split([layer.size for layer in self.layers], dim=1)
         chosen = []
         for layer, record, (mean_abs, mean) in zip(self.layers, self.records, means, strict=True):

@@ -72,7 +72,7 @@ class Record(Protocol):
     """What a method knows of the units of a layer."""
 
     count: int
-    """Samples and places seen since the last step."""
+    """What has been seen since the last step, 0 for nothing."""
 
     def see(self, activity: Tensor, batch_size: int) -> None:
         """Take in the outputs of the units on a batch of training, shape `(samples and places, units)`."""
@@ -87,8 +87,8 @@ R = TypeVar("R", bound=Record)
 class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
     """Watches hidden units on the batches of training, and resets some after each optimizer step.
 
-    A method subclasses it and writes `new_record` and `choose`. Logs `{name}/units`, the units reset so far, at the end
-    of each epoch in which it acts.
+    A method subclasses it and writes `new_record` and `choose`. Logs what `report` returns at the end of each epoch in
+    which it acts.
 
     Attributes:
         num_reset: Units reset so far.
@@ -120,6 +120,10 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
             trainer: The Trainer.
         """
         raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        """Return what to log at the end of an epoch: `{name}/units`, the units reset so far."""
+        return {f"{self.name}/units": float(self.num_reset)}
 
     def describe(self) -> str:
         """Return what tells this callback from others of its class, the same in every process."""
@@ -162,7 +166,7 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.chunk >= self.start_chunk:
-            log_now(trainer, {f"{self.name}/units": float(self.num_reset)}, at_epoch_end=True)
+            log_now(trainer, self.report(), at_epoch_end=True)
 
     @property
     def state_key(self) -> str:

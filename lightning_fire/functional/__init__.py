@@ -11,9 +11,16 @@ from lightning_fire.functional.penalties import (
     unit_scale_penalty,
 )
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
-from lightning_fire.functional.units import contribution_utility, dormancy_score, least_useful
+from lightning_fire.functional.units import (
+    NEVER,
+    contribution_utility,
+    dormancy_score,
+    least_useful,
+    silence_threshold,
+)
 
 __all__ = [
+    "NEVER",
     "as_matrices",
     "contribution_utility",
     "dash",
@@ -31,6 +38,7 @@ __all__ = [
     "sfe",
     "sfe_normalized",
     "shrink_and_perturb",
+    "silence_threshold",
     "unit_scale_gradient",
     "unit_scale_penalty",
 ]

@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+NEVER = torch.iinfo(torch.int64).max
+"""Stands for a silence that was not observed."""
+
 
 def dormancy_score(activity: Tensor) -> Tensor:
     """Return how active each unit is beside the other units of its layer: s_i = E|h_i| / mean_k E|h_k|.
@@ -57,3 +60,34 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
     """
     order = torch.where(eligible, utility, torch.inf).argsort(stable=True)
     return order[: min(number, int(eligible.sum()))]
+
+
+def silence_threshold(silences: Tensor, threshold: Tensor, rejection: float, expansion: float = 2.0) -> Tensor:
+    """Return the longest silence t that a unit's own past makes likely: P(silence ≥ a) ≤ τ for every a > t.
+
+    That is the lowest observed silence that a share 1 − τ of the observed ones does not exceed. Silences were cut off
+    at `threshold`, where the unit was reset: if that lowest one lies beyond it, nobody knows how long, and the
+    threshold grows. Without observations it stays.
+
+    Source: Farias and Jozefiak, Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
+
+    Args:
+        silences: What was observed of each unit, int64 (units, observations), `NEVER` for nothing.
+        threshold: Thresholds under which it was observed, int64 (units,).
+        rejection: τ, in (0, 1).
+        expansion: Factor of growth.
+
+    Returns:
+        New thresholds, int64 (units,).
+
+    Example:
+        >>> import torch
+        >>> silence_threshold(torch.tensor([[0, 0, 5, 0], [64, 0, 70, 0]]), torch.tensor([60, 60]), rejection=0.25)
+        tensor([  0, 120])
+    """
+    number = (silences != NEVER).sum(1)
+    needed = (number.double() * (1 - rejection) - 1e-9).ceil().long()  # 0.98 · 50 is a little over 49
+    last = torch.arange(1, silences.shape[1] + 1, device=silences.device) >= needed.unsqueeze(1)
+    quantile = silences.sort(1).values.masked_fill(~last, NEVER).amin(1)
+    grown = (threshold * expansion).long()
+    return torch.where(number == 0, threshold, torch.where(quantile <= threshold, quantile, grown))

@@ -5,85 +5,40 @@ import copy
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from slow_unit_resets import built, slow_training
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_fire import ContinualBackprop, HiddenUnits
 
-STRIDE = 1_000_003  # between the seeds of two resets
-
-
-class WithMomentum(PlainModule):
-    """Adam would blow up the rounding of a gradient that is zero: of the bias before the BatchNorm."""
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-
-def built():
-    torch.manual_seed(0)
-    return WithMomentum()
-
 
 def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, seed=0):
-    """Train over `GrowingData` in a plain loop, unit by unit."""
-    module = built()
-    net, optimizer = module.net, module.configure_optimizers()
-    layers = [(net[0], net[1], net[3]), (net[3], None, net[5])]  # layer, its norm, the layer after it
-    utility, mean, age = ([[0.0] * 8 for _ in layers] for _ in range(3))
-    owed, replaced = [0.0, 0.0], 0
-    data = GrowingData()
-    data.trainer = trainer()
-    for epoch in range(6):
-        data.trainer.fit_loop.epoch_progress.current.completed = epoch
-        for x, y in DataLoader(data.train_dataloader().dataset, batch_size=6):
-            first = net[:3](x)
-            second = net[3:5](first)
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net[5](second), y).backward()
-            optimizer.step()
-            if epoch < start_epoch:
-                continue
-            with torch.no_grad():
-                chosen = []
-                for i, ((_, _, after), h) in enumerate(zip(layers, (first.detach(), second.detach()), strict=True)):
-                    for unit in range(8):
-                        score = float(h[:, unit].abs().mean() * after.weight[:, unit].abs().sum())
-                        utility[i][unit] = decay * utility[i][unit] + (1 - decay) * score
-                        mean[i][unit] = decay * mean[i][unit] + (1 - decay) * float(h[:, unit].mean())
-                        age[i][unit] += 1
-                    old = [unit for unit in range(8) if age[i][unit] > maturity]
-                    owed[i] += rate * len(old)
-                    number = int(owed[i])
-                    owed[i] -= number
-                    old.sort(key=lambda unit, i=i: utility[i][unit] / (1 - decay ** age[i][unit]))
-                    for unit in old[:number]:
-                        if compensate:
-                            after.bias += after.weight[:, unit] * mean[i][unit] / (1 - decay ** age[i][unit])
-                        utility[i][unit] = mean[i][unit] = age[i][unit] = 0.0
-                    if old[:number]:
-                        chosen.append((layers[i], old[:number]))
-                for index, ((layer, norm, _), units) in enumerate(chosen):
-                    torch.manual_seed(seed + STRIDE * (replaced + 1) + index)
-                    fresh = nn.Linear(layer.in_features, layer.out_features).weight
-                    for unit in units:
-                        zeroed = [(layer.bias, unit)]
-                        layer.weight[unit] = fresh[unit]
-                        layer.bias[unit] = 0.0
-                        if norm is not None:
-                            norm.weight[unit], norm.bias[unit] = 1.0, 0.0
-                            norm.running_mean[unit], norm.running_var[unit] = 0.0, 1.0
-                            zeroed += [(norm.weight, unit), (norm.bias, unit)]
-                        for parameter, where in [(layer.weight, unit), *zeroed]:
-                            optimizer.state[parameter]["momentum_buffer"][where] = 0.0
-                for (_, _, after), units in chosen:
-                    for unit in units:
-                        after.weight[:, unit] = 0.0
-                        optimizer.state[after.weight]["momentum_buffer"][:, unit] = 0.0
-                replaced += sum(len(units) for _, units in chosen)
-    return module, replaced
+    """Train in a plain loop, unit by unit."""
+    utility, mean, age = ([[0.0] * 8 for _ in range(2)] for _ in range(3))
+    owed = [0.0, 0.0]
+
+    def rule(batch_size, layers_after, outputs):
+        chosen = []
+        for i, (after, h) in enumerate(zip(layers_after, outputs, strict=True)):
+            for unit in range(8):
+                score = float(h[:, unit].abs().mean() * after.weight[:, unit].abs().sum())
+                utility[i][unit] = decay * utility[i][unit] + (1 - decay) * score
+                mean[i][unit] = decay * mean[i][unit] + (1 - decay) * float(h[:, unit].mean())
+                age[i][unit] += 1
+            old = [unit for unit in range(8) if age[i][unit] > maturity]
+            owed[i] += rate * len(old)
+            number = int(owed[i])
+            owed[i] -= number
+            old.sort(key=lambda unit, i=i: utility[i][unit] / (1 - decay ** age[i][unit]))
+            for unit in old[:number]:
+                if compensate:
+                    after.bias += after.weight[:, unit] * mean[i][unit] / (1 - decay ** age[i][unit])
+                utility[i][unit] = mean[i][unit] = age[i][unit] = 0.0
+            chosen.append(old[:number])
+        return chosen
+
+    return slow_training(rule, start_epoch, seed)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fire.functional import contribution_utility, dormancy_score, least_useful
+from lightning_fire.functional import NEVER, contribution_utility, dormancy_score, least_useful, silence_threshold
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 2))
@@ -33,3 +33,24 @@ def test_utility_and_choice_by_hand():
     assert least_useful(utility, torch.tensor([True, False, True]), 3).tolist() == [2, 0]
     assert least_useful(utility, torch.tensor([False, False, False]), 1).tolist() == []
     assert least_useful(torch.zeros(3), torch.tensor([True, True, True]), 2).tolist() == [0, 1]
+
+
+@given(
+    st.lists(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=4, max_size=4), min_size=1, max_size=5),
+    st.sampled_from([0.02, 0.25, 0.5, 0.9]),
+)
+def test_silence_thresholds_are_those_of_the_definition(units, rejection):
+    """The greatest silence that is not yet improbable, tried one by one."""
+    silences = torch.tensor([[NEVER if silence is None else 10 * silence for silence in unit] for unit in units])
+    found = silence_threshold(silences, torch.full((len(units),), 25), rejection, expansion=3.0)
+    for unit, threshold in zip(units, found.tolist(), strict=True):
+        seen = [10 * silence for silence in unit if silence is not None]
+        likely = [a for a in range(60) if seen and sum(s >= a for s in seen) / len(seen) > rejection]
+        assert threshold == (25 if not seen else likely[-1] if likely[-1] <= 25 else 75)
+
+
+def test_a_quantile_of_fifty_silences_does_not_suffer_from_rounding():
+    """0.98 · 50 is a little over 49 in floating point."""
+    silences = torch.tensor([[1] * 49 + [7]])
+    assert silence_threshold(silences, torch.tensor([100]), rejection=0.02).tolist() == [1]
+    assert silence_threshold(silences, torch.tensor([100]), rejection=0.019).tolist() == [7]

@@ -1,0 +1,165 @@
+"""`SelfNormalizedReset` through real fits: equal to a slow loop over units, and the rest of its contract."""
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from slow_unit_resets import built, slow_training
+from small_training import PlainModule, assert_same_weights, fitted
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_fire import HiddenUnits, SelfNormalizedReset
+
+OFTEN = {"rejection": 0.3, "refresh_every": 3, "max_silence": 24}
+
+
+def probability_of_at_least(age, silences):
+    return sum(silence >= age for silence in silences) / len(silences)
+
+
+def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, seed=0):
+    """Train in a plain loop; thresholds by trying every silence there could be."""
+    age = [[0] * 8 for _ in range(2)]
+    threshold = [[max_silence // 2] * 8 for _ in range(2)]
+    silences = [[[] for _ in range(8)] for _ in range(2)]
+    steps = 0
+
+    def rule(batch_size, layers_after, outputs):
+        nonlocal steps
+        steps += 1
+        chosen = [[], []]
+        for i, h in enumerate(outputs):
+            for unit in range(8):
+                if bool((h[:, unit] > 0).any()):
+                    silences[i][unit].append(age[i][unit])
+                    age[i][unit] = 0
+                else:
+                    age[i][unit] += batch_size
+                if steps % refresh_every == 0:
+                    seen = silences[i][unit]
+                    if seen:
+                        improbable = min(a for a in range(1000) if probability_of_at_least(a, seen) <= rejection + 1e-9)
+                        likely = improbable - 1
+                        if likely > threshold[i][unit]:
+                            likely = int(threshold[i][unit] * expansion)
+                        threshold[i][unit] = likely
+                    threshold[i][unit] = max(min(threshold[i][unit], max_silence), batch_size)
+                    silences[i][unit] = []
+                if age[i][unit] > threshold[i][unit]:
+                    silences[i][unit].append(age[i][unit])
+                    age[i][unit] = 0
+                    chosen[i].append(unit)
+        return chosen
+
+    return slow_training(rule, start_epoch, seed)
+
+
+@pytest.mark.parametrize(
+    ("options", "resets"),
+    [
+        (OFTEN, 4),
+        ({"rejection": 0.1, "refresh_every": 5, "max_silence": 12, "expansion": 1.5}, 3),
+        ({"rejection": 0.05, "refresh_every": 2, "max_silence": 30, "seed": 7}, 3),
+    ],
+)
+def test_it_equals_the_slow_loop(options, resets):
+    callback = SelfNormalizedReset(**options)
+    fast = fitted(callback, module=built())
+    expected, number = slow(**options)
+    assert callback.num_reset == number >= resets
+    for name, tensor in fast.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_it_begins_with_its_chunk():
+    callback = SelfNormalizedReset(**OFTEN, start_chunk=1)
+    fast = fitted(callback, module=built())
+    expected, number = slow(**OFTEN, start_epoch=2)
+    assert callback.num_reset == number > 2
+    for name, tensor in fast.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+class HasDeadUnits(PlainModule):
+    """Units 2 and 5 of the second hidden layer say nothing, whatever comes; the others of that layer always do."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.net[3].bias[:] = 1e3
+            self.net[3].bias[[2, 5]] = -1e3
+
+
+def test_dead_units_are_reset_and_live_ones_are_not():
+    callback = SelfNormalizedReset(max_silence=24, where=HiddenUnits(include=["net.3"]))
+    module = fitted(callback, module=HasDeadUnits(), max_epochs=2)  # 4 steps of 6 samples; allowed: 12
+    assert callback.num_reset == 2
+    assert module.net[3].bias[[2, 5]].abs().max() < 1
+    assert module.net[3].bias[[0, 1, 3, 4, 6, 7]].min() > 900
+
+
+def test_without_refreshes_only_the_first_threshold_counts():
+    """A unit that never fires has no past: its threshold stays."""
+    callback = SelfNormalizedReset(refresh_every=1, max_silence=1000)
+    fitted(callback, module=HasDeadUnits(), max_epochs=2)
+    record = callback._restored["net.3"]
+    assert record["threshold"][[2, 5]].tolist() == [500, 500]
+    assert record["age"][[2, 5]].tolist() == [24, 24]
+
+
+def test_accumulated_batches_are_one_step():
+    callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6)
+    fitted(callback, accumulate_grad_batches=2, max_epochs=2)
+    record = callback._restored["net.3"]
+    assert record["steps"] == 2
+    assert record["silences"].shape == (2, 8)
+    assert set(record["age"].tolist()) <= {0, 12, 24}
+
+
+@pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
+    """Ages, thresholds and the silences of the present window are in the checkpoint."""
+    build = lambda: SelfNormalizedReset(**OFTEN)  # noqa: E731
+    whole = fitted(build(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
+    names = ["step=4", "step=8", "step=12"] if "every_n_epochs" in stop else []
+    for name in names:
+        assert_same_weights(fitted(build(), seed=99, ckpt_path=tmp_path / f"{name}.ckpt"), whole)
+    for checkpoint in tmp_path.glob("*.ckpt"):
+        state = torch.load(checkpoint, weights_only=True)["callbacks"][build().state_key]
+        assert state["records"]["net.0"]["age"].shape == (8,)
+
+
+def test_no_step_is_no_event(tmp_path):
+    assert_same_weights(fitted(SelfNormalizedReset(**OFTEN), max_epochs=0), PlainModuleOfSeed0())
+
+
+def PlainModuleOfSeed0() -> nn.Module:
+    torch.manual_seed(0)
+    return PlainModule()
+
+
+def test_what_is_logged(tmp_path):
+    callback = SelfNormalizedReset(**OFTEN, start_chunk=1)
+    fitted(callback, folder=tmp_path)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    units = [event.value for event in events.Scalars("snr/units")]
+    assert len(units) == 4
+    assert units[-1] == callback.num_reset
+    thresholds = [event.value for event in events.Scalars("snr/threshold")]
+    assert all(6 <= value <= 24 for value in thresholds)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rejection": 0}, "`rejection` must be between 0 and 1, got 0"),
+        ({"rejection": 1.0}, "`rejection` must be between 0 and 1, got 1.0"),
+        ({"refresh_every": 0}, "`refresh_every` must be at least 1, got 0"),
+        ({"max_silence": 1}, "`max_silence` must be at least 2, got 1"),
+        ({"expansion": 0.5}, "`expansion` must be at least 1, got 0.5"),
+        ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        SelfNormalizedReset(**options)
