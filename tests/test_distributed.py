@@ -1,12 +1,15 @@
 """Processes on the CPU: an event leaves the same weights on all of them, and those that one process gets."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 SCRIPT = """
+import json
 import sys
 from pathlib import Path
 
@@ -14,7 +17,7 @@ sys.path.insert(0, {tests!r})
 import torch
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
-from lightning_fire import AtEpochs, FIRECallback, FullReset
+from lightning_fire import *
 from small_training import GrowingData, PlainModule, dataset, trainer
 
 class Save(Callback):
@@ -30,9 +33,9 @@ class Save(Callback):
         torch.save(self.states, self.path)
 
 
-class WholeBatch(GrowingData):  # each process sees all of the data: the gradient is that of one process
-    def train_dataloader(self):
-        return DataLoader(dataset(size=12 * (self.chunk + 1)), batch_size=6)
+class Data(GrowingData):
+    def train_dataloader(self):  # seed 0 for all ranks: the gradient is that of one process
+        return DataLoader(dataset(size=12 * (self.chunk + 1), seed={own_data} * rank), batch_size=6)
 
 
 if __name__ == "__main__":
@@ -42,39 +45,64 @@ if __name__ == "__main__":
     torch.manual_seed(rank if {unseeded} else 0)
     options = dict(strategy="ddp", devices={devices}, use_distributed_sampler=False) if {devices} > 1 else {{}}
     module = PlainModule()
-    methods = [
+    methods = [{methods}]
+    trainer(*methods, Save(rank), max_epochs=6, folder={folder!r}, **options).fit(module, datamodule=Data())
+    if rank == 0:
+        Path({folder!r}, "resets").write_text(json.dumps([getattr(method, "num_reset", 1) for method in methods]))
+"""
+REWRITES = """
         FIRECallback(AtEpochs([1, 4])),
         FullReset(AtEpochs([2])),
         FullReset(AtEpochs([3]), target="fresh", seed=3, name="fresh"),
-    ]
-    trainer(*methods, Save(rank), max_epochs=6, folder={folder!r}, **options).fit(module, datamodule=WholeBatch())
+        ShrinkAndPerturb(AtEpochs([4]), strength=0.5),
+        DASH(AtEpochs([5])),
 """
+UNITS = "ReDo(EveryNEpochs(2), threshold=0.5), ContinualBackprop(0.1, maturity=2)"
 
 
-def states(folder: Path, devices: int, unseeded: bool = False) -> list[list[dict[str, torch.Tensor]]]:
+def states(
+    folder: Path, devices: int, methods: str = REWRITES, unseeded: bool = False, own_data: bool = False
+) -> list[list[dict[str, torch.Tensor]]]:
     """Train; return for each rank its states at the first batch of each epoch."""
     script = folder / f"train{devices}.py"
     tests = str(Path(__file__).parent)
-    script.write_text(SCRIPT.format(tests=tests, folder=str(folder), devices=devices, unseeded=unseeded))
+    names = {"tests": tests, "folder": str(folder), "devices": devices, "methods": methods}
+    script.write_text(SCRIPT.format(**names, unseeded=unseeded, own_data=int(own_data)))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
     return [torch.load(folder / f"{devices}-{rank}.pt", weights_only=True) for rank in range(devices)]
 
 
-def test_two_processes_get_the_weights_of_one(tmp_path):
-    (one,) = states(tmp_path, devices=1)
-    first, second = states(tmp_path, devices=2)
-    assert len(one) == len(first) == 6
+def assert_ranks_agree(first, second):
+    assert len(first) == len(second) == 6
     for epoch in range(6):
-        for name in one[epoch]:
+        for name in first[epoch]:
             if "running" not in name:  # BatchNorm's statistics are each rank's own
                 assert torch.equal(first[epoch][name], second[epoch][name]), (epoch, name)
+
+
+@pytest.mark.parametrize("methods", [REWRITES, UNITS], ids=["rewrites", "units"])
+def test_two_processes_get_the_weights_of_one(tmp_path, methods):
+    (one,) = states(tmp_path, 1, methods)
+    first, second = states(tmp_path, 2, methods)
+    assert_ranks_agree(first, second)
+    for epoch in range(6):
+        for name in one[epoch]:
             torch.testing.assert_close(first[epoch][name], one[epoch][name], rtol=1e-4, atol=1e-5)
+
+
+def test_ranks_with_data_of_their_own_act_alike(tmp_path):
+    """What depends on data is agreed upon: directions, activities, silences."""
+    snr = "SelfNormalizedReset(0.3, refresh_every=3, max_silence=40)"
+    first, second = states(tmp_path, 2, f"DASH(AtEpochs([1, 3])), {snr}, {UNITS}", own_data=True)
+    assert_ranks_agree(first, second)
+    _, *resets = json.loads((tmp_path / "resets").read_text())
+    assert min(resets) > 0
 
 
 def test_ranks_that_were_built_differently_are_reset_to_the_same_values(tmp_path):
     """Without `seed_everything` DDP makes them equal, and a reset keeps them so."""
-    first, second = states(tmp_path, devices=2, unseeded=True)
+    first, second = states(tmp_path, 2, unseeded=True)
     for name in first[0]:
         assert torch.equal(first[2][name], first[0][name]), name
         assert torch.equal(second[2][name], first[0][name]), name
