@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         ReDo,
         SelfNormalizedReset,
         ShrinkAndPerturb,
+        UseMuon,
         announce_new_data,
     )
+    from lightning_fire.optim import Muon, muon_groups
     from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
-    from lightning_fire.where import HiddenUnits, Parameters, Weights
+    from lightning_fire.where import HiddenMatrices, HiddenUnits, Parameters, Weights
 
 __all__ = [
     "DASH",
@@ -40,8 +42,10 @@ __all__ = [
     "EveryNSteps",
     "FIRECallback",
     "FullReset",
+    "HiddenMatrices",
     "HiddenUnits",
     "L2Init",
+    "Muon",
     "OptimizerReset",
     "Parameters",
     "Parseval",
@@ -50,13 +54,15 @@ __all__ = [
     "Schedule",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
+    "UseMuon",
     "Weights",
     "announce_new_data",
     "functional",
+    "muon_groups",
 ]
 
 # Imported when first used, so that `lightning_fire.functional` needs torch alone.
-_HOMES = ("lightning_fire.when", "lightning_fire.where", "lightning_fire.callbacks")
+_HOMES = ("lightning_fire.when", "lightning_fire.where", "lightning_fire.optim", "lightning_fire.callbacks")
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import lightning_fire.callbacks
 import lightning_fire.data
 import lightning_fire.modules
-import lightning_fire.nets  # these four make short class names known to the parser
+import lightning_fire.nets
+import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.compare import command as compare
 

@@ -89,3 +89,18 @@ def dormant(activations: Tensor, threshold: float) -> list[int]:
     means = [float(activations[:, unit].double().abs().mean()) for unit in range(activations.shape[1])]
     layer = sum(means) / len(means)
     return [unit for unit, mean in enumerate(means) if (mean / layer if layer else 0.0) <= threshold]
+
+
+def muon(weight: Tensor, gradients: list[Tensor], lr: float, momentum=0.95, decay=0.0, nesterov=True, scale="original"):
+    """Muon's steps on one weight, by the definition, in float64."""
+    weight, average = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
+    for gradient in gradients:
+        gradient = gradient.double()
+        average = momentum * average + (1 - momentum) * gradient
+        direction = momentum * average + (1 - momentum) * gradient if nesterov else average
+        matrix = direction.reshape(len(weight), -1)
+        rows, columns = matrix.shape
+        factor = max(1.0, rows / columns) ** 0.5 if scale == "original" else 0.2 * max(rows, columns) ** 0.5
+        step = factor * orthogonalize(matrix, 5, "muon")
+        weight = (1 - lr * decay) * weight - lr * step.reshape(weight.shape)
+    return weight

@@ -13,13 +13,13 @@ MAY_IMPORT = {
     "when": set(),
     "where": {"where"},
     "metrics": {"functional", "metrics"},
-    "optim": {"functional", "optim"},
+    "optim": {"functional", "where", "optim"},
     "callbacks": {"functional", "when", "where", "optim", "callbacks"},
     "nets": {"nets"},
     "data": {"data"},
     "modules": {"nets", "modules"},
     "compare": {"compare", "cli"},  # cli only inside the function that trains, in a process of its own
-    "cli": {"callbacks", "data", "modules", "nets", "compare"},
+    "cli": {"callbacks", "data", "modules", "nets", "optim", "compare"},
 }
 # room -> what it may import from elsewhere than the standard library; rooms not named are free
 ALLOWED_OUTSIDE = {"functional": {"torch"}, "where": {"torch"}, "when": set(), "nets": {"torch"}}

@@ -23,6 +23,7 @@ METHODS = {
     "redo": {"ReDo"},
     "continual_backprop": {"ContinualBackprop"},
     "snr": {"SelfNormalizedReset"},
+    "muon": set(),  # an optimizer
 }
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
@@ -156,3 +157,7 @@ def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, imag
     named = {type(callback).__name__ for callback in cli.trainer.callbacks}
     assert {"OptimizerReset", "PlasticityMonitor"} <= named
     assert METHODS[method] <= named
+    if method == "muon":
+        assert type(cli.trainer.optimizers[0]).__name__ == "Muon"
+        adam_first = base.parent.name == "quick_start" or base.parent.parent.name == "warm_start"
+        assert ("UseMuon" in named) == adam_first

@@ -13,6 +13,7 @@ from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
+from lightning_fire.callbacks.use_muon import UseMuon
 
 __all__ = [
     "DASH",
@@ -29,5 +30,6 @@ __all__ = [
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "TimedCallback",
+    "UseMuon",
     "announce_new_data",
 ]

@@ -1,6 +1,7 @@
 """WHAT a method does: pure functions, tensors in, new tensors out. Imports torch only."""
 
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
+from lightning_fire.functional.muon import muon_direction
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
 from lightning_fire.functional.penalties import (
     l2_init_gradient,
@@ -31,6 +32,7 @@ __all__ = [
     "l2_init_gradient",
     "l2_init_penalty",
     "least_useful",
+    "muon_direction",
     "orthogonalize",
     "parseval_gradient",
     "parseval_penalty",

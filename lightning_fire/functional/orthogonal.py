@@ -59,7 +59,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     x = _checked(matrix)
     if x.numel() == 0:
         return matrix.clone()
-    x = _newton_schulz(_unit_norm(x), steps, COEFFICIENTS[coefficients])
+    x = newton_schulz(unit_norm(x), steps, COEFFICIENTS[coefficients])
     return x.to(matrix.dtype).contiguous()
 
 
@@ -89,8 +89,8 @@ def polar(matrix: Tensor) -> Tensor:
     x = _checked(matrix)
     if x.numel() == 0:
         return matrix.clone()
-    u, singular_values, vh = torch.linalg.svd(_unit_norm(x), full_matrices=False)
-    q = _newton_schulz(u @ vh, 1, COEFFICIENTS["cubic"])
+    u, singular_values, vh = torch.linalg.svd(unit_norm(x), full_matrices=False)
+    q = newton_schulz(u @ vh, 1, COEFFICIENTS["cubic"])
     zero = (singular_values[..., :1] == 0).unsqueeze(-1)
     return q.masked_fill(zero, 0.0).to(matrix.dtype).contiguous()
 
@@ -168,6 +168,37 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
     return grid.movedim(-1, 1)
 
 
+def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Iterate X ← aX + bX(XᵀX) + cX(XᵀX)²; the Gram matrix is taken on the short side.
+
+    Args:
+        x: Shape `(..., m, n)`, singular values at most 1; nothing is checked.
+        steps: Number of iterations.
+        coefficients: a, b and maybe c.
+    """
+    a, b, *c = coefficients
+    tall = x.shape[-2] >= x.shape[-1]
+    x = x if tall else x.mT
+    for _ in range(steps):
+        gram = x.mT @ x
+        polynomial = b * gram + c[0] * (gram @ gram) if c else b * gram
+        x = torch.add(x @ polynomial, x, alpha=a)
+    return x if tall else x.mT
+
+
+def unit_norm(x: Tensor) -> Tensor:
+    """Divide each matrix by its Frobenius norm, safely for entries of any size; zero stays zero.
+
+    Args:
+        x: Shape `(..., m, n)`, finite.
+    """
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    power_of_two = largest / (2 * torch.frexp(largest).mantissa)  # exact, and dividing by it is
+    x = x / torch.where(largest == 0, 1.0, power_of_two)  # largest entry now in [1, 2)
+    norm = torch.linalg.matrix_norm(x, keepdim=True)
+    return x / norm.masked_fill(norm == 0, 1.0)
+
+
 def _from_matrices(matrices: Tensor, shape: torch.Size) -> Tensor:
     """Undo `as_matrices`: `(groups, taps, out / groups, in / groups)` to a weight of `shape`."""
     return matrices.movedim(1, -1).reshape(shape)
@@ -195,27 +226,6 @@ def _checked(tensor: Tensor) -> Tensor:
     if not torch.isfinite(tensor).all():
         raise ValueError(f"expected finite values, got a NaN or Inf in a tensor of shape {tuple(tensor.shape)}")
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Iterate X ← aX + bX(XᵀX) + cX(XᵀX)² on `(..., m, n)`; the Gram matrix is taken on the short side."""
-    a, b, *c = coefficients
-    tall = x.shape[-2] >= x.shape[-1]
-    x = x if tall else x.mT
-    for _ in range(steps):
-        gram = x.mT @ x
-        polynomial = b * gram + c[0] * (gram @ gram) if c else b * gram
-        x = torch.add(x @ polynomial, x, alpha=a)
-    return x if tall else x.mT
-
-
-def _unit_norm(x: Tensor) -> Tensor:
-    """Divide each matrix by its Frobenius norm, safely for entries of any size; zero stays zero."""
-    largest = x.abs().amax((-2, -1), keepdim=True)
-    power_of_two = largest / (2 * torch.frexp(largest).mantissa)  # exact, and dividing by it is
-    x = x / torch.where(largest == 0, 1.0, power_of_two)  # largest entry now in [1, 2)
-    norm = torch.linalg.matrix_norm(x, keepdim=True)
-    return x / norm.masked_fill(norm == 0, 1.0)
 
 
 def _is_count(steps: object) -> bool:

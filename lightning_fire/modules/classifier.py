@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 
 class Classifier(pl.LightningModule):
@@ -29,6 +30,8 @@ class Classifier(pl.LightningModule):
         num_classes: Number of classes.
         optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 1e-3 (paper, table
             "Detailed settings in continual visual learning").
+        parameter_groups: Makes from the module what the optimizer gets, such as `lightning_fire.optim.muon_groups`.
+            Default: all parameters, in one group.
         warmup: Share of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly from
             0 (paper: 0.1).
         channels_last: Store images and convolution weights with the channels innermost: faster on GPUs, and on CPUs.
@@ -42,6 +45,7 @@ class Classifier(pl.LightningModule):
         net: nn.Module,
         num_classes: int,
         optimizer: OptimizerFactory | None = None,
+        parameter_groups: ParameterGroups | None = None,
         warmup: float = 0.1,
         channels_last: bool = False,
     ):
@@ -53,6 +57,7 @@ class Classifier(pl.LightningModule):
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
+        self.parameter_groups = parameter_groups
         self.warmup = warmup
         self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
@@ -125,7 +130,7 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
-        optimizer = self.optimizer(self.parameters())
+        optimizer = self.optimizer(self.parameter_groups(self) if self.parameter_groups else self.parameters())
         if not self.warmup:
             return {"optimizer": optimizer}
         schedule = LambdaLR(optimizer, warmup_factors(self._steps_per_chunk(), self.warmup))

@@ -1,0 +1,52 @@
+"""Muon from an event on, AdamW before."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.optim import Muon
+
+
+class UseMuon(EventCallback):
+    """Lets a `Muon` optimizer step all parameters by AdamW until its first event, and by Muon's rule from then on.
+
+    So the paper's warm-start runs begin the second chunk with the weights of all other methods. At the event the
+    moments of the hidden matrices are dropped. Logs `use_muon/event`.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`.
+        name: Prefix of the logged keys in the place of `use_muon`.
+
+    Raises:
+        MisconfigurationException: When training starts, if no optimizer is a `Muon`.
+    """
+
+    name = "use_muon"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        groups = list(_hidden_groups(trainer))
+        if not groups:
+            raise MisconfigurationException(
+                "UseMuon needs an optimizer lightning_fire.optim.Muon with a group of hidden matrices, got "
+                + ", ".join(type(optimizer).__name__ for optimizer in trainer.optimizers)
+            )
+        for _, group in groups:
+            group["paused"] = self.num_events == 0
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        for optimizer, group in _hidden_groups(trainer):
+            if group["paused"]:
+                group["paused"] = False
+                for parameter in group["params"]:
+                    optimizer.state.pop(parameter, None)
+        return {}
+
+
+def _hidden_groups(trainer: Trainer) -> Any:
+    for optimizer in trainer.optimizers:
+        if isinstance(optimizer, Muon):
+            yield from ((optimizer, group) for group in optimizer.param_groups if group["use_muon"])

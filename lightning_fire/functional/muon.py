@@ -1,0 +1,46 @@
+"""The direction of a Muon step: a momentum, orthogonalised and scaled."""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional.orthogonal import COEFFICIENTS, newton_schulz, unit_norm
+
+MuonScale = Literal["original", "match_rms_adamw"]
+
+
+def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "original") -> Tensor:
+    """Orthogonalise momenta by Newton–Schulz steps with Muon's coefficients, and scale them by their shape.
+
+    Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; `"match_rms_adamw"`: Liu et
+    al., Muon is scalable for LLM training, 2025. Singular values end up between about 0.7 and 1.2 times the scale.
+
+    Args:
+        momentum: Matrices, shape `(..., out, in)`; of a convolution `(..., out, in · taps)`. Nothing is checked: what
+            is not finite stays so.
+        steps: Number of iterations.
+        scale: `"original"`: √max(1, rows / columns); `"match_rms_adamw"`: 0.2 √max(rows, columns). Of the matrices, so
+            of a convolution's flattened weight.
+
+    Returns:
+        New tensor of the shape and dtype of `momentum`; computed in float32, or in float64 for float64 input.
+
+    Raises:
+        ValueError: If `scale` is unknown.
+
+    Example:
+        >>> import torch
+        >>> muon_direction(torch.diag(torch.tensor([3.0, 4.0]))).diag().round(decimals=1)
+        tensor([0.7000, 1.1000])
+    """
+    rows, columns = momentum.shape[-2:]
+    if scale == "original":
+        factor = math.sqrt(max(1.0, rows / columns))
+    elif scale == "match_rms_adamw":
+        factor = 0.2 * math.sqrt(max(rows, columns))
+    else:
+        raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
+    x = unit_norm(momentum.to(torch.promote_types(momentum.dtype, torch.float32)))
+    return (factor * newton_schulz(x, steps, COEFFICIENTS["muon"])).to(momentum.dtype)

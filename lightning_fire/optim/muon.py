@@ -1,0 +1,196 @@
+"""Muon (Jordan et al., 2024) for hidden matrices, AdamW for all else, in one optimizer."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+
+from lightning_fire.functional import muon_direction
+from lightning_fire.functional.muon import MuonScale
+from lightning_fire.where import HiddenMatrices
+from lightning_fire.where.candidates import candidates_of
+
+
+def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[dict[str, Any]]:
+    """Split the parameters of a module for `Muon`: hidden matrices, and all else.
+
+    Args:
+        module: Any module.
+        where: The hidden matrices. Default: `HiddenMatrices()`. print(HiddenMatrices().select(module)) shows them.
+
+    Returns:
+        Two parameter groups, the first with `use_muon=True`; three if some hidden matrices are stored transposed.
+
+    Raises:
+        ValueError: If the module has no hidden matrices.
+    """
+    hidden = list((where or HiddenMatrices()).select(module).values())
+    taken = {id(parameter) for parameter in hidden}
+    views = [view for candidate in candidates_of(module) for view in candidate.views]
+    turned = {id(view.parameter) for view in views if view.layout != "out_in"}
+    groups = [
+        {"params": [p for p in hidden if id(p) not in turned], "use_muon": True},
+        {"params": [p for p in hidden if id(p) in turned], "use_muon": True, "transposed": True},
+        {"params": [p for p in module.parameters() if id(p) not in taken], "use_muon": False},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class Muon(Optimizer):
+    """Steps along orthogonalised momenta for hidden matrices, AdamW for all other parameters.
+
+    A hidden matrix W with gradient G and momentum M: M ← μM + (1 − μ)G, then W ← (1 − lr·λ)W − lr·s·Ortho(D), where D
+    is μM + (1 − μ)G with Nesterov's momentum and M without, Ortho five Newton–Schulz steps, and s depends on the shape
+    (`scale`). Convolution weights are taken as matrices `(out, in · taps)`, for s too.
+
+    Args:
+        params: Parameter groups, each with `use_muon`: True for hidden matrices, False for all else, as
+            `muon_groups(model)` makes them. Those of a group with `transposed=True` are stored `(in, out, *kernel)`. A
+            group with `paused=True` is stepped by AdamW for the time being (see `UseMuon`).
+        lr: Learning rate of Muon (the FIRE paper's code: 0.01; Jordan et al.: 0.02).
+        adamw_lr_ratio: Learning rate of AdamW over that of Muon (the FIRE paper's code: 0.1).
+        weight_decay: λ of both, decoupled.
+        momentum: μ (paper: 0.95).
+        nesterov: Whether to use Nesterov's momentum.
+        steps: Newton–Schulz steps.
+        scale: `"original"`, √max(1, rows / columns), or `"match_rms_adamw"`, 0.2 √max(rows, columns).
+        betas: Of AdamW.
+        eps: Of AdamW.
+
+    Raises:
+        ValueError: If an argument is out of range, a group lacks `use_muon`, or Muon is to step a parameter with fewer
+            than 2 dimensions.
+
+    Example:
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> optimizer = Muon(muon_groups(net), lr=0.01)
+        >>> [len(group["params"]) for group in optimizer.param_groups]
+        [1, 5]
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float = 0.01,
+        adamw_lr_ratio: float = 0.1,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        steps: int = 5,
+        scale: MuonScale = "original",
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+    ):
+        at_least_zero = {"lr": lr, "adamw_lr_ratio": adamw_lr_ratio, "weight_decay": weight_decay, "eps": eps}
+        for name, value in at_least_zero.items():
+            if value < 0:
+                raise ValueError(f"`{name}` must be at least 0, got {value}")
+        for name, value in {"momentum": momentum, "betas[0]": betas[0], "betas[1]": betas[1]}.items():
+            if not 0 <= value < 1:
+                raise ValueError(f"`{name}` must be in [0, 1), got {value}")
+        if steps < 1:
+            raise ValueError(f"`steps` must be at least 1, got {steps}")
+        if scale not in ("original", "match_rms_adamw"):
+            raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
+        defaults = {
+            **at_least_zero,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "steps": steps,
+            "scale": scale,
+            "betas": betas,
+            "paused": False,
+            "transposed": False,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; it needs `use_muon`."""
+        if not isinstance(param_group.get("use_muon"), bool):
+            raise ValueError(
+                "every parameter group needs `use_muon`, True for hidden matrices and False for all else:"
+                " use Muon(muon_groups(model)), and in a recipe parameter_groups: lightning_fire.optim.muon_groups"
+            )
+        super().add_param_group(param_group)
+        shapes = [tuple(parameter.shape) for parameter in self.param_groups[-1]["params"]]
+        if param_group["use_muon"] and any(len(shape) < 2 for shape in shapes):
+            raise ValueError(
+                f"Muon steps matrices only, got a parameter of shape {min(shapes, key=len)}; put it into a group with"
+                " use_muon=False"
+            )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Do one step.
+
+        Args:
+            closure: Computes the loss and its gradients.
+
+        Returns:
+            What `closure` returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["use_muon"] and not group["paused"]:
+                self._step_muon(group, parameters)
+            elif parameters:
+                self._step_adamw(group, parameters)
+        return loss
+
+    def _step_muon(self, group: dict[str, Any], parameters: Sequence[Parameter]) -> None:
+        def kind(parameter: Parameter) -> tuple[Any, ...]:
+            return (*_matrix(group, parameter).shape, str(parameter.dtype), str(parameter.device))
+
+        for _, alike in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
+            alike = list(alike)
+            directions = torch.stack([_matrix(group, self._momentum(group, parameter)) for parameter in alike])
+            updates = muon_direction(directions, group["steps"], group["scale"])
+            for parameter, update in zip(alike, updates, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                turned = parameter.transpose(0, 1) if group["transposed"] else parameter
+                turned.add_(update.view(turned.shape), alpha=-group["lr"])
+
+    def _momentum(self, group: dict[str, Any], parameter: Parameter) -> Tensor:
+        state = self.state[parameter]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+        return parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+
+    def _step_adamw(self, group: dict[str, Any], parameters: Sequence[Parameter]) -> None:
+        states = [self.state[parameter] for parameter in parameters]
+        for state, parameter in zip(states, parameters, strict=True):
+            if "exp_avg" not in state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        adamw(
+            list(parameters),
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"] * group["adamw_lr_ratio"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+
+def _matrix(group: dict[str, Any], weight: Tensor) -> Tensor:
+    """Return a weight, or something of its shape, as a matrix `(out, in · taps)`."""
+    return (weight.transpose(0, 1) if group["transposed"] else weight).flatten(1)
