@@ -19,12 +19,14 @@ if TYPE_CHECKING:
         L2Init,
         OptimizerReset,
         Parseval,
+        PlasticityInjection,
         PlasticityMonitor,
         ReDo,
         SelfNormalizedReset,
         ShrinkAndPerturb,
         UseMuon,
         announce_new_data,
+        wrap_heads,
     )
     from lightning_fire.optim import Muon, muon_groups
     from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
@@ -49,6 +51,7 @@ __all__ = [
     "OptimizerReset",
     "Parameters",
     "Parseval",
+    "PlasticityInjection",
     "PlasticityMonitor",
     "ReDo",
     "Schedule",
@@ -59,6 +62,7 @@ __all__ = [
     "announce_new_data",
     "functional",
     "muon_groups",
+    "wrap_heads",
 ]
 
 # Imported when first used, so that `lightning_fire.functional` needs torch alone.

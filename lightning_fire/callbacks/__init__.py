@@ -9,6 +9,7 @@ from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
+from lightning_fire.callbacks.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
@@ -22,9 +23,11 @@ __all__ = [
     "EventCallback",
     "FIRECallback",
     "FullReset",
+    "InjectedHead",
     "L2Init",
     "OptimizerReset",
     "Parseval",
+    "PlasticityInjection",
     "PlasticityMonitor",
     "ReDo",
     "SelfNormalizedReset",
@@ -32,4 +35,5 @@ __all__ = [
     "TimedCallback",
     "UseMuon",
     "announce_new_data",
+    "wrap_heads",
 ]

@@ -130,6 +130,20 @@ def fresh_values(module: nn.Module, seed: int) -> dict[str, Tensor]:
     return drawn
 
 
+def not_redrawable(module: nn.Module) -> list[str]:
+    """Return the layers of a module that have parameters, and no `reset_parameters` to draw them anew.
+
+    Args:
+        module: The module.
+    """
+    return [
+        name or type(layer).__name__
+        for name, layer in module.named_modules()
+        if next(layer.parameters(recurse=False), None) is not None
+        and not callable(getattr(layer, "reset_parameters", None))
+    ]
+
+
 def require_redrawable(module: nn.Module) -> None:
     """Refuse modules with parameters that no layer can draw anew.
 
@@ -139,13 +153,7 @@ def require_redrawable(module: nn.Module) -> None:
     Raises:
         ValueError: Names the layers without `reset_parameters`.
     """
-    stuck = [
-        name or type(layer).__name__
-        for name, layer in module.named_modules()
-        if next(layer.parameters(recurse=False), None) is not None
-        and not callable(getattr(layer, "reset_parameters", None))
-    ]
-    if stuck:
+    if stuck := not_redrawable(module):
         raise ValueError(
             f"`target` is 'fresh', but {', '.join(stuck)} has parameters and no reset_parameters();"
             " give it one, or use target='initial'"

@@ -1,0 +1,223 @@
+"""`PlasticityInjection` through real fits: the output stays, gradients and weights are those of the definition."""
+
+import copy
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.model_summary import ModelSummary
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, state_of, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_fire import AtEpochs, PlasticityInjection, wrap_heads
+from lightning_fire.callbacks import InjectedHead
+
+HEAD = "net.5"
+INPUTS = dataset().tensors[0]
+
+
+def head() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def test_the_output_is_that_of_the_definition():
+    """Σₙ (h_θₙ − h_θ′ₙ) + h_θ′, with each of them built by itself."""
+    plain = head()
+    wrapper = InjectedHead(copy.deepcopy(plain))
+    parts = []
+    for number in range(3):
+        parts.append((+1, copy.deepcopy(wrapper.head)))
+        before = wrapper(INPUTS)
+        wrapper.inject(seed=10 + number)
+        torch.testing.assert_close(wrapper(INPUTS), before, rtol=0, atol=1e-6 if number else 0)
+        assert not torch.equal(wrapper.head[0].weight, parts[-1][1][0].weight)
+        parts.append((-1, copy.deepcopy(wrapper.head)))
+        with torch.no_grad():  # training moves it
+            for parameter in wrapper.head.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+    expected = sum(sign * part(INPUTS) for sign, part in parts) + wrapper.head(INPUTS)
+    torch.testing.assert_close(wrapper(INPUTS), expected)
+
+
+def test_gradients_reach_the_inputs_through_all_of_it_and_only_the_new_head():
+    wrapper = InjectedHead(head())
+    old = copy.deepcopy(wrapper.head)
+    wrapper.inject(0)
+    x = INPUTS.clone().requires_grad_()
+    y = INPUTS.clone().requires_grad_()
+    wrapper(x).square().sum().backward()
+    old(y).square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)  # the two new heads cancel
+    assert all(parameter.grad is not None for parameter in wrapper.head.parameters())
+    assert len(list(wrapper.parameters())) == len(list(old.parameters()))
+
+
+def test_new_weights_are_of_the_seed_and_leave_the_random_state_alone():
+    one, two = InjectedHead(head()), InjectedHead(head())
+    state = torch.get_rng_state()
+    one.inject(3)
+    two.inject(3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same_weights(one.head, two.head)
+    two.inject(4)
+    assert not torch.equal(one.head[0].weight, two.head[0].weight)
+
+
+class TwoOutputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def forward(self, x, *, scale):
+        return {"a": scale * self.a(x), "b": (self.b(x),)}
+
+
+def test_heads_with_several_inputs_and_outputs():
+    wrapper = InjectedHead(TwoOutputs())
+    before = wrapper(INPUTS, scale=2.0)
+    wrapper.inject(0)
+    after = wrapper(INPUTS, scale=2.0)
+    assert torch.equal(after["a"], before["a"])
+    assert torch.equal(after["b"][0], before["b"][0])
+    assert wrapper.a.out_features == 1  # what it lacks is the head's
+    with pytest.raises(AttributeError, match="nothing"):
+        wrapper.nothing  # noqa: B018
+
+
+class Remembers(PlasticityInjection):
+    def act(self, trainer, pl_module):
+        pl_module.eval()
+        before, state = pl_module.net(INPUTS), state_of(pl_module)
+        moments = dict(trainer.optimizers[0].state)
+        values = super().act(trainer, pl_module)
+        self.seen = [*getattr(self, "seen", []), (before, pl_module.net(INPUTS), state, state_of(pl_module))]
+        self.moments = moments, dict(trainer.optimizers[0].state)
+        pl_module.train()
+        return values
+
+
+def test_an_event_changes_the_head_and_nothing_it_says():
+    callback = Remembers(HEAD)
+    module = fitted(callback)
+    assert len(callback.seen) == 2
+    for before, after, state, new_state in callback.seen:
+        torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
+        for name, tensor in state.items():
+            assert torch.equal(tensor, new_state[name]) == (not name.startswith(f"{HEAD}.head.")), name
+    assert len(module.net[5].frozen) == len(module.net[5].taken_away) == 2
+    assert sum(p.numel() for p in module.parameters()) == sum(p.numel() for p in PlainModule().parameters())
+    had, has = callback.moments
+    assert {id(p) for p in had} - {id(p) for p in has} == {id(p) for p in module.net[5].head.parameters()}
+
+
+def test_frozen_copies_do_not_learn_and_the_new_head_does():
+    callback = Remembers(HEAD)
+    module = fitted(callback)
+    _, _, _, right_after = callback.seen[0]
+    for name, tensor in right_after.items():
+        if ".frozen.0." in name or ".taken_away.0." in name:
+            assert torch.equal(module.state_dict()[name], tensor), name
+    assert not torch.equal(module.net[5].head.weight, module.net[5].taken_away[1].weight)
+
+
+@pytest.mark.parametrize(("policy", "forgotten"), [("keep", 0), ("touched", 2), ("all", 8)])
+def test_optimizer_state(policy, forgotten):
+    callback = Remembers(HEAD, AtEpochs([1]), optimizer=policy)
+    fitted(callback)
+    had, has = callback.moments
+    assert len(had) - len(has) == forgotten
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
+    """Checkpoints hold two, one or no injections; the module that loads them has none."""
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    whole = fitted(PlasticityInjection(HEAD), save)
+    for epoch in range(5):
+        resumed = fitted(PlasticityInjection(HEAD), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        assert_same_weights(resumed, whole)
+
+
+def test_a_checkpoint_loads_elsewhere_after_wrapping(tmp_path):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    whole = fitted(PlasticityInjection(HEAD), save).eval()
+    module = PlainModule().eval()
+    wrap_heads(module, [HEAD])
+    module.load_state_dict(torch.load(tmp_path / "epoch=5.ckpt", weights_only=True)["state_dict"])
+    torch.testing.assert_close(module.net(INPUTS), whole.net(INPUTS))
+    module.load_state_dict(torch.load(tmp_path / "epoch=0.ckpt", weights_only=True)["state_dict"])  # fewer again
+    assert len(module.net[5].frozen) == 0
+
+
+class WithTarget(PlainModule):
+    """A target network, as Q-learning has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+        with torch.no_grad():
+            for parameter in self.target.parameters():
+                parameter += 0.1  # it lags behind
+
+
+def test_the_target_does_not_jump_and_is_the_online_net_after_a_copy():
+    module = WithTarget().eval()
+    before = module.target(INPUTS)
+    for wrapper in wrap_heads(module, [HEAD, "target.5"]):
+        wrapper.inject(5)
+    torch.testing.assert_close(module.target(INPUTS), before, rtol=0, atol=1e-6)
+    assert_same_weights(module.target[5].taken_away[0], module.net[5].taken_away[0])
+    assert not any(parameter.requires_grad for parameter in module.target.parameters())
+    module.target.load_state_dict(module.net.state_dict())
+    assert torch.equal(module.target(INPUTS), module.net(INPUTS))
+
+
+def test_the_event_reaches_the_target():
+    torch.manual_seed(0)
+    module = fitted(PlasticityInjection(HEAD, AtEpochs([1, 2]), target="target.5"), module=WithTarget())
+    assert len(module.target[5].frozen) == 2
+    assert_same_weights(module.target[5].taken_away[1], module.net[5].taken_away[1])
+
+
+def test_what_is_logged_and_counted(tmp_path):
+    callback = PlasticityInjection(HEAD)
+    module = fitted(callback, folder=tmp_path)
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.value for event in events.Scalars("plasticity_injection/event")] == [1, 2]
+    values = [event.value for event in events.Scalars("plasticity_injection/frozen_parameters")]
+    assert values == [2 * 27, 4 * 27]
+    assert ModelSummary(module).trainable_parameters == ModelSummary(PlainModule()).trainable_parameters
+
+
+def test_a_second_fit_goes_on():
+    callback, module = PlasticityInjection(HEAD), PlainModule()
+    for _ in range(2):
+        trainer(callback, max_epochs=6).fit(module, datamodule=GrowingData())
+    assert type(module.net[5].head) is nn.Linear
+    assert len(module.net[5].frozen) == callback.num_events
+
+
+class NoReset(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PlasticityInjection("net.99"), "'net.99', which is no part of PlainModule .* there are: net, net.0"),
+        (lambda: PlasticityInjection(""), "'', which is no part"),
+        (lambda: PlasticityInjection("net"), "'net' has BatchNorm1d: two copies"),
+        (lambda: PlasticityInjection(HEAD, target="target"), "'target', which is no part"),
+        (lambda: PlasticityInjection(HEAD, optimizer="some"), "`optimizer` must be 'keep', 'touched' or 'all'"),
+    ],
+)
+def test_bad_arguments(build, message):
+    with pytest.raises(ValueError, match=message):
+        fitted(build())
+
+
+def test_a_head_that_cannot_be_drawn_anew():
+    with pytest.raises(ValueError, match=r"'0' cannot be drawn anew: NoReset has parameters and no reset_parameters"):
+        wrap_heads(nn.Sequential(NoReset()), ["0"])
