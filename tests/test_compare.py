@@ -19,6 +19,7 @@ from test_cli import BASE, FIRE
 from lightning_fire.cli import main
 from lightning_fire.compare import report, runs
 from lightning_fire.compare.history import History, read_history
+from lightning_fire.compare.shared_start import with_shared_starts
 
 MONITOR = "    - class_path: PlasticityMonitor\n"
 
@@ -304,3 +305,79 @@ def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
         assert settings["trainer"]["max_epochs"] == 3
         assert settings["trainer"]["enable_checkpointing"] is False
+
+
+SHARING = {
+    "fire": FIRE,
+    "full_reset": "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
+    "shrink": "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n",
+    "dash": "intervention: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
+    "l2": "intervention: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
+    "redo": "intervention: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
+    "cbp": "intervention: {class_path: ContinualBackprop, init_args: {maturity: 1, start_chunk: 1}}\n",
+    "snr": "intervention: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
+    "pi": "intervention:\n  class_path: PlasticityInjection\n"
+    "  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
+}
+
+
+def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
+    for name, overlay in SHARING.items():
+        (recipe / f"{name}.yaml").write_text(overlay)
+    methods = ["vanilla", *SHARING]
+    monkeypatch.setattr(report, "draw", lambda *args, **options: None)
+    shared = main(["compare", str(recipe), "--output", "shared", "--seeds", "1", "--methods", *methods])
+    alone = ["--output", "alone", "--seeds", "1", "--no-shared-start"]
+    apart = main(["compare", str(recipe), *alone, "--methods", *methods])
+    for method in methods:
+        for one, other in zip(shared[method], apart[method], strict=True):
+            assert one == pytest.approx(other, rel=1e-6, nan_ok=True), method
+        assert list(read_history(tmp_path / "shared" / method / "seed0").starts) == [0, 4, 8, 12]
+    assert yaml.safe_load((tmp_path / "shared/fire/seed0/run.yaml").read_text())["ckpt_path"]
+    assert not list((tmp_path / "shared").rglob("*.ckpt"))
+    assert read_history(tmp_path / "shared/shared_start/seed0").starts[-1] == 4
+    assert not (tmp_path / "alone/shared_start").exists()
+
+
+def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
+    overlays = {
+        "waits": "intervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "at_once": "intervention: {class_path: FIRECallback, init_args: "
+        "{when: {class_path: AtNewData, init_args: {skip_first: false}}}}",
+        "by_default": "intervention: {class_path: ReDo}",
+        "both": "intervention:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+        "- {class_path: ReDo}\n",
+        "more": "model: {init_args: {warmup: 0.2}}\nintervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "no_method": "model: {init_args: {warmup: 0.2}}",
+    }
+    for name, overlay in overlays.items():
+        (recipe / f"{name}.yaml").write_text(overlay)
+    planned = runs.plan(recipe, ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
+    shared = with_shared_starts(planned, {})
+    assert shared == planned
+    assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
+    assert len({run.start for run in shared if run.start}) == 2  # one for each seed
+    assert not any(run.start for run in with_shared_starts(planned, {"intervention": {"init_args": {"steps": 3}}}))
+    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # nobody to share with
+    (recipe / "base.yaml").write_text(BASE + MONITOR + "intervention: {class_path: ReDo}\n")
+    assert not any(run.start for run in with_shared_starts(planned, {}))
+
+
+def test_a_start_that_fails_fails_those_that_wait_for_it(recipe, capsys):
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--set", "data.init_args.batch_size=0")
+    text = capsys.readouterr().out
+    assert text.count("FAILED: its start on the first chunk failed: ") == 2
+    assert "`batch_size` must be" in text
+    assert "out/shared_start/seed0/log.txt" in text
+
+
+def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):
+    compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
+    (recipe / "shrink.yaml").write_text(SHARING["shrink"])
+    (recipe / "full_reset.yaml").write_text(SHARING["full_reset"])
+    compare(recipe, "--methods", "vanilla", "fire", "shrink", "full_reset", "--seeds", "1")
+    assert "ckpt_path" in yaml.safe_load((tmp_path / "out/shrink/seed0/run.yaml").read_text())
+    (recipe / "dash.yaml").write_text(SHARING["dash"])
+    compare(recipe, "--methods", "fire", "dash", "--seeds", "1")
+    assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())

@@ -71,8 +71,12 @@ class InjectedHead(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("head"), name)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
-        """Have as many frozen copies as the checkpoint."""
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Have as many frozen copies as the checkpoint, which may be of the head before it was wrapped."""
+        plain = self.head.state_dict()
+        if all(prefix + name in state_dict for name in plain):
+            for name in plain:
+                state_dict[f"{prefix}head.{name}"] = state_dict.pop(prefix + name)
         for kind in (self.frozen, self.taken_away):
             start = f"{prefix}{'frozen' if kind is self.frozen else 'taken_away'}."
             number = len({key[len(start) :].partition(".")[0] for key in state_dict if key.startswith(start)})

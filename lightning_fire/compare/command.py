@@ -11,6 +11,7 @@ from lightning_fire.compare import report
 from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.progress import Progress
 from lightning_fire.compare.runs import Run, default_jobs, execute, is_finished, is_outdated, plan
+from lightning_fire.compare.shared_start import with_shared_starts
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
 
@@ -41,6 +42,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override recipe keys in every run; keys under intervention only where every method has them",
     )
+    parser.add_argument(
+        "--no-shared-start",
+        action="store_true",
+        help="train each run on its first chunk of data by itself, also where methods only act on later ones",
+    )
     return parser
 
 
@@ -68,6 +74,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         parser().error(str(error))
     if outdated := [run.name for run in runs if is_outdated(run, extra)]:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
+    if not options.no_shared_start:
+        runs = with_shared_starts(runs, extra)
     outcome = _execute_with_bar(runs, min(options.jobs, len(runs)), extra)
     failed = {run: reason for run, reason in outcome.items() if reason}
     histories: dict[str, dict[int, History]] = {}
@@ -80,7 +88,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
             failed[run] = str(error)
     histories = {method: histories[method] for method in options.methods if method in histories}
     for run, reason in failed.items():
-        print(f"\n{run.name} FAILED: {reason}  (see {run.log})")
+        log = run.log if run.log.is_file() or run.start is None else run.start.log
+        print(f"\n{run.name} FAILED: {reason}  (see {log})")
     if not histories:
         raise SystemExit("no run finished")
     _publish(histories, options.recipe, output)
@@ -122,7 +131,7 @@ def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, 
             seen = now, active
             bounded = all(p.epochs > 0 for p in now.values())
             bar.total = round(sum(p.epochs for p in now.values()) / len(now) * number) if bounded else None
-            bar.n = sum(p.epoch for p in now.values())
+            bar.n = sum(p.epoch for run, p in now.items() if run.checkpoint is None or run in active)
             running = [(run, now[run]) for run in active if run in now]
             bar.set_description(", ".join(f"{r.name} chunk {p.chunk}/{p.chunks}" for r, p in running) or "starting")
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,16 @@ class Run:
         seed: Seed of the initial weights, the order of batches and the split of the data.
         folder: Where its logs go.
         configs: YAML files, later ones override.
+        start: The training on the first chunk of data that it goes on from; None if it begins by itself.
+        checkpoint: Of such a training: what it leaves to those that go on.
     """
 
     method: str
     seed: int
     folder: Path
     configs: tuple[Path, ...]
+    start: "Run | None" = field(default=None, compare=False)
+    checkpoint: Path | None = None
 
     @property
     def name(self) -> str:
@@ -63,18 +67,16 @@ class Run:
             extra: More of it, by top-level key.
         """
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
+        callbacks = {"lightning_fire.compare.progress.ProgressReport": self.folder / _PROGRESS}
+        if self.checkpoint is not None:
+            callbacks["lightning_fire.compare.shared_start.SaveStart"] = self.checkpoint
         trainer = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
             "enable_checkpointing": False,
             "enable_model_summary": False,
             "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
-            "callbacks+": [
-                {
-                    "class_path": "lightning_fire.compare.progress.ProgressReport",
-                    "init_args": {"path": str(self.folder / _PROGRESS)},
-                }
-            ],
+            "callbacks+": [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()],
         }
         own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
         return _merged(own, extra)
@@ -116,7 +118,8 @@ def execute(
 ) -> dict[Run, str | None]:
     """Train all runs that have not finished before, each by the command line in a process of its own.
 
-    A run that fails, or whose process is killed, is reported and does not stop the others.
+    What they go on from is trained before them, and its checkpoint removed when they all have finished. A run that
+    fails, or whose process is killed, is reported and does not stop the others.
 
     Args:
         runs: What to train.
@@ -129,14 +132,19 @@ def execute(
     """
     outcome: dict[Run, str | None] = {run: None for run in runs}
     waiting = [run for run in runs if not is_finished(run, extra)]
+    starts = list(dict.fromkeys(run.start for run in waiting if run.start is not None))
+    waiting = [*(start for start in starts if not (is_finished(start, extra) and start.checkpoint.is_file())), *waiting]
     slots = list(range(jobs))
     active: dict[Run, tuple[subprocess.Popen, int]] = {}
     begun: list[Run] = []
     try:
         with _stoppable():
             while waiting or active:
-                while waiting and slots:
-                    run = waiting.pop(0)
+                while slots and (run := _next(waiting, active)):
+                    waiting.remove(run)
+                    if run.start is not None and outcome.get(run.start):
+                        outcome[run] = f"its start on the first chunk failed: {outcome[run.start]}"
+                        continue
                     try:
                         active[run] = _start(run, extra, slots[-1], jobs), slots[-1]
                     except OSError as error:
@@ -154,7 +162,16 @@ def execute(
                 on_progress({run: progress for run, progress in now.items() if progress is not None}, list(active))
     finally:
         _stop([process for process, _ in active.values()])
-    return outcome
+    for start in starts:
+        if not any(outcome[run] for run in runs if run.start == start):
+            start.checkpoint.unlink(missing_ok=True)  # large, and of no more use
+    return {run: outcome[run] for run in runs}
+
+
+def _next(waiting: Sequence[Run], active: Iterable[Run]) -> Run | None:
+    """Return the first run that waits for no other."""
+    ahead = {*waiting, *active}
+    return next((run for run in waiting if run.start is None or run.start not in ahead), None)
 
 
 @contextmanager
@@ -203,9 +220,14 @@ def default_jobs() -> int:
 
 def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> subprocess.Popen:
     _make_room(run)
-    settings = run.folder / _SETTINGS
-    settings.write_text(yaml.safe_dump(run.settings(extra)))
-    files = [word for path in (*run.configs, settings) for word in ("-c", str(path))]
+    settings = run.settings(extra)
+    if run.start is not None:
+        settings["ckpt_path"] = str(run.start.checkpoint)
+        for events in run.start.folder.glob("events.out.tfevents.*"):
+            shutil.copy(events, run.folder)  # TensorBoard shows the curves as one
+    settings_file = run.folder / _SETTINGS
+    settings_file.write_text(yaml.safe_dump(settings))
+    files = [word for path in (*run.configs, settings_file) for word in ("-c", str(path))]
     with open(run.log, "w") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "lightning_fire", "fit", *files],
