@@ -1,13 +1,16 @@
 """`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
 
 import csv
+import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import matplotlib.image
 import numpy as np
@@ -19,6 +22,7 @@ from test_cli import BASE, FIRE
 from lightning_fire.cli import main
 from lightning_fire.compare import report, runs
 from lightning_fire.compare.history import History, read_history
+from lightning_fire.compare.page import write_page
 from lightning_fire.compare.shared_start import with_shared_starts
 
 MONITOR = "    - class_path: PlasticityMonitor\n"
@@ -60,7 +64,16 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
     assert rows[0]["sfe"] == ""
     assert float(rows[-1]["final"]) == pytest.approx(results["fire"][1]["final"], rel=1e-5)
     assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
-    for line in ("tensorboard --logdir out", "out/comparison.png", "after the event", "vanilla  ", "fire  "):
+    assert (tmp_path / "out/comparison.html").stat().st_size > 1_000_000
+    for line in (
+        "tensorboard --logdir out",
+        "out/comparison.png",
+        "out/comparison.html",
+        "out/summary.csv",
+        "after the event",
+        "vanilla  ",
+        "fire  ",
+    ):
         assert line in text
     assert (tmp_path / "out/fire/seed1/config.yaml").is_file()
 
@@ -221,13 +234,59 @@ def test_a_table_shows_mean_and_sample_standard_deviation():
     assert "3.000 → 0.500" in line
 
 
+def test_the_interval_of_the_mean():
+    """Against the definition: every sample of three values with replacement, each as likely as another."""
+    values = [0.1, 0.2, 0.6, 0.7]
+    means = sorted(np.mean(sample) for sample in itertools.product(values, repeat=4))
+    low, high = report.interval(values, level=0.8)
+    assert low == pytest.approx(means[round(0.1 * len(means))], abs=0.03)
+    assert high == pytest.approx(means[round(0.9 * len(means))], abs=0.03)
+    assert report.interval([1.0, 2.0, 6.0]) == (1.0, 6.0)  # the least and the greatest: 1/27 of the samples each
+    assert np.isnan(report.interval([1.0])).all()
+    assert np.isnan(report.interval([1.0, np.nan])).all()
+
+
+def test_the_summary_holds_mean_spread_and_interval(tmp_path):
+    other = replace(HISTORY, accuracy=series((19, 0.5), (59, 0.6)))
+    report.write_summary({"fire": {0: HISTORY, 1: other}, "vanilla": {0: IDLE}}, tmp_path / "summary.csv")
+    lines = (tmp_path / "summary.csv").read_text().splitlines()
+    rows = {(row["method"], row["measure"]): row for row in csv.DictReader(lines)}
+    final = rows["fire", "final"]
+    assert [float(final[key]) for key in ("mean", "std", "low_95", "high_95")] == pytest.approx(
+        [0.7, 0.141421, 0.6, 0.8]
+    )
+    assert rows["vanilla", "final"]["std"] == rows["vanilla", "final"]["low_95"] == ""
+    assert ("vanilla", "sfe") not in rows
+
+
+def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
+    pytest.importorskip("plotly")
+    write_page({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+    text = (tmp_path / "page.html").read_text()
+    for word in ("vanilla  0.800 \\u00b1 0.000", "fire  0.800", "a title", "normalised DfI"):
+        assert word in text
+    assert not re.search(r"<script[^>]+src=", text)
+
+
+def test_without_plotly_the_page_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
+        write_page({"fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+
+
+def test_many_methods_have_colours_of_their_own():
+    assert len(set(report.colors(20))) == 20
+    assert len(report.colors(45)) == 45
+
+
 IDLE = replace(HISTORY, dfi_before=None, dfi_after=None, sfe=None)  # a method without events, as vanilla
 
 
 def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
     line = report.table({"vanilla": {0: IDLE}}).splitlines()[2]
     assert "±" not in line
-    assert line.split() == ["vanilla", "1", "0.300", "0.800", "0.650", "4.000", "→", "4.000", "–"]
+    assert line.split() == ["vanilla", "1", "0.300", "0.800", "–", "0.650", "4.000", "→", "4.000", "–"]
 
 
 def test_a_chunk_without_validation_is_left_out_of_the_average():
@@ -381,3 +440,21 @@ def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp
     (recipe / "dash.yaml").write_text(SHARING["dash"])
     compare(recipe, "--methods", "fire", "dash", "--seeds", "1")
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())
+
+
+def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
+    words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
+    assert compare(recipe, *words, "--list") == {}
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4
+    assert not (tmp_path / "out").exists()
+    name, *rest = shlex.split(commands[3])
+    assert name == "lightning-fire"
+    assert main(rest)["fire"][0]["sfe"] > 0
+    assert "final accuracy" not in capsys.readouterr().out
+    assert [path.parent.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("finished.json")] == [
+        Path("fire/seed1")
+    ]
+    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
+    compare(recipe, *words)
+    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before

@@ -1,5 +1,6 @@
 """Every recipe is parsed, and runs for two batches on small files in the formats of its data set."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from lightning_fire.cli import main
 
 ROOT = Path(__file__).parents[1] / "recipes"
 BASES = sorted(ROOT.rglob("base.yaml"))
-OVERLAYS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "base.yaml")
+OVERLAYS = sorted(path for path in ROOT.rglob("*.yaml") if path.name not in ("base.yaml", "search_space.yaml"))
 METHODS = {
     "vanilla": set(),
     "full_reset": {"FullReset"},
@@ -130,6 +131,26 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     assert settings("snr")["rejection"] == snr
     for method in ("parseval", "l2_init", "redo", "continual_backprop", "snr"):
         assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
+
+
+def test_the_search_space_is_that_of_the_paper():
+    """Table "Hyperparameter search space for all experiments"; λ of L2 Init halved. Its points build the methods."""
+    space = yaml.safe_load((ROOT / "vision" / "search_space.yaml").read_text())
+    sizes = {method: math.prod(map(len, arguments.values())) for method, arguments in space.items()}
+    assert sizes == {
+        "shrink_and_perturb": 4,
+        "dash": 6,
+        "parseval": 3,
+        "continual_backprop": 4,
+        "redo": 4,
+        "l2_init": 3,
+        "snr": 4,
+    }
+    for recipe in TUNED:  # what was found best lies in it
+        for method, arguments in space.items():
+            chosen = yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())
+            for name, values in arguments.items():
+                assert chosen["intervention"]["init_args"][name] in [pytest.approx(value) for value in values]
 
 
 def runs() -> list[tuple[Path, str]]:

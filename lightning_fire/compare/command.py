@@ -1,17 +1,17 @@
 """`lightning-fire compare`."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from tqdm import tqdm
 
 from lightning_fire.compare import report
-from lightning_fire.compare.history import History, read_history
-from lightning_fire.compare.progress import Progress
-from lightning_fire.compare.runs import Run, default_jobs, execute, is_finished, is_outdated, plan
+from lightning_fire.compare.publish import publish
+from lightning_fire.compare.runs import Run, default_jobs, plan
 from lightning_fire.compare.shared_start import with_shared_starts
+from lightning_fire.compare.train import train
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
 
@@ -21,13 +21,35 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-fire compare",
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
-        " deviation over the seeds), and write it as CSV and as a picture. Finished runs are not run again; a run that"
-        " fails is reported and does not stop the others.",
+        " deviation over the seeds), and write it as CSV, as a picture and as a page. Finished runs are not run again;"
+        " a run that fails is reported and does not stop the others.",
     )
-    parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
     parser.add_argument(
         "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
     )
+    add_common_arguments(parser)
+    parser.add_argument(
+        "--no-shared-start",
+        action="store_true",
+        help="train each run on its first chunk of data by itself, also where methods only act on later ones",
+    )
+    parser.add_argument(
+        "--list",
+        action="store_true",
+        help="train nothing, print a command for each run, for a scheduler such as sbatch --array or for GNU parallel;"
+        " when they are done, the command without --list prints the table",
+    )
+    parser.add_argument("--no-report", action="store_true", help="train, but print and write no results")
+    return parser
+
+
+def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands over a recipe have.
+
+    Args:
+        parser: The parser.
+    """
+    parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<name of the recipe>)")
@@ -42,12 +64,21 @@ def parser() -> argparse.ArgumentParser:
         metavar="KEY=VALUE",
         help="override recipe keys in every run; keys under intervention only where every method has them",
     )
-    parser.add_argument(
-        "--no-shared-start",
-        action="store_true",
-        help="train each run on its first chunk of data by itself, also where methods only act on later ones",
-    )
-    return parser
+
+
+def require_counts(options: argparse.Namespace) -> None:
+    """Refuse numbers that are no counts.
+
+    Args:
+        options: What was parsed.
+
+    Raises:
+        ValueError: If there is nothing to run.
+    """
+    for name in ("seeds", "jobs", "trials"):
+        value = getattr(options, name, None)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
@@ -64,82 +95,44 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     """
     options = parser().parse_args(args)
     output = options.output or Path("runs") / options.recipe.resolve().name
-    if options.seeds < 1 or options.jobs < 1:
-        parser().error("--seeds and --jobs must be at least 1")
     try:
+        require_counts(options)
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(options.recipe, options.methods, seeds, output)
-        extra = _nested(options.set)
+        extra = nested(options.set)
     except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
-    if outdated := [run.name for run in runs if is_outdated(run, extra)]:
-        print(f"trained before with other settings, training again: {', '.join(outdated)}")
+    if options.list:
+        print("\n".join(_command_of(run, options) for run in runs))
+        return {}
     if not options.no_shared_start:
         runs = with_shared_starts(runs, extra)
-    outcome = _execute_with_bar(runs, min(options.jobs, len(runs)), extra)
-    failed = {run: reason for run, reason in outcome.items() if reason}
-    histories: dict[str, dict[int, History]] = {}
-    for run in runs:
-        if run in failed:
-            continue
-        try:
-            histories.setdefault(run.method, {})[run.seed] = read_history(run.folder)
-        except ValueError as error:
-            failed[run] = str(error)
-    histories = {method: histories[method] for method in options.methods if method in histories}
-    for run, reason in failed.items():
-        log = run.log if run.log.is_file() or run.start is None else run.start.log
-        print(f"\n{run.name} FAILED: {reason}  (see {log})")
+    histories, failed = train(runs, options.jobs, extra)
     if not histories:
         raise SystemExit("no run finished")
-    _publish(histories, options.recipe, output)
+    histories = {method: histories[method] for method in options.methods if method in histories}
+    if not options.no_report:
+        publish(histories, options.recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
     return {method: [report.numbers(run) for run in by_seed.values()] for method, by_seed in histories.items()}
 
 
-def _publish(histories: report.Histories, recipe: Path, output: Path) -> None:
-    text = report.table(histories)
-    print(f"\n{text}\n")
-    (output / "table.txt").write_text(text + "\n")
-    report.write_csv(histories, output / "results.csv")
-    report.draw(histories, output / "comparison.png", title=_title(recipe))
-    print(
-        "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds;"
-        " DfI: normalised deviation from isometry"
-    )
-    print(f"picture:     {output / 'comparison.png'}")
-    print(f"every run:   {output / 'results.csv'}")
-    print(f"TensorBoard: tensorboard --logdir {output}")
+def _command_of(run: Run, options: argparse.Namespace) -> str:
+    words = ["lightning-fire", "compare", str(options.recipe), "--methods", run.method, "--seeds", "1"]
+    words += ["--first-seed", str(run.seed), "--output", str(run.folder.parent.parent), "--jobs", "1", "--no-report"]
+    return shlex.join([*words, *(["--set", *options.set] if options.set else [])])
 
 
-def _title(recipe: Path) -> str:
-    parts = recipe.resolve().parts
-    return " / ".join(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]).replace("_", " ")
+def nested(assignments: Sequence[str]) -> dict:
+    """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`.
 
+    Args:
+        assignments: Words `KEY=VALUE`.
 
-def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
-    """Show one bar for all runs, in epochs; it names what each process is at."""
-    number = sum(not is_finished(run, extra) for run in runs)
-    seen: tuple[dict[Run, Progress], list[Run]] | None = None
-    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
-
-        def show(now: dict[Run, Progress], active: list[Run]) -> None:
-            nonlocal seen
-            if seen == (now, active) or not now:
-                return
-            seen = now, active
-            bounded = all(p.epochs > 0 for p in now.values())
-            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * number) if bounded else None
-            bar.n = sum(p.epoch for run, p in now.items() if run.checkpoint is None or run in active)
-            running = [(run, now[run]) for run in active if run in now]
-            bar.set_description(", ".join(f"{r.name} chunk {p.chunk}/{p.chunks}" for r, p in running) or "starting")
-
-        return execute(runs, jobs, extra, show)
-
-
-def _nested(assignments: Sequence[str]) -> dict:
-    """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`."""
+    Raises:
+        ValueError: If one is none, or two contradict.
+    """
     result: dict = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
@@ -47,18 +48,45 @@ def numbers(history: History) -> dict[str, float]:
     }
 
 
+def interval(values: Sequence[float], level: float = 0.95, resamples: int = 10_000) -> tuple[float, float]:
+    """Return a bootstrap interval of the mean: percentiles of the means of samples drawn with replacement.
+
+    That is rliable's interval (Agarwal et al., NeurIPS 2021) of a single task. Of few values it is too narrow: of three
+    it reaches from the least to the greatest.
+
+    Args:
+        values: One number for each seed.
+        level: Share of the means inside.
+        resamples: Samples drawn, always the same ones.
+
+    Returns:
+        Its two ends; NaN of fewer than two values, or with a NaN among them.
+
+    Example:
+        >>> interval([1.0, 2.0, 6.0])
+        (1.0, 6.0)
+    """
+    if len(values) < 2:
+        return float("nan"), float("nan")
+    drawn = np.random.default_rng(0).choice(np.asarray(values), (resamples, len(values))).mean(axis=1)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
+    return float(low), float(high)
+
+
 def table(histories: Histories) -> str:
     """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
 
     Args:
         histories: The runs.
     """
-    rows = [["method", "seeds", *(["after the event", "final accuracy", "average", "DfI before → after", "SFE/‖W‖²"])]]
+    titles = ["after the event", "final accuracy", "95 % interval", "average", "DfI before → after", "SFE/‖W‖²"]
+    rows = [["method", "seeds", *titles]]
     for method, runs in histories.items():
         of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
-        spread = [_with_spread(of[column]) for column in ("after_event", "final", "average")]
+        after, final, average = (_with_spread(of[column]) for column in ("after_event", "final", "average"))
+        inside = " to ".join(map(_number, interval(of["final"]))) if len(runs) > 1 else "–"
         dfi = f"{_number(_mean(of['dfi_before']))} → {_number(_mean(of['dfi_after']))}"
-        rows.append([method, str(len(runs)), *spread, dfi, _number(_mean(of["sfe"]))])
+        rows.append([method, str(len(runs)), after, final, inside, average, dfi, _number(_mean(of["sfe"]))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
@@ -81,6 +109,63 @@ def write_csv(histories: Histories, path: Path) -> None:
                 writer.writerow([method, seed, *cells])
 
 
+def write_summary(histories: Histories, path: Path) -> None:
+    """Write mean, standard deviation (n - 1) and the 95 % bootstrap interval of each number, a line each.
+
+    Args:
+        histories: The runs.
+        path: The CSV file.
+    """
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["method", "measure", "seeds", "mean", "std", "low_95", "high_95"])
+        for method, runs in histories.items():
+            for column in COLUMNS:
+                values = [value for run in runs.values() if not np.isnan(value := numbers(run)[column])]
+                if values:
+                    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+                    cells = (np.mean(values), spread, *interval(values))
+                    writer.writerow([method, column, len(values), *("" if np.isnan(c) else f"{c:.6g}" for c in cells)])
+
+
+def colors(number: int) -> list[str]:
+    """Return colours that are told apart, as hex strings.
+
+    Args:
+        number: How many.
+    """
+    pairs = [matplotlib.colors.to_hex(color) for color in plt.cm.tab20.colors]
+    return [([*pairs[::2], *pairs[1::2]] * (number // 20 + 1))[i] for i in range(number)]
+
+
+class Band(NamedTuple):
+    """A curve over the places in the chunks of data, each of them 1 wide: mean and standard deviation (n - 1)."""
+
+    place: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def band(runs: Sequence[History], curves: Sequence[Series]) -> Band:
+    """Average curves at all places where any of them has a point.
+
+    Args:
+        runs: The runs.
+        curves: A curve of each.
+    """
+    places = [run.chunk_position(steps) for run, (steps, _) in zip(runs, curves, strict=True)]
+    x = np.unique(np.concatenate(places))
+    y = np.stack(
+        [
+            np.interp(x, place, values, left=np.nan, right=np.nan)
+            for place, (_, values) in zip(places, curves, strict=True)
+        ]
+    )
+    mean = np.nanmean(y, axis=0)
+    count = (~np.isnan(y)).sum(axis=0)
+    return Band(x, mean, np.sqrt(np.nansum((y - mean) ** 2, axis=0) / np.maximum(count - 1, 1)))
+
+
 def draw(histories: Histories, path: Path, title: str) -> None:
     """Draw accuracy and deviation from isometry over training: mean and standard deviation (n - 1) over the seeds.
 
@@ -96,12 +181,10 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
     )
-    for (method, by_seed), color in zip(histories.items(), plt.cm.tab10.colors * 3, strict=False):
+    for (method, by_seed), color in zip(histories.items(), colors(len(histories)), strict=True):
         runs = list(by_seed.values())
-        final = [numbers(run)["final"] for run in runs]
-        label = f"{method}  {_with_spread(final)}"
-        _draw_band(top, runs, [run.accuracy_with_events() for run in runs], color, label)
-        _draw_band(bottom, runs, [run.dfi_with_events() for run in runs], color, method)
+        _draw_band(top, band(runs, [run.accuracy_with_events() for run in runs]), color, label_of(method, runs))
+        _draw_band(bottom, band(runs, [run.dfi_with_events() for run in runs]), color, method)
     every = [run for runs in histories.values() for run in runs.values()]
     chunks = max(len(run.starts) for run in every) - 1
     for axis in (top, bottom):
@@ -109,10 +192,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
         axis.grid(alpha=0.25)
         for chunk in range(1, chunks):
             axis.axvline(chunk, color="black", linestyle="--", linewidth=1, alpha=0.5)
-    ends = np.concatenate([run.last_in_chunk(run.accuracy) for run in every])
-    best = max(run.accuracy[1].max() for run in every)
-    worst = np.nanmin(ends)
-    top.set_ylim(worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3)
+    top.set_ylim(*accuracy_range(every))
     top.set_title(title)
     top.set_ylabel("test accuracy")
     top.legend(loc="lower right", title="final accuracy")
@@ -127,21 +207,31 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def _draw_band(axis: Axes, runs: Sequence[History], curves: Sequence[Series], color: object, label: str) -> None:
-    """Draw mean and standard deviation at all places where any of the runs has a point."""
-    places = [run.chunk_position(steps) for run, (steps, _) in zip(runs, curves, strict=True)]
-    x = np.unique(np.concatenate(places))
-    y = np.stack(
-        [
-            np.interp(x, place, values, left=np.nan, right=np.nan)
-            for place, (_, values) in zip(places, curves, strict=True)
-        ]
-    )
-    mean = np.nanmean(y, axis=0)
-    count = (~np.isnan(y)).sum(axis=0)
-    deviation = np.sqrt(np.nansum((y - mean) ** 2, axis=0) / np.maximum(count - 1, 1))
-    axis.plot(x, mean, label=label, color=color, linewidth=1.6)
-    axis.fill_between(x, mean - deviation, mean + deviation, color=color, alpha=0.2, linewidth=0)
+def label_of(method: str, runs: Sequence[History]) -> str:
+    """Return the method with its final accuracy.
+
+    Args:
+        method: Its name.
+        runs: Its runs.
+    """
+    return f"{method}  {_with_spread([numbers(run)['final'] for run in runs])}"
+
+
+def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
+    """Return the range of accuracies at the ends of chunks, with room below for drops.
+
+    Args:
+        runs: All runs of the picture.
+    """
+    worst = np.nanmin(np.concatenate([run.last_in_chunk(run.accuracy) for run in runs]))
+    best = max(run.accuracy[1].max() for run in runs)
+    return float(worst - 0.5 * (best - worst) - 1e-3), float(best + 0.05 * (best - worst) + 1e-3)
+
+
+def _draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
+    axis.plot(curve.place, curve.mean, label=label, color=color, linewidth=1.6)
+    low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
+    axis.fill_between(curve.place, low, high, color=color, alpha=0.2, linewidth=0)
 
 
 def _with_spread(values: Sequence[float]) -> str:

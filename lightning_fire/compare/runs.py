@@ -79,7 +79,7 @@ class Run:
             "callbacks+": [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()],
         }
         own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
-        return _merged(own, extra)
+        return merged(own, extra)
 
 
 def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
@@ -278,12 +278,17 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
     return marker.is_file() and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
 
 
-def _merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Lay one nested configuration over another, key by key: what it does not name stays."""
+def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Lay one nested configuration over another, key by key: what it does not name stays.
+
+    Args:
+        base: The one below.
+        other: The one above.
+    """
     result = dict(base)
     for key, value in other.items():
         both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        result[key] = _merged(base[key], value) if both else value
+        result[key] = merged(base[key], value) if both else value
     return result
 
 

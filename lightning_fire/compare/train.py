@@ -1,0 +1,58 @@
+"""Training all runs under one progress bar, and reading back what they logged."""
+
+from collections.abc import Sequence
+
+from tqdm import tqdm
+
+from lightning_fire.compare.history import History, read_history
+from lightning_fire.compare.progress import Progress
+from lightning_fire.compare.runs import Run, execute, is_finished, is_outdated
+
+
+def train(runs: Sequence[Run], jobs: int, extra: dict) -> tuple[dict[str, dict[int, History]], dict[Run, str]]:
+    """Train what has not finished before; say what is trained again, and what failed.
+
+    Args:
+        runs: The runs.
+        jobs: Number of processes at a time.
+        extra: Configuration on top of each run's own, as for YAML.
+
+    Returns:
+        The curves by method and seed, in the order of the runs, and the reasons of the runs that failed.
+    """
+    if outdated := [run.name for run in runs if is_outdated(run, extra)]:
+        print(f"trained before with other settings, training again: {', '.join(outdated)}")
+    outcome = _execute_with_bar(runs, min(jobs, len(runs)), extra)
+    failed = {run: reason for run, reason in outcome.items() if reason}
+    histories: dict[str, dict[int, History]] = {}
+    for run in runs:
+        if run in failed:
+            continue
+        try:
+            histories.setdefault(run.method, {})[run.seed] = read_history(run.folder)
+        except ValueError as error:
+            failed[run] = str(error)
+    for run, reason in failed.items():
+        log = run.log if run.log.is_file() or run.start is None else run.start.log
+        print(f"\n{run.name} FAILED: {reason}  (see {log})")
+    return histories, failed
+
+
+def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
+    """Show one bar for all runs, in epochs; it names what each process is at."""
+    number = sum(not is_finished(run, extra) for run in runs)
+    seen: tuple[dict[Run, Progress], list[Run]] | None = None
+    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
+
+        def show(now: dict[Run, Progress], active: list[Run]) -> None:
+            nonlocal seen
+            if seen == (now, active) or not now:
+                return
+            seen = now, active
+            bounded = all(p.epochs > 0 for p in now.values())
+            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * number) if bounded else None
+            bar.n = sum(p.epoch for run, p in now.items() if run.checkpoint is None or run in active)
+            running = [(run, now[run]) for run in active if run in now]
+            bar.set_description(", ".join(f"{r.name} chunk {p.chunk}/{p.chunks}" for r, p in running) or "starting")
+
+        return execute(runs, jobs, extra, show)
