@@ -18,6 +18,7 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 from test_cli import BASE, FIRE
+from tiny_recipe import MONITOR, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import report, runs
@@ -25,19 +26,13 @@ from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.shared_start import with_shared_starts
 
-MONITOR = "    - class_path: PlasticityMonitor\n"
-
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "recipes" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "base.yaml").write_text(BASE + MONITOR)
-    (folder / "fire.yaml").write_text(FIRE)
-    (folder / "full_reset.yaml").write_text("intervention: {class_path: FullReset}\n")
-    (folder / "broken.yaml").write_text("intervention: {class_path: FIRECallback, init_args: {steps: 0}}\n")
-    return folder
+    broken = "intervention: {class_path: FIRECallback, init_args: {steps: 0}}\n"
+    full_reset = "intervention: {class_path: FullReset}\n"
+    return tiny_recipe(tmp_path, {"fire": FIRE, "full_reset": full_reset, "broken": broken})
 
 
 def compare(recipe, *words):

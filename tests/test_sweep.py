@@ -5,8 +5,7 @@ import sys
 
 import pytest
 import yaml
-from test_cli import BASE
-from test_compare import MONITOR
+from tiny_recipe import tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import sweep
@@ -27,12 +26,8 @@ OVERLAY = "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "recipes" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "base.yaml").write_text(BASE + MONITOR)
-    for name in yaml.safe_load(SPACE):
-        (folder / f"{name}.yaml").write_text(OVERLAY)
-    (tmp_path / "recipes" / "search_space.yaml").write_text(SPACE)
+    folder = tiny_recipe(tmp_path, dict.fromkeys(yaml.safe_load(SPACE), OVERLAY))
+    (folder.parent / "search_space.yaml").write_text(SPACE)
     return folder
 
 
