@@ -1,6 +1,7 @@
 """Resets hidden units: new incoming weights, outgoing weights and all that belongs to them at their start."""
 
 import copy
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,7 +28,8 @@ class WithHiddenUnits(TimedCallback):
         seed: Seed of the new draws, the same on every rank.
 
     Raises:
-        ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units.
+        ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units, or one of a layer
+            without `reset_parameters`.
         MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
     """
 
@@ -56,6 +58,11 @@ class WithHiddenUnits(TimedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.layers = self.where.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.forward))
+        if stuck := [layer.name for layer in self.layers if not _can_be_drawn(layer)]:
+            raise ValueError(
+                f"{', '.join(stuck)} cannot be drawn anew, without reset_parameters(): give it one, or leave it out,"
+                f" where=HiddenUnits(exclude={[re.escape(name) for name in stuck]})"
+            )
         units = sum(layer.size for layer in self.layers)
         rank_zero_info(f"{type(self).__name__} will watch {units} hidden units in {len(self.layers)} layers.")
 
@@ -243,8 +250,12 @@ def _rows(view: WeightView) -> Tensor:
     return view.grid()[0]
 
 
+def _can_be_drawn(layer: UnitLayer) -> bool:
+    return callable(getattr(layer.layer, "reset_parameters", None))
+
+
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
-    if not callable(getattr(layer.layer, "reset_parameters", None)):
+    if not _can_be_drawn(layer):
         raise ValueError(f"{layer.name} has no reset_parameters() to draw new weights with; leave it out with exclude")
     device = layer.incoming.parameter.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
