@@ -21,9 +21,10 @@ from test_cli import BASE, FIRE
 from tiny_recipe import MONITOR, tiny_recipe
 
 from lightning_fire.cli import main
-from lightning_fire.compare import report, runs
+from lightning_fire.compare import report, runs, train
 from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.page import write_page
+from lightning_fire.compare.progress import Progress
 from lightning_fire.compare.shared_start import with_shared_starts
 
 
@@ -368,7 +369,8 @@ SHARING = {
     "dash": "intervention: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
     "l2": "intervention: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
     "redo": "intervention: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
-    "cbp": "intervention: {class_path: ContinualBackprop, init_args: {maturity: 1, start_chunk: 1}}\n",
+    "cbp": "intervention:\n  class_path: ContinualBackprop\n"
+    "  init_args: {replacement_rate: 0.2, maturity: 1, start_chunk: 1}\n",
     "snr": "intervention: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
     "pi": "intervention:\n  class_path: PlasticityInjection\n"
     "  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
@@ -384,9 +386,14 @@ def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
     alone = ["--output", "alone", "--seeds", "1", "--no-shared-start"]
     apart = main(["compare", str(recipe), *alone, "--methods", *methods])
     for method in methods:
-        for one, other in zip(shared[method], apart[method], strict=True):
-            assert one == pytest.approx(other, rel=1e-6, nan_ok=True), method
-        assert list(read_history(tmp_path / "shared" / method / "seed0").starts) == [0, 4, 8, 12]
+        assert shared[method] == [pytest.approx(run, rel=1e-6, nan_ok=True) for run in apart[method]], method
+        one, other = (read_history(tmp_path / folder / method / "seed0") for folder in ("shared", "alone"))
+        assert list(one.starts) == list(other.starts) == [0, 4, 8, 12]
+        assert np.array_equal(one.accuracy, other.accuracy), method  # curves from the very first epoch on
+        assert np.array_equal(one.dfi, other.dfi), method
+        if method not in ("vanilla", "snr"):
+            vanilla = read_history(tmp_path / "alone" / "vanilla" / "seed0")
+            assert not np.array_equal(one.dfi, vanilla.dfi), f"{method} does nothing"
     assert yaml.safe_load((tmp_path / "shared/fire/seed0/run.yaml").read_text())["ckpt_path"]
     assert not list((tmp_path / "shared").rglob("*.ckpt"))
     assert read_history(tmp_path / "shared/shared_start/seed0").starts[-1] == 4
@@ -403,12 +410,14 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
         "- {class_path: ReDo}\n",
         "more": "model: {init_args: {warmup: 0.2}}\nintervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
         "no_method": "model: {init_args: {warmup: 0.2}}",
+        "users": "intervention: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
+        "muon": "intervention: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
     }
     for name, overlay in overlays.items():
         (recipe / f"{name}.yaml").write_text(overlay)
     planned = runs.plan(recipe, ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
     shared = with_shared_starts(planned, {})
-    assert shared == planned
+    assert [run.method for run in shared] == [run.method for run in planned]
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
     assert not any(run.start for run in with_shared_starts(planned, {"intervention": {"init_args": {"steps": 3}}}))
@@ -417,13 +426,75 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     assert not any(run.start for run in with_shared_starts(planned, {}))
 
 
-def test_a_start_that_fails_fails_those_that_wait_for_it(recipe, capsys):
+def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe, tmp_path, capsys):
+    """One chunk has no end before the training's, and data may not say where its chunks are."""
+    words = ["--methods", "vanilla", "fire", "--seeds", "1", "--set"]
+    compare(recipe, *words, "data.init_args.protocol.init_args.num_chunks=1")
+    for method in ("vanilla", "fire"):
+        assert "ckpt_path" not in yaml.safe_load((tmp_path / f"out/{method}/seed0/run.yaml").read_text())
     with pytest.raises(SystemExit, match="no run finished"):
-        compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--set", "data.init_args.batch_size=0")
-    text = capsys.readouterr().out
-    assert text.count("FAILED: its start on the first chunk failed: ") == 2
-    assert "`batch_size` must be" in text
-    assert "out/shared_start/seed0/log.txt" in text
+        compare(recipe, *words, "data.init_args.batch_size=0")
+    assert len(re.findall("seed 0 FAILED: .*`batch_size` must be", capsys.readouterr().out)) == 2
+
+
+def test_an_overlay_that_cannot_be_read_fails_alone(recipe, capsys):
+    (recipe / "typo.yaml").write_text("intervention: {class_path: [")
+    (recipe / "empty.yaml").write_text("intervention: {class_path: FullReset, init_args: }\n")
+    with pytest.raises(SystemExit, match="1 of 3 runs failed"):
+        compare(recipe, "--methods", "typo", "empty", "vanilla", "--seeds", "1", "--set", "trainer.max_epochs=6")
+    assert "typo seed 0 FAILED" in capsys.readouterr().out
+
+
+def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, monkeypatch):
+    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    close = runs._close
+
+    def edit_and_close(*args):
+        (recipe / "fire.yaml").write_text(FIRE.replace("steps: 5", "steps: 6"))
+        return close(*args)
+
+    monkeypatch.setattr(runs, "_close", edit_and_close)
+    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    assert not runs.is_finished(run, {})
+
+
+def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
+    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    (elsewhere,) = runs.plan(recipe, ["fire"], [0], Path("out"))
+    assert runs._fingerprint(run, {}) == runs._fingerprint(elsewhere, {})
+
+
+def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
+    assert runs.recipe_name(tmp_path / "recipes/vision/warm_start/a") == Path("vision/warm_start/a")
+    assert runs.recipe_name(tmp_path / "mine") == Path("mine")
+
+
+def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
+    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ProgressReport", "Timer"]
+
+
+def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs._stoppable():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
+    planned = with_shared_starts(runs.plan(recipe, ["vanilla", "fire"], [0], tmp_path / "out"), {})
+    (start,) = {run.start for run in planned}
+    at = lambda epoch: Progress(epoch, 110, 1, 2)  # noqa: E731
+    assert train._amount(planned, {start}, {start: at(50)}, [start]) == (None, 50)
+    assert train._amount(planned, {start}, {start: at(100)}, []) == (120, 100)
+    now = {start: at(100), planned[0]: at(110), planned[1]: at(105)}
+    assert train._amount(planned, {start}, now, [planned[1]]) == (120, 115)
+    alone = [replace(run, start=None) for run in planned]
+    assert train._amount(alone, set(), {alone[0]: at(30)}, [alone[0]]) == (220, 30)
 
 
 def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):

@@ -18,7 +18,9 @@ range: {strength: {low: 0.1, high: 0.9}, seed: {low: 1, high: 8, log: true}}
 anywhere: {model.init_args.warmup: [0.1, 0.2]}
 wrong: {strength: 0.3}
 backwards: {strength: {low: 2, high: 1}}
-typo: {strenght: [0.1]}
+log: {strength: {low: 0, high: 1.0, log: true}}
+same: {strength: [0.1], intervention.init_args.strength: [0.2]}
+strings: {strength: {low: 1e-5, high: 1e-1, log: true}, seed: [1, 1e-3]}
 """
 OVERLAY = "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n"
 
@@ -26,8 +28,9 @@ OVERLAY = "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = tiny_recipe(tmp_path, dict.fromkeys(yaml.safe_load(SPACE), OVERLAY))
-    (folder.parent / "search_space.yaml").write_text(SPACE)
+    several = f"intervention: [{OVERLAY.removeprefix('intervention: ').strip()}]\n"
+    folder = tiny_recipe(tmp_path, {**dict.fromkeys(yaml.safe_load(SPACE), OVERLAY), "several": several})
+    (folder.parent / "search_space.yaml").write_text(f"{SPACE}several: {{strength: [0.1]}}\n")
     return folder
 
 
@@ -40,11 +43,11 @@ def test_a_grid_is_tried_as_a_whole_and_gone_on_with(recipe, tmp_path, capsys):
     text = capsys.readouterr().out
     with open("out/results.csv") as file:
         rows = list(csv.DictReader(file))
-    assert {row["method"] for row in rows} == {"strength=0", "strength=1"}
+    assert {row["method"] for row in rows} == {"shrink,strength=0.0", "shrink,strength=1.0"}
     assert float(rows[0]["average"]) >= float(rows[1]["average"])  # the best first
-    assert f"best average accuracy: strength={best['strength']:g}; chosen on the test set" in text
+    assert f"best average accuracy: shrink,strength={best['strength']}; chosen on the test set" in text
     for value in (0.0, 1.0):
-        config = yaml.safe_load((tmp_path / f"out/strength={value:g}/seed0/config.yaml").read_text())
+        config = yaml.safe_load((tmp_path / f"out/shrink,strength={value}/seed0/config.yaml").read_text())
         assert config["intervention"]["init_args"]["strength"] == value
 
     markers = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("finished.json")}
@@ -95,12 +98,40 @@ def test_a_setting_that_fails_does_not_stop_the_sweep(recipe, monkeypatch):
         tune(recipe, "--method", "shrink")
 
 
+def test_a_setting_that_was_not_measured_is_not_the_best(recipe, monkeypatch):
+    Scores(monkeypatch, lambda strength, seed: 0.5 if (strength, seed) == (0.4, 2) else float("nan"))
+    assert tune(recipe, "--method", "two") == {"strength": 0.4, "seed": 2}
+
+
+def test_numbers_that_yaml_takes_for_strings(recipe, monkeypatch):
+    scores = Scores(monkeypatch, lambda strength, seed: strength)
+    tune(recipe, "--method", "strings", "--trials", "3")
+    assert all(1e-5 <= s["strength"] <= 0.1 and s["seed"] in (1, 1e-3) for s, _ in scores.seen)
+
+
+def test_keys_of_the_recipe_are_tried_too(recipe, tmp_path):
+    assert tune(recipe, "--method", "anywhere", "--seeds", "1", "--trials", "1")["model.init_args.warmup"] in (0.1, 0.2)
+    (config,) = (tmp_path / "out").rglob("config.yaml")
+    assert f"warmup={yaml.safe_load(config.read_text())['model']['init_args']['warmup']}" in str(config)
+
+
+def test_labels_tell_settings_apart_and_are_names_of_folders():
+    assert sweep._label("m", {"a": 0.1}) != sweep._label("m", {"a": 0.1000001})
+    assert "/" not in sweep._label("m", {"a": "x/y"})
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--method", "nothing"], "no nothing.yaml in"),
-        (["--method", "wrong"], "wrong.strength must be a list of values, or low and high (and log: true), got 0.3"),
+        (
+            ["--method", "wrong"],
+            "wrong.strength must be a list of values, or numbers low and high, above 0 with log: true; got 0.3",
+        ),
         (["--method", "backwards"], "backwards.strength must be a list"),
+        (["--method", "log"], "above 0 with log: true"),
+        (["--method", "same"], "which are the same"),
+        (["--method", "several"], "several has not one intervention"),
         (["--method", "range"], "say how many settings to try, --trials N"),
         (["--method", "shrink", "--trials", "0"], "--trials must be at least 1, got 0"),
         (["--method", "shrink", "--space", "none.yaml"], "none.yaml"),

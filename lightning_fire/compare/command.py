@@ -9,7 +9,7 @@ import yaml
 
 from lightning_fire.compare import report
 from lightning_fire.compare.publish import publish
-from lightning_fire.compare.runs import Run, default_jobs, plan
+from lightning_fire.compare.runs import Run, default_jobs, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
 
@@ -20,6 +20,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire compare",
+        allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
         " deviation over the seeds), and write it as CSV, as a picture and as a page. Finished runs are not run again;"
         " a run that fails is reported and does not stop the others.",
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         "--list",
         action="store_true",
         help="train nothing, print a command for each run, for a scheduler such as sbatch --array or for GNU parallel;"
-        " when they are done, the command without --list prints the table",
+        " when they are done, the command without --list prints the table. Each trains its first chunk by itself",
     )
     parser.add_argument("--no-report", action="store_true", help="train, but print and write no results")
     return parser
@@ -52,7 +53,7 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
-    parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<name of the recipe>)")
+    parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<recipe>)")
     parser.add_argument(
         "--jobs", type=int, default=default_jobs(), help="processes (default: one for each GPU, or else for each core)"
     )
@@ -94,7 +95,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         SystemExit: If an argument is wrong, or any run failed.
     """
     options = parser().parse_args(args)
-    output = options.output or Path("runs") / options.recipe.resolve().name
+    output = options.output or Path("runs") / recipe_name(options.recipe)
     try:
         require_counts(options)
         seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -144,5 +145,7 @@ def nested(assignments: Sequence[str]) -> dict:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
                 raise ValueError(f"--set gives {parent!r} a value and, in {assignment!r}, keys below it")
+        if isinstance(place.get(last), dict):
+            raise ValueError(f"--set gives {last!r} keys below it and, in {assignment!r}, a value")
         place[last] = yaml.safe_load(value)
     return result

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning_fire.compare import report
 from lightning_fire.compare.page import write_page
+from lightning_fire.compare.runs import recipe_name
 
 
 def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
@@ -15,13 +16,14 @@ def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
         output: Where to.
     """
     text = report.table(histories)
+    title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
     print(f"\n{text}\n")
     (output / "table.txt").write_text(text + "\n")
     report.write_csv(histories, output / "results.csv")
     report.write_summary(histories, output / "summary.csv")
-    report.draw(histories, output / "comparison.png", title=_title(recipe))
+    report.draw(histories, output / "comparison.png", title=title)
     try:
-        write_page(histories, output / "comparison.html", title=_title(recipe))
+        write_page(histories, output / "comparison.html", title=title)
         page = str(output / "comparison.html")
     except ImportError as error:
         page = f"({error})"
@@ -33,8 +35,3 @@ def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
     print(f"page:        {page}")
     print(f"every run:   {output / 'results.csv'}, means and intervals: {output / 'summary.csv'}")
     print(f"TensorBoard: tensorboard --logdir {output}")
-
-
-def _title(recipe: Path) -> str:
-    parts = recipe.resolve().parts
-    return " / ".join(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]).replace("_", " ")

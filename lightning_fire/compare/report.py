@@ -84,7 +84,8 @@ def table(histories: Histories) -> str:
     for method, runs in histories.items():
         of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
         after, final, average = (_with_spread(of[column]) for column in ("after_event", "final", "average"))
-        inside = " to ".join(map(_number, interval(of["final"]))) if len(runs) > 1 else "–"
+        ends = interval(of["final"])
+        inside = "–" if np.isnan(ends).any() else " to ".join(map(_number, ends))
         dfi = f"{_number(_mean(of['dfi_before']))} → {_number(_mean(of['dfi_after']))}"
         rows.append([method, str(len(runs)), after, final, inside, average, dfi, _number(_mean(of["sfe"]))])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

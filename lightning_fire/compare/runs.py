@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import yaml
 
 from lightning_fire.compare.progress import Progress, read_progress
 
+SHARED_START = "shared_start"
+SEARCH_SPACE = "search_space.yaml"
 _MARKER = "finished.json"
 _SETTINGS = "run.yaml"
 _PROGRESS = "progress.json"
@@ -70,6 +72,8 @@ class Run:
         callbacks = {"lightning_fire.compare.progress.ProgressReport": self.folder / _PROGRESS}
         if self.checkpoint is not None:
             callbacks["lightning_fire.compare.shared_start.SaveStart"] = self.checkpoint
+        if self.start is not None:
+            callbacks["lightning_fire.compare.shared_start.GoOnFromStart"] = self.start.checkpoint
         trainer = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
@@ -100,7 +104,8 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
     base = recipe / "base.yaml"
     if not base.is_file():
         raise FileNotFoundError(f"{recipe} is no recipe: it has no base.yaml")
-    overlays = {path.stem: path for path in sorted(recipe.glob("*.yaml")) if path != base}
+    others = (SEARCH_SPACE, f"{SHARED_START}.yaml", "base.yaml")
+    overlays = {path.stem: path for path in sorted(recipe.glob("*.yaml")) if path.name not in others}
     for method in methods:
         if method != "vanilla" and method not in overlays:
             raise FileNotFoundError(
@@ -133,9 +138,9 @@ def execute(
     outcome: dict[Run, str | None] = {run: None for run in runs}
     waiting = [run for run in runs if not is_finished(run, extra)]
     starts = list(dict.fromkeys(run.start for run in waiting if run.start is not None))
-    waiting = [*(start for start in starts if not (is_finished(start, extra) and start.checkpoint.is_file())), *waiting]
+    waiting = [*(start for start in starts if not is_finished(start, extra)), *waiting]
     slots = list(range(jobs))
-    active: dict[Run, tuple[subprocess.Popen, int]] = {}
+    active: dict[Run, _Active] = {}
     begun: list[Run] = []
     try:
         with _stoppable():
@@ -143,29 +148,38 @@ def execute(
                 while slots and (run := _next(waiting, active)):
                     waiting.remove(run)
                     if run.start is not None and outcome.get(run.start):
-                        outcome[run] = f"its start on the first chunk failed: {outcome[run.start]}"
-                        continue
+                        run = replace(run, start=None)  # as a whole: it will say by itself what is wrong
                     try:
-                        active[run] = _start(run, extra, slots[-1], jobs), slots[-1]
+                        active[run] = _start(run, extra, slots[-1], jobs)
                     except OSError as error:
                         outcome[run] = str(error)
                         continue
                     begun.append(run)
                     slots.pop()
                 time.sleep(0.2)
-                for run, (process, slot) in list(active.items()):
-                    if process.poll() is not None:
-                        outcome[run] = _close(run, process.returncode, extra)
-                        slots.append(slot)
+                for run, training in list(active.items()):
+                    if training.process.poll() is not None:
+                        outcome[run] = _close(run, training)
+                        slots.append(training.slot)
                         del active[run]
                 now = {run: run.progress() for run in begun}
                 on_progress({run: progress for run, progress in now.items() if progress is not None}, list(active))
     finally:
-        _stop([process for process, _ in active.values()])
+        _stop([training.process for training in active.values()])
     for start in starts:
         if not any(outcome[run] for run in runs if run.start == start):
-            start.checkpoint.unlink(missing_ok=True)  # large, and of no more use
+            for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
+                file.unlink()  # large, and of no more use
     return {run: outcome[run] for run in runs}
+
+
+@dataclass
+class _Active:
+    """A training under way, and what the recipe was when it began."""
+
+    process: subprocess.Popen
+    slot: int
+    fingerprint: str
 
 
 def _next(waiting: Sequence[Run], active: Iterable[Run]) -> Run | None:
@@ -184,7 +198,8 @@ def _stoppable() -> Iterator[None]:
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    former = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    former = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield
     finally:
@@ -213,12 +228,23 @@ def is_outdated(run: Run, extra: dict[str, Any]) -> bool:
     return (run.folder / _MARKER).is_file() and not is_finished(run, extra)
 
 
+def recipe_name(recipe: Path) -> Path:
+    """Return the path of a recipe below the folder `recipes`, or else its own name.
+
+    Args:
+        recipe: Its folder.
+    """
+    parts = recipe.resolve().parts
+    return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
+
+
 def default_jobs() -> int:
     """Return how many processes a machine takes: one for each GPU, or else one for each core."""
     return torch.cuda.device_count() or os.cpu_count() or 1
 
 
-def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> subprocess.Popen:
+def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
+    fingerprint = _fingerprint(run, extra)
     _make_room(run)
     settings = run.settings(extra)
     if run.start is not None:
@@ -229,35 +255,39 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> subprocess.
     settings_file.write_text(yaml.safe_dump(settings))
     files = [word for path in (*run.configs, settings_file) for word in ("-c", str(path))]
     with open(run.log, "w") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "lightning_fire", "fit", *files],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **_share(slot, jobs)},
         )
+    return _Active(process, slot, fingerprint)
 
 
 def _share(slot: int, jobs: int) -> dict[str, str]:
     """Return the environment that gives one of several processes its cores and its GPU."""
     share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
-    if jobs > 1 and len(gpus) > 1:
+    if len(gpus) > 1:  # also a single run: on all of them it would be another training
         share["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
     return share
 
 
-def _close(run: Run, code: int, extra: dict[str, Any]) -> str | None:
+def _close(run: Run, training: _Active) -> str | None:
     """Mark a run as finished, or tell what went wrong."""
-    progress = run.progress()
+    code, progress = training.process.returncode, run.progress()
     if code == 0 and progress is not None and progress.ended:
-        (run.folder / _MARKER).write_text(json.dumps({"settings": _fingerprint(run, extra)}))
+        if run.checkpoint is not None and not run.checkpoint.is_file():
+            return "it ended before the first chunk did"
+        (run.folder / _MARKER).write_text(json.dumps({"settings": training.fingerprint}))
         return None
     if code == 0:
         return "stopped from outside before its end"
     if code < 0:
         return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
-    return _last_words(run.log.read_text(errors="replace")) or f"exit code {code}"
+    reason = _last_words(run.log.read_text(errors="replace")) or f"exit code {code}"
+    return reason if run.start is None else f"{reason} (it shared its first chunk; --no-shared-start trains it whole)"
 
 
 def _last_words(log: str) -> str:
@@ -275,7 +305,8 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
         extra: Configuration on top of the run's own.
     """
     marker = run.folder / _MARKER
-    return marker.is_file() and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
+    there = marker.is_file() and (run.checkpoint is None or run.checkpoint.is_file())
+    return there and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
 
 
 def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -287,12 +318,18 @@ def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """
     result = dict(base)
     for key, value in other.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict)
-        result[key] = merged(base[key], value) if both else value
+        if isinstance(value, dict) and isinstance(base.get(key), dict):
+            value = merged(base[key], value)
+        elif key.endswith("+") and isinstance(value, list) and isinstance(base.get(key), list):
+            value = [*base[key], *value]  # jsonargparse's way to append
+        result[key] = value
     return result
 
 
 def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
+    """Return what tells apart trainings that differ, wherever their folders are."""
+    place = Path(run.method) / f"seed{run.seed}"
+    run = replace(run, folder="output" / place, start=None, checkpoint=run.checkpoint and Path("checkpoint"))
     parts = [path.read_text() for path in run.configs] + [yaml.safe_dump(run.settings(extra))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 

@@ -1,8 +1,10 @@
 """`lightning-fire sweep`: tries the hyper-parameters of a method, chosen by Optuna."""
 
 import argparse
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ from lightning_fire.compare import report
 from lightning_fire.compare.command import add_common_arguments, nested, require_counts
 from lightning_fire.compare.history import History
 from lightning_fire.compare.publish import publish
-from lightning_fire.compare.runs import merged, plan
+from lightning_fire.compare.runs import SEARCH_SPACE, Run, merged, plan, recipe_name
 from lightning_fire.compare.train import train
 
 SUMMARY = "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'"
-SPACES = "search_space.yaml"
+_ARGUMENTS = "intervention.init_args"
 
 Setting = dict[str, Any]
 
@@ -29,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire sweep",
+        allow_abbrev=False,
         description="Try the hyper-parameters of a method on a recipe, each with several seeds, and print a table, the"
         " best first. A space of lists is tried as a grid, one with ranges by Optuna's TPE sampler. Finished runs are"
         " not run again. What is best is read off the test set: report it with seeds that had no part in the choice"
@@ -39,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--space",
         type=Path,
         help=f"YAML file: by method, for each hyper-parameter a list of values, or low, high and maybe log (default:"
-        f" {SPACES} in the recipe's folder or above it)",
+        f" {SEARCH_SPACE} in the recipe's folder or above it)",
     )
     parser.add_argument("--trials", type=int, help="settings to try (default: the whole grid; needed for ranges)")
     parser.add_argument(
@@ -62,11 +65,12 @@ def main(args: Sequence[str] | None = None) -> Setting:
         SystemExit: If an argument is wrong, or no setting could be trained.
     """
     options = parser().parse_args(args)
-    output = options.output or Path("runs") / f"{options.recipe.resolve().name}_{options.method}"
+    output = options.output or Path("runs", f"{recipe_name(options.recipe)}_{options.method}")
     try:
         require_counts(options)
         (example, *_) = plan(options.recipe, [options.method], [0], output)  # refuses what there is not
         space = read_space(options.space or _find(options.recipe), options.method)
+        _require_one_method(example, space)
         extra = nested(options.set)
         study = _study(space, options.trials)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
@@ -75,7 +79,9 @@ def main(args: Sequence[str] | None = None) -> Setting:
 
     def objective(trial: Any) -> float:
         setting = {name: _suggest(trial, name, values) for name, values in space.items()}
-        label = ",".join(f"{name}={_short(value)}" for name, value in setting.items())
+        label = _label(options.method, setting)
+        if label in tried and tried[label][0] != setting:
+            raise SystemExit(f"{setting} and {tried[label][0]} would both be called {label}")
         if label not in tried:
             runs = [
                 replace(example, method=label, seed=seed, folder=output / label / f"seed{seed}")
@@ -84,12 +90,13 @@ def main(args: Sequence[str] | None = None) -> Setting:
             print(f"\n{label}")
             histories, failed = train(runs, options.jobs, merged(extra, as_config(setting)))
             tried[label] = setting, {} if failed else histories[label]
-        if not tried[label][1]:
+        score = _score(tried[label][1], options.measure)
+        if isnan(score):
             raise _FailedError
-        return _score(tried[label][1], options.measure)
+        return score
 
-    study.optimize(objective, n_trials=options.trials, catch=_FailedError)
-    done = {label: runs for label, (_, runs) in tried.items() if runs}
+    study.optimize(objective, n_trials=options.trials, catch=(_FailedError,))
+    done = {label: runs for label, (_, runs) in tried.items() if not isnan(_score(runs, options.measure))}
     if not done:
         raise SystemExit("no setting could be trained")
     best_first = dict(sorted(done.items(), key=lambda item: -_score(item[1], options.measure)))
@@ -105,6 +112,7 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     Args:
         path: YAML file: by method, for each hyper-parameter a list of values, or a mapping with `low`, `high` and maybe
             `log: true`. A name with dots is a key of the recipe, one without an argument of the method.
+            Between whole numbers, whole numbers are tried.
         method: The method.
 
     Returns:
@@ -118,27 +126,50 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     if not isinstance(spaces, Mapping) or not isinstance(spaces.get(method), Mapping) or not spaces[method]:
         known = sorted(spaces) if isinstance(spaces, Mapping) else "none"
         raise ValueError(f"{path} has no search space for {method!r}; there are {known}")
+    space = {}
     for name, values in spaces[method].items():
-        a_list = isinstance(values, list) and values
-        a_range = (
-            isinstance(values, Mapping)
-            and {"low", "high"} <= set(values) <= {"low", "high", "log"}
-            and all(isinstance(values[end], int | float) for end in ("low", "high"))
-            and values["low"] < values["high"]
-        )
-        if not (a_list or a_range):
+        if isinstance(values, list) and values:
+            space[name] = [_number_of(value) for value in values]
+        elif isinstance(values, Mapping) and _is_range(bounds := {k: _number_of(v) for k, v in values.items()}):
+            space[name] = bounds
+        else:
             raise ValueError(
-                f"{path}: {method}.{name} must be a list of values, or low and high (and log: true), got {values!r}"
+                f"{path}: {method}.{name} must be a list of values, or numbers low and high, above 0 with log: true;"
+                f" got {values!r}"
             )
-    return dict(spaces[method])
+        if f"{_ARGUMENTS}.{name}" in spaces[method]:
+            raise ValueError(f"{path}: {method} has both {name} and {_ARGUMENTS}.{name}, which are the same")
+    return space
+
+
+def _is_range(bounds: Mapping[str, Any]) -> bool:
+    if not {"low", "high"} <= set(bounds) <= {"low", "high", "log"}:
+        return False
+    low, high, log = bounds["low"], bounds["high"], bounds.get("log", False)
+    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
+    return numbers and isinstance(log, bool) and low < high and (low > 0 or not log)
+
+
+def _number_of(value: Any) -> Any:
+    """YAML takes 1e-5 for a string."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
+    methods = [(yaml.safe_load(path.read_text()) or {}).get("intervention") for path in run.configs[1:]]
+    if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
+        raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
 
 
 def _find(recipe: Path) -> Path:
     folder = recipe.resolve()
     for place in (folder, *folder.parents):
-        if (place / SPACES).is_file():
-            return place / SPACES
-    raise ValueError(f"no {SPACES} in {recipe} or above it: name one with --space")
+        if (place / SEARCH_SPACE).is_file():
+            return place / SEARCH_SPACE
+    raise ValueError(f"no {SEARCH_SPACE} in {recipe} or above it: name one with --space")
 
 
 def _study(space: Mapping[str, Any], trials: int | None) -> Any:
@@ -173,16 +204,19 @@ def as_config(setting: Setting) -> dict[str, Any]:
     """
     config: dict[str, Any] = {}
     for name, value in setting.items():
-        for key in reversed((name if "." in name else f"intervention.init_args.{name}").split(".")):
+        for key in reversed((name if "." in name else f"{_ARGUMENTS}.{name}").split(".")):
             value = {key: value}
         config = merged(config, value)
     return config
 
 
-def _short(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+def _label(method: str, setting: Setting) -> str:
+    """Name a setting; also the name of a folder."""
+    words = ",".join(f"{name}={value!r}" for name, value in setting.items())
+    return re.sub(r"[^\w.,=+-]", "_", f"{method},{words}")
 
 
 def _score(runs: Mapping[int, History], measure: str) -> float:
+    """Return the mean over the runs; NaN if there are none, or one has not measured it."""
     values = [report.numbers(run)[measure] for run in runs.values()]
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else float("nan")

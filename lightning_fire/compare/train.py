@@ -1,6 +1,6 @@
 """Training all runs under one progress bar, and reading back what they logged."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -40,7 +40,8 @@ def train(runs: Sequence[Run], jobs: int, extra: dict) -> tuple[dict[str, dict[i
 
 def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:
     """Show one bar for all runs, in epochs; it names what each process is at."""
-    number = sum(not is_finished(run, extra) for run in runs)
+    todo = [run for run in runs if not is_finished(run, extra)]
+    starts = {run.start for run in todo if run.start is not None}
     seen: tuple[dict[Run, Progress], list[Run]] | None = None
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
 
@@ -49,10 +50,22 @@ def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, 
             if seen == (now, active) or not now:
                 return
             seen = now, active
-            bounded = all(p.epochs > 0 for p in now.values())
-            bar.total = round(sum(p.epochs for p in now.values()) / len(now) * number) if bounded else None
-            bar.n = sum(p.epoch for run, p in now.items() if run.checkpoint is None or run in active)
+            bar.total, bar.n = _amount(todo, starts, now, active)
             running = [(run, now[run]) for run in active if run in now]
             bar.set_description(", ".join(f"{r.name} chunk {p.chunk}/{p.chunks}" for r, p in running) or "starting")
 
         return execute(runs, jobs, extra, show)
+
+
+def _amount(
+    todo: Sequence[Run], starts: Collection[Run], now: Mapping[Run, Progress], active: Collection[Run]
+) -> tuple[int | None, int]:
+    """Return the epochs to do in all, None as long as nobody knows, and those done."""
+    epochs = [p.epochs for run, p in now.items() if run not in starts] or [p.epochs for p in now.values()]
+    shared = [p.epoch for run, p in now.items() if run in starts and run not in active]
+    skipped = shared[0] if shared else 0
+    done = sum(p.epoch - (skipped if run.start in starts else 0) for run, p in now.items())
+    if min(epochs) < 0 or (starts and not shared):
+        return None, done
+    whole = round(sum(epochs) / len(epochs))
+    return sum(whole - (skipped if run.start in starts else 0) for run in todo) + skipped * len(starts), done

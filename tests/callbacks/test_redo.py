@@ -241,6 +241,8 @@ def test_a_selection_without_units_is_refused_before_the_first_step():
 def test_a_layer_that_cannot_be_drawn_anew_is_refused_before_training():
     module = PlainModule()
     module.net[3].reset_parameters = None
-    with pytest.raises(ValueError, match=r"net.3 cannot be drawn anew, .* where=HiddenUnits\(exclude=\['net\\\\.3'\]\)"):
+    with pytest.raises(
+        ValueError, match=r"net.3 cannot be drawn anew, .* where=HiddenUnits\(exclude=\['net\\\\.3'\]\)"
+    ):
         fitted(ReDo(), module=module)
     fitted(ReDo(where=HiddenUnits(exclude=[r"net\.3"])), module=module, max_epochs=2)
