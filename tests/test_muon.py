@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
 from torch import nn
 
-from lightning_fire import HiddenMatrices, Muon, OptimizerReset, UseMuon, muon_groups
+from lightning_fire import EveryNSteps, HiddenMatrices, Muon, OptimizerReset, ReDo, UseMuon, muon_groups
 from lightning_fire.functional import muon_direction
 
 
@@ -183,12 +183,60 @@ def test_use_muon_without_muon():
 
 
 def test_unit_resets_find_the_momenta():
-    from lightning_fire import ReDo
+    class Remembers(ReDo):
+        def act(self, trainer, pl_module):
+            values = super().act(trainer, pl_module)
+            state = trainer.optimizers[0].state
+            self.seen = [state[pl_module.net[i].weight]["momentum_buffer"].clone() for i in (3,)]
+            return values
 
+    callback = Remembers(EveryNSteps(3), threshold=1e9)  # every unit
+    fitted(callback, module=built(WithMuon), max_epochs=2)
+    assert torch.equal(callback.seen[0], torch.zeros(8, 8))
+
+
+def test_the_moments_of_hidden_matrices_are_dropped_at_the_event_and_no_others():
+    class Remembers(UseMuon):
+        def act(self, trainer, pl_module):
+            had = set(trainer.optimizers[0].state)
+            values = super().act(trainer, pl_module)
+            self.dropped = had - set(trainer.optimizers[0].state)
+            return values
+
+    callback, module = Remembers(), built(WithMuon)
+    fitted(callback, module=module)
+    assert callback.dropped == {module.net[3].weight}
+    assert callback.num_events == 1  # the data changes twice
+
+
+def test_what_is_paused_is_not_part_of_a_checkpoint(tmp_path):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    fitted(UseMuon(), save, module=built(WithMuon), max_epochs=3)
     module = built(WithMuon)
-    fit = trainer(ReDo(threshold=1e9), max_epochs=2)
-    fit.fit(module, datamodule=GrowingData())
-    assert "momentum_buffer" in fit.optimizers[0].state[module.net[3].weight]
+    fit = trainer(max_epochs=2)
+    fit.fit(module, datamodule=GrowingData(), ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert not any(group["paused"] for group in fit.optimizers[0].param_groups)
+
+
+def test_transposed_convolutions():
+    net = nn.Sequential(
+        nn.Linear(2, 2), nn.ConvTranspose2d(6, 4, 3), nn.ConvTranspose2d(6, 4, 3, groups=2), nn.Linear(2, 2)
+    )
+    optimizer = Muon(muon_groups(net), lr=1.0)
+    assert [len(group["params"]) for group in optimizer.param_groups] == [1, 7]  # in groups: by AdamW
+    weight = net[1].weight  # (6, 4, 3, 3), so 4 outputs
+    before, weight.grad = weight.detach().clone(), torch.randn(6, 4, 3, 3)
+    optimizer.step()
+    expected = reference.muon(before.transpose(0, 1), [weight.grad.transpose(0, 1)], lr=1.0)
+    torch.testing.assert_close(weight.detach().transpose(0, 1).double(), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_embeddings_and_parametrised_layers_can_be_the_first():
+    net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    assert list(HiddenMatrices().select(net)) == ["1.weight", "2.weight"]
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    net = nn.Sequential(normed, nn.Linear(4, 4), nn.Linear(4, 5))
+    assert list(HiddenMatrices().select(net)) == ["1.weight"]
 
 
 @pytest.mark.parametrize(

@@ -281,3 +281,30 @@ def test_compiled_models():
     net = torch.compile(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)))
     found = HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
     assert [layer.name for layer in found] == ["0"]
+
+
+def test_units_that_go_into_frozen_or_shared_weights_are_left_alone():
+    net = nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 2)
+    )
+    net[2].requires_grad_(False)
+    selection = HiddenUnits().select(net, lambda: net(torch.ones(1, 3)))
+    assert "goes into 2, which is frozen" in str(selection)
+    assert [layer.name for layer in selection] == ["4"]
+    norm = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    norm[1].requires_grad_(False)
+    assert "its normalisation layer is frozen" in str(HiddenUnits().select(norm, lambda: norm(torch.ones(1, 3))))
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(7, 4)
+            self.up, self.down, self.out = nn.Linear(4, 6), nn.Linear(6, 4), nn.Linear(4, 7)
+            self.out.weight = self.embedding.weight
+
+        def forward(self, x):
+            return self.out(self.down(self.up(self.embedding(x)).relu()).relu())
+
+    model = Tied()
+    table = str(HiddenUnits().select(model, lambda: model(torch.tensor([1, 2]))))
+    assert "goes into out, whose weight is shared with another module" in table

@@ -161,12 +161,14 @@ def require_redrawable(module: nn.Module) -> None:
 
 
 def tensors_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a module by name, tied ones once.
+    """Return the parameters and buffers of a module by name, tied ones once; not those of frozen copies of a head.
 
     Args:
         module: The module.
     """
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    copies = [f"{name}." for name, part in module.named_modules() if getattr(part, "is_frozen_copy", False)]
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}
 
 
 def _copy(module: nn.Module) -> dict[str, Tensor]:

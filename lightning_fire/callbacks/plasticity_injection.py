@@ -2,19 +2,18 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from inspect import ismethod
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, tensors_of
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.when import Schedule
-
-_DIFFERS_FROM_CALL_TO_CALL = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
 
 
 class InjectedHead(nn.Module):
@@ -25,31 +24,36 @@ class InjectedHead(nn.Module):
     long as θ′ = θ′ₙ, and gradients flow to the inputs through all of them. The trained parameters are the same objects
     throughout; frozen copies are buffers. Attributes that it lacks are those of the head.
 
+    Only calls go through the frozen copies: methods of the head other than `forward` are not to be had.
+
     Args:
         head: Any module, from any inputs to tensors, or to nested lists, tuples and dicts of them.
 
     Attributes:
-        head: The trained head, θ′.
+        trained: The trained head, θ′.
         frozen: θ₁, θ₂, ….
         taken_away: θ′₁, θ′₂, ….
     """
 
     def __init__(self, head: nn.Module):
         super().__init__()
-        self.head = head
+        self.trained = head
         self.frozen, self.taken_away = nn.ModuleList(), nn.ModuleList()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the head returns, with the frozen copies added and taken away."""
-        output = self.head(*args, **kwargs)
         if not self.frozen:
-            return output
-        *before, last = [minus(*args, **kwargs) for minus in self.taken_away]
-        output = tree_map(torch.sub, output, last)  # exactly 0 right after an injection
+            return self.trained(*args, **kwargs)
+
+        def said_by(head: nn.Module) -> Any:  # each on inputs of its own, as a head may change them in place
+            return head(*tree_map(_cloned, args), **tree_map(_cloned, kwargs))
+
+        *before, last = map(said_by, self.taken_away)
+        output = tree_map(torch.sub, said_by(self.trained), last)  # exactly 0 right after an injection
         for minus in before:
             output = tree_map(torch.sub, output, minus)
-        for plus in self.frozen:
-            output = tree_map(torch.add, output, plus(*args, **kwargs))
+        for plus in map(said_by, self.frozen):
+            output = tree_map(torch.add, output, plus)
         return output
 
     @torch.no_grad()
@@ -59,30 +63,36 @@ class InjectedHead(nn.Module):
         Args:
             seed: Seed of the new weights; the global random state is left alone.
         """
-        self.frozen.append(_frozen_copy(self.head))
-        drawn = fresh_values(self.head, seed)
-        for name, tensor in tensors_of(self.head).items():
+        self.frozen.append(_frozen_copy(self.trained))
+        drawn = fresh_values(self.trained, seed)
+        for name, tensor in tensors_of(self.trained).items():
             tensor.copy_(drawn[name])
-        self.taken_away.append(_frozen_copy(self.head))
+        self.taken_away.append(_frozen_copy(self.trained))
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("head"), name)
+            value = getattr(super().__getattr__("trained"), name)
+        if ismethod(value):
+            raise AttributeError(
+                f"{name}() of an injected head would leave the frozen copies out: call the head itself"
+            )
+        return value
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Have as many frozen copies as the checkpoint, which may be of the head before it was wrapped."""
-        plain = self.head.state_dict()
+        plain = self.trained.state_dict()
         if all(prefix + name in state_dict for name in plain):
             for name in plain:
-                state_dict[f"{prefix}head.{name}"] = state_dict.pop(prefix + name)
-        for kind in (self.frozen, self.taken_away):
-            start = f"{prefix}{'frozen' if kind is self.frozen else 'taken_away'}."
-            number = len({key[len(start) :].partition(".")[0] for key in state_dict if key.startswith(start)})
-            while len(kind) < number:
-                kind.append(_frozen_copy(self.head))
-            del kind[number:]
+                state_dict[f"{prefix}trained.{name}"] = state_dict.pop(prefix + name)
+        if any(key.startswith(prefix) for key in state_dict):
+            for name, kind in (("frozen", self.frozen), ("taken_away", self.taken_away)):
+                start = f"{prefix}{name}."
+                number = len({key[len(start) :].partition(".")[0] for key in state_dict if key.startswith(start)})
+                while len(kind) < number:
+                    kind.append(_frozen_copy(self.trained))
+                del kind[number:]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
@@ -150,13 +160,13 @@ class PlasticityInjection(EventCallback):
         wrappers = wrap_heads(pl_module, self._heads)
         for wrapper in wrappers:
             wrapper.inject(self.seed + 1_000_003 * self.num_events)
-        forget_state(self.optimizer, trainer.optimizers, wrappers[0].head.parameters())
+        forget_state(self.optimizer, trainer.optimizers, wrappers[0].trained.parameters())
         held = [*wrappers[0].frozen.buffers(), *wrappers[0].taken_away.buffers()]
         return {f"{self.name}/frozen_parameters": float(sum(tensor.numel() for tensor in held))}
 
     def show_selection(self, pl_module: LightningModule) -> str:
         (wrapper,) = wrap_heads(copy.deepcopy(pl_module), [self.head])
-        return f"{type(self).__name__}(head={self.head!r})\n{wrapper.head}"
+        return f"{type(self).__name__}(head={self.head!r})\n{wrapper.trained}"
 
     @property
     def _heads(self) -> list[str]:
@@ -164,7 +174,7 @@ class PlasticityInjection(EventCallback):
 
 
 def _wrapped(module: nn.Module, name: str) -> InjectedHead:
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     if not name or name not in modules:
         names = ", ".join(child for child in modules if child and child.count(".") < 2)
         raise ValueError(
@@ -174,25 +184,55 @@ def _wrapped(module: nn.Module, name: str) -> InjectedHead:
     head = modules[name]
     if isinstance(head, InjectedHead):
         return head
-    if stuck := not_redrawable(head):
-        raise ValueError(
-            f"{name!r} cannot be drawn anew: {', '.join(stuck)} has parameters and no reset_parameters(); give it one"
-        )
-    unsteady = [type(part).__name__ for part in head.modules() if isinstance(part, _DIFFERS_FROM_CALL_TO_CALL)]
-    if unsteady:
-        raise ValueError(
-            f"{name!r} has {unsteady[0]}: two copies with the same weights would not say the same in training, so that"
-            " the output would change at an injection"
-        )
-    parent, _, leaf = name.rpartition(".")
+    if reason := _obstacle(module, head):
+        raise ValueError(f"{name!r} {reason}")
     wrapper = InjectedHead(head).train(head.training)
-    setattr(modules[parent], leaf, wrapper)
+    for parent in set(modules.values()) - {*head.modules()}:
+        for leaf, child in list(parent._modules.items()):
+            if child is head:  # under all its names
+                setattr(parent, leaf, wrapper)
     return wrapper
+
+
+def _obstacle(module: nn.Module, head: nn.Module) -> str:
+    """Say why a head cannot be given new weights without a change of what the model says; empty if it can."""
+    if next(head.parameters(), None) is None:
+        return f"({type(head).__name__}) has no parameters"
+    if stuck := not_redrawable(head):
+        return f"cannot be drawn anew: {', '.join(stuck)} has parameters and no reset_parameters(); give it one"
+    inside = set(head.modules())
+    outside = {p for part in module.modules() if part not in inside for p in part._parameters.values() if p is not None}
+    if outside & set(head.parameters()):
+        return "shares a weight with another part of the model, which would change with it"
+    unsteady = [type(part).__name__ for part in head.modules() if _draws_or_counts(part)]
+    if unsteady:
+        return (
+            f"has {unsteady[0]}: two copies with the same weights would not say the same in training, so that the"
+            " output would change at an injection"
+        )
+    try:
+        copy.deepcopy(head)
+    except RuntimeError as error:  # torch: tensors that are computed, as by hooks of weight_norm
+        return f"cannot be copied: {error}"
+    return ""
+
+
+def _draws_or_counts(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    if isinstance(part, nn.RNNBase):
+        return part.dropout > 0
+    return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _frozen_copy(head: nn.Module) -> nn.Module:
     """Copy a module with buffers in the place of its parameters: no optimizer and no count of parameters sees them."""
     frozen = copy.deepcopy(head)
+    frozen.is_frozen_copy = True  # not to be drawn anew or put back by any method
     for part in frozen.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             del part._parameters[name]

@@ -81,8 +81,8 @@ class SelfNormalizedReset(StepwiseUnitReset["_Record"]):
         for record, on_any_rank, samples in zip(self.records, fired, counts.long(), strict=True):
             record.update(on_any_rank > 0, samples)
             if record.steps == self.refresh_every:
-                record.refresh(self.rejection, self.expansion, samples, self.max_silence)
-            silent_too_long.append(record.age > record.threshold)
+                record.refresh(self.rejection, self.expansion, self.max_silence)
+            silent_too_long.append(record.age > record.threshold.maximum(record.largest))
         if not torch.cat(silent_too_long).any():  # a GPU is waited for once a step, not once a layer
             return []
         for record, mask in zip(self.records, silent_too_long, strict=True):
@@ -104,6 +104,7 @@ class _Record:
         fired: Whether it fired since the last step.
         silences: How long it was silent whenever it fired or was reset since the last refresh, `NEVER` where it did
             neither: a tensor for each step, and for each step with a reset.
+        largest: Samples of the largest step so far, int64, a scalar: no threshold counts as shorter.
         steps: Steps since the last refresh.
         count: Samples since the last step.
     """
@@ -112,6 +113,7 @@ class _Record:
     threshold: Tensor
     fired: Tensor
     silences: list[Tensor]
+    largest: Tensor
     steps: int
     count: int = 0
 
@@ -125,6 +127,7 @@ class _Record:
             "age": zeros,
             "threshold": torch.full_like(zeros, first_threshold),
             "silences": zeros[:0].view(0, 0),
+            "largest": torch.tensor(0),
             "steps": 0,
         }
         return cls(
@@ -132,6 +135,7 @@ class _Record:
             threshold=saved["threshold"].to(device, copy=True),
             fired=torch.zeros(layer.size, dtype=torch.bool, device=device),
             silences=[row.to(device, copy=True) for row in saved["silences"]],
+            largest=saved["largest"].to(device, copy=True),
             steps=saved["steps"],
         )
 
@@ -142,6 +146,7 @@ class _Record:
             "age": self.age.cpu().clone(),
             "threshold": self.threshold.cpu().clone(),
             "silences": silences.cpu(),
+            "largest": self.largest.cpu().clone(),
             "steps": self.steps,
         }
 
@@ -154,15 +159,16 @@ class _Record:
         """Note a step of so many samples, and in which units something fired."""
         self.silences.append(torch.where(fired, self.age, NEVER))
         self.age = torch.where(fired, 0, self.age + samples)
+        self.largest = self.largest.maximum(samples)
         self.steps += 1
         self.fired.zero_()
         self.count = 0
 
-    def refresh(self, rejection: float, expansion: float, shortest: Tensor, longest: int) -> None:
+    def refresh(self, rejection: float, expansion: float, longest: int) -> None:
         """Take the thresholds from the silences since the last time."""
         silences = torch.stack(self.silences, dim=1)
         fresh = silence_threshold(silences, self.threshold, rejection, expansion)
-        self.threshold = fresh.clamp_max(longest).maximum(shortest)
+        self.threshold = fresh.clamp_max(longest).maximum(self.largest)
         self.silences, self.steps = [], 0
 
     def begin(self, mask: Tensor) -> None:

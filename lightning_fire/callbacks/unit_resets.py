@@ -78,9 +78,6 @@ class WithHiddenUnits(TimedCallback):
 class Record(Protocol):
     """What a method knows of the units of a layer."""
 
-    count: int
-    """What has been seen since the last step, 0 for nothing."""
-
     def see(self, activity: Tensor, batch_size: int) -> None:
         """Take in the outputs of the units on a batch of training, shape `(samples and places, units)`."""
 
@@ -108,7 +105,7 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
         self.records: Sequence[R] = ()
         self._restored: Mapping[str, Mapping[str, Any]] = {}
         self._handles: list[RemovableHandle] = []
-        self._watching = False
+        self._watching = self._watched = False
 
     def new_record(self, layer: UnitLayer, saved: Mapping[str, Any] | None, device: torch.device) -> R:
         """Return the record of a layer: a new one, or what `saved` returned.
@@ -148,24 +145,24 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
         self._watching = self.chunk >= self.start_chunk
+        self._watched |= self._watching
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         self._watching = False
         super().on_train_batch_end(trainer, pl_module, *args)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._forget_hooks()
+        self._let_go()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._restored = self._saved()  # a later fit of the same training goes on from there
-        self._forget_hooks()
-        self.records = ()
+        self._let_go()
         super().on_fit_end(trainer, pl_module)
 
     @torch.no_grad()
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.records or not self.records[0].count:
+        if not self._watched:  # the same on every rank, whatever its layers have seen
             return
+        self._watched = False
         chosen = self.choose(trainer)
         if chosen:
             reset_units(chosen, self.seed + 1_000_003 * (self.num_reset + 1), trainer.optimizers)
@@ -198,6 +195,12 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
             return dict(self._restored)
         return {layer.name: record.saved() for layer, record in zip(self.layers, self.records, strict=True)}
 
+    def _let_go(self) -> None:
+        """Keep what a later fit of the same training goes on from, and nothing of the module."""
+        self._restored = self._saved()
+        self._forget_hooks()
+        self.records, self._watching, self._watched = (), False, False
+
     def _forget_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
@@ -206,7 +209,8 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
     def _watch(self, layer: UnitLayer, record: R) -> Callable[..., None]:
         @torch.no_grad()
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            if self._watching and not is_looking():
+            recomputed = torch._C._current_graph_task_id() != -1  # in backward, by gradient checkpointing
+            if self._watching and not recomputed and not is_looking():
                 record.see(layer.activity(args[0].detach()), len(args[0]))
 
         return hook

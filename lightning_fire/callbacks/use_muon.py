@@ -8,13 +8,14 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.optim import Muon
+from lightning_fire.when import Clock
 
 
 class UseMuon(EventCallback):
     """Lets a `Muon` optimizer step all parameters by AdamW until its first event, and by Muon's rule from then on.
 
-    So the paper's warm-start runs begin the second chunk with the weights of all other methods. At the event the
-    moments of the hidden matrices are dropped. Logs `use_muon/event`.
+    So the paper's warm-start runs begin the second chunk with the weights of all other methods, up to rounding. At the
+    event the moments of the hidden matrices are dropped; later moments of `when` mean nothing. Logs `use_muon/event`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
@@ -37,12 +38,15 @@ class UseMuon(EventCallback):
         for _, group in groups:
             group["paused"] = self.num_events == 0
 
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        if self.num_events == 0:
+            super().at(trainer, pl_module, clock)
+
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         for optimizer, group in _hidden_groups(trainer):
-            if group["paused"]:
-                group["paused"] = False
-                for parameter in group["params"]:
-                    optimizer.state.pop(parameter, None)
+            group["paused"] = False
+            for parameter in group["params"]:
+                optimizer.state.pop(parameter, None)
         return {}
 
 

@@ -30,9 +30,10 @@ def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[
         ValueError: If the module has no hidden matrices.
     """
     hidden = list((where or HiddenMatrices()).select(module).values())
-    taken = {id(parameter) for parameter in hidden}
     views = [view for candidate in candidates_of(module) for view in candidate.views]
-    turned = {id(view.parameter) for view in views if view.layout != "out_in"}
+    turned = {id(view.parameter): view.groups for view in views if view.layout != "out_in"}
+    hidden = [parameter for parameter in hidden if turned.get(id(parameter), 1) == 1]  # in groups: no matrix at all
+    taken = {id(parameter) for parameter in hidden}
     groups = [
         {"params": [p for p in hidden if id(p) not in turned], "use_muon": True},
         {"params": [p for p in hidden if id(p) in turned], "use_muon": True, "transposed": True},
@@ -125,6 +126,12 @@ class Muon(Optimizer):
                 " use_muon=False"
             )
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state; whether a group is paused is not part of it, but of `UseMuon`."""
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["paused"] = False
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Do one step.
@@ -171,7 +178,7 @@ class Muon(Optimizer):
         states = [self.state[parameter] for parameter in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if "exp_avg" not in state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         adamw(

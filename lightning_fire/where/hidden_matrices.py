@@ -10,7 +10,8 @@ from lightning_fire.where.patterns import ByName
 class HiddenMatrices(ByName):
     """Selects the trainable weights of Linear, convolution and attention layers, but for the first and the last one.
 
-    The first and the last are those in module order; where that is not the order of the data, say so by `exclude`.
+    The first and the last are those in module order; where that is not the order of the data, say so by `exclude`. An
+    embedding counts as the first layer if it comes before all others.
     Embeddings (and weights tied to them), biases, norm scales and parameters that belong to no such layer are left out.
 
     Args:
@@ -49,14 +50,13 @@ class HiddenMatrices(ByName):
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialised yet.
         """
-        layers = [
-            candidate.views[0].parameter
-            for candidate in candidates_of(module)
-            if candidate.views and not candidate.parametrization
-        ]
+        layers = [candidate.views[0].parameter for candidate in candidates_of(module) if candidate.views]
         embeddings = {layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         ids = {id(parameter) for parameter in layers}
+        first = next((p for p in named.values() if p in embeddings or id(p) in ids), None)
+        if layers and layers[0] not in set(named.values()):  # parametrised: no parameter by itself
+            first = layers[0]
         self.check([name for name, parameter in named.items() if id(parameter) in ids])
         verdicts = {}
         for name, parameter in named.items():
@@ -66,7 +66,7 @@ class HiddenMatrices(ByName):
                 verdicts[name] = "not the weight of a Linear, convolution or attention layer"
             elif not parameter.requires_grad:
                 verdicts[name] = "frozen (requires_grad=False)"
-            elif parameter is layers[0]:
+            elif parameter is first:
                 verdicts[name] = "first layer"
             elif parameter is layers[-1]:
                 verdicts[name] = "last layer"

@@ -6,6 +6,7 @@ is named.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,7 @@ class _Tracer(TorchFunctionMode):
     def __init__(self, module: nn.Module):
         super().__init__()
         self.producers: dict[Parameter, Producer] = {}
+        self._shared = _shared_by_modules(module)
         self._known = {producer.view.parameter: producer for producer in _layers_of(module)}
         self._tracks: dict[int, Track] = {}
         self._alive: list[Tensor] = []  # numbers of tensors are given anew when they die
@@ -199,6 +201,8 @@ class _Tracer(TorchFunctionMode):
             return
         dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
         producer.runs += 1
+        if id(weight) in self._shared:
+            producer.obstacle = "its weight is shared with another module"
         self.producers.setdefault(weight, producer)
         self._follow(result, Track(producer, dim))
         if producer.view.groups > 1:
@@ -208,6 +212,10 @@ class _Tracer(TorchFunctionMode):
                 self._block(track, f"goes into {producer.name} along another dimension")
             elif producer.view.groups > 1:
                 self._block(track, f"goes into {producer.name}, a grouped convolution")
+            elif not weight.requires_grad:
+                self._block(track, f"goes into {producer.name}, which is frozen")
+            elif id(weight) in self._shared:
+                self._block(track, f"goes into {producer.name}, whose weight is shared with another module")
             else:
                 track.producer.consumers.append((producer, track.block))
 
@@ -238,6 +246,8 @@ class _Tracer(TorchFunctionMode):
         if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
             return False
         found = [(named[key], start) for key, start in _NORM_STARTS.items() if isinstance(named.get(key), Tensor)]
+        if any(isinstance(tensor, Parameter) and not tensor.requires_grad for tensor, _ in found):
+            self._block(track, "its normalisation layer is frozen")
         track.producer.entries.extend(found)
         return True
 
@@ -280,6 +290,12 @@ def _layers_of(module: nn.Module) -> Iterator[Producer]:
             producer = Producer(name, layer, view, obstacle="" if weight.requires_grad else "frozen")
             producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
             yield producer
+
+
+def _shared_by_modules(module: nn.Module) -> set[int]:
+    """Return the ids of parameters that belong to several modules, such as an embedding and the layer tied to it."""
+    owned = [id(parameter) for part in module.modules() for parameter in part._parameters.values()]
+    return {key for key, number in Counter(owned).items() if number > 1 and key != id(None)}
 
 
 def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:

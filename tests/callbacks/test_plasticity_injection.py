@@ -10,7 +10,7 @@ from small_training import GrowingData, PlainModule, assert_same_weights, datase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, PlasticityInjection, wrap_heads
+from lightning_fire import AtEpochs, PlasticityInjection, ShrinkAndPerturb, wrap_heads
 from lightning_fire.callbacks import InjectedHead
 
 HEAD = "net.5"
@@ -27,29 +27,29 @@ def test_the_output_is_that_of_the_definition():
     wrapper = InjectedHead(copy.deepcopy(plain))
     parts = []
     for number in range(3):
-        parts.append((+1, copy.deepcopy(wrapper.head)))
+        parts.append((+1, copy.deepcopy(wrapper.trained)))
         before = wrapper(INPUTS)
         wrapper.inject(seed=10 + number)
         torch.testing.assert_close(wrapper(INPUTS), before, rtol=0, atol=1e-6 if number else 0)
-        assert not torch.equal(wrapper.head[0].weight, parts[-1][1][0].weight)
-        parts.append((-1, copy.deepcopy(wrapper.head)))
+        assert not torch.equal(wrapper.trained[0].weight, parts[-1][1][0].weight)
+        parts.append((-1, copy.deepcopy(wrapper.trained)))
         with torch.no_grad():  # training moves it
-            for parameter in wrapper.head.parameters():
+            for parameter in wrapper.trained.parameters():
                 parameter += 0.1 * torch.randn_like(parameter)
-    expected = sum(sign * part(INPUTS) for sign, part in parts) + wrapper.head(INPUTS)
+    expected = sum(sign * part(INPUTS) for sign, part in parts) + wrapper.trained(INPUTS)
     torch.testing.assert_close(wrapper(INPUTS), expected)
 
 
 def test_gradients_reach_the_inputs_through_all_of_it_and_only_the_new_head():
     wrapper = InjectedHead(head())
-    old = copy.deepcopy(wrapper.head)
+    old = copy.deepcopy(wrapper.trained)
     wrapper.inject(0)
     x = INPUTS.clone().requires_grad_()
     y = INPUTS.clone().requires_grad_()
     wrapper(x).square().sum().backward()
     old(y).square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad)  # the two new heads cancel
-    assert all(parameter.grad is not None for parameter in wrapper.head.parameters())
+    assert all(parameter.grad is not None for parameter in wrapper.trained.parameters())
     assert len(list(wrapper.parameters())) == len(list(old.parameters()))
 
 
@@ -59,15 +59,18 @@ def test_new_weights_are_of_the_seed_and_leave_the_random_state_alone():
     one.inject(3)
     two.inject(3)
     assert torch.equal(torch.get_rng_state(), state)
-    assert_same_weights(one.head, two.head)
+    assert_same_weights(one.trained, two.trained)
     two.inject(4)
-    assert not torch.equal(one.head[0].weight, two.head[0].weight)
+    assert not torch.equal(one.trained[0].weight, two.trained[0].weight)
 
 
 class TwoOutputs(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(6, 1), nn.Linear(6, 2)
+
+    def named_twice(self):
+        return 2
 
     def forward(self, x, *, scale):
         return {"a": scale * self.a(x), "b": (self.b(x),)}
@@ -83,6 +86,8 @@ def test_heads_with_several_inputs_and_outputs():
     assert wrapper.a.out_features == 1  # what it lacks is the head's
     with pytest.raises(AttributeError, match="nothing"):
         wrapper.nothing  # noqa: B018
+    with pytest.raises(AttributeError, match=r"named_twice\(\) of an injected head would leave the frozen copies out"):
+        wrapper.named_twice()
 
 
 class Remembers(PlasticityInjection):
@@ -104,11 +109,11 @@ def test_an_event_changes_the_head_and_nothing_it_says():
     for before, after, state, new_state in callback.seen:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
         for name, tensor in state.items():
-            assert torch.equal(tensor, new_state[name]) == (not name.startswith(f"{HEAD}.head.")), name
+            assert torch.equal(tensor, new_state[name]) == (not name.startswith(f"{HEAD}.trained.")), name
     assert len(module.net[5].frozen) == len(module.net[5].taken_away) == 2
     assert sum(p.numel() for p in module.parameters()) == sum(p.numel() for p in PlainModule().parameters())
     had, has = callback.moments
-    assert {id(p) for p in had} - {id(p) for p in has} == {id(p) for p in module.net[5].head.parameters()}
+    assert {id(p) for p in had} - {id(p) for p in has} == {id(p) for p in module.net[5].trained.parameters()}
 
 
 def test_frozen_copies_do_not_learn_and_the_new_head_does():
@@ -118,7 +123,7 @@ def test_frozen_copies_do_not_learn_and_the_new_head_does():
     for name, tensor in right_after.items():
         if ".frozen.0." in name or ".taken_away.0." in name:
             assert torch.equal(module.state_dict()[name], tensor), name
-    assert not torch.equal(module.net[5].head.weight, module.net[5].taken_away[1].weight)
+    assert not torch.equal(module.net[5].trained.weight, module.net[5].taken_away[1].weight)
 
 
 @pytest.mark.parametrize(("policy", "forgotten"), [("keep", 0), ("touched", 2), ("all", 8)])
@@ -193,7 +198,7 @@ def test_a_second_fit_goes_on():
     callback, module = PlasticityInjection(HEAD), PlainModule()
     for _ in range(2):
         trainer(callback, max_epochs=6).fit(module, datamodule=GrowingData())
-    assert type(module.net[5].head) is nn.Linear
+    assert type(module.net[5].trained) is nn.Linear
     assert len(module.net[5].frozen) == callback.num_events
 
 
@@ -221,3 +226,72 @@ def test_bad_arguments(build, message):
 def test_a_head_that_cannot_be_drawn_anew():
     with pytest.raises(ValueError, match=r"'0' cannot be drawn anew: NoReset has parameters and no reset_parameters"):
         wrap_heads(nn.Sequential(NoReset()), ["0"])
+
+
+def test_new_weights_are_others_at_each_event():
+    module = fitted(PlasticityInjection(HEAD))
+    first, second = module.net[5].taken_away
+    assert not torch.equal(first.weight, second.weight)
+
+
+def test_a_head_that_changes_its_input_in_place():
+    wrapper = InjectedHead(nn.Sequential(nn.SiLU(inplace=True), nn.Linear(6, 3)))
+    before = wrapper(INPUTS.clone())
+    wrapper.inject(1)
+    assert torch.equal(wrapper(INPUTS.clone()), before)
+
+
+def test_all_names_of_a_head_lead_to_the_wrapper():
+    module = nn.Module()
+    module.net = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module.head = module.net[1]
+    wrap_heads(module, ["head"])
+    assert module.head is module.net[1]
+    assert isinstance(module.head, InjectedHead)
+
+
+def test_loading_something_else_leaves_the_copies():
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    (wrapper,) = wrap_heads(module, ["1"])
+    wrapper.inject(0)
+    module.load_state_dict({"0.bias": torch.zeros(4)}, strict=False)
+    assert len(wrapper.frozen) == 1
+
+
+def test_a_checkpoint_from_before_wrapping_loads():
+    plain = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module = copy.deepcopy(plain)
+    (wrapper,) = wrap_heads(module, ["1"])
+    wrapper.inject(0)
+    module.load_state_dict(plain.state_dict())
+    assert torch.equal(module(INPUTS), plain(INPUTS))
+
+
+def test_beside_a_method_that_keeps_initial_values(tmp_path):
+    build = lambda: [PlasticityInjection(HEAD), ShrinkAndPerturb()]  # noqa: E731
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    whole = fitted(*build(), save)
+    assert_same_weights(fitted(*build(), seed=99, ckpt_path=tmp_path / "epoch=3.ckpt"), whole)
+
+
+def tied() -> nn.Module:
+    module = nn.ModuleDict({"embedding": nn.Embedding(3, 6), "head": nn.Linear(6, 3, bias=False)})
+    module["head"].weight = module["embedding"].weight
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (tied(), "'head' shares a weight with another part of the model"),
+        (nn.ModuleDict({"head": nn.ReLU()}), r"'head' \(ReLU\) has no parameters"),
+        (nn.ModuleDict({"head": nn.LSTM(2, 2, 2, dropout=0.5)}), "'head' has LSTM: two copies"),
+    ],
+)
+def test_heads_that_cannot_be_injected(module, message):
+    with pytest.raises(ValueError, match=message):
+        wrap_heads(module, ["head"])
+
+
+def test_dropout_that_drops_nothing_is_fine():
+    wrap_heads(nn.Sequential(nn.Sequential(nn.Dropout(0.0), nn.Linear(2, 2))), ["0"])

@@ -4,9 +4,11 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from slow_unit_resets import built, slow_training
-from small_training import PlainModule, assert_same_weights, fitted
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
 
 from lightning_fire import HiddenUnits, SelfNormalizedReset
 
@@ -22,11 +24,11 @@ def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, se
     age = [[0] * 8 for _ in range(2)]
     threshold = [[max_silence // 2] * 8 for _ in range(2)]
     silences = [[[] for _ in range(8)] for _ in range(2)]
-    steps = 0
+    steps = largest = 0
 
     def rule(batch_size, layers_after, outputs):
-        nonlocal steps
-        steps += 1
+        nonlocal steps, largest
+        steps, largest = steps + 1, max(largest, batch_size)
         chosen = [[], []]
         for i, h in enumerate(outputs):
             for unit in range(8):
@@ -43,9 +45,9 @@ def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, se
                         if likely > threshold[i][unit]:
                             likely = int(threshold[i][unit] * expansion)
                         threshold[i][unit] = likely
-                    threshold[i][unit] = max(min(threshold[i][unit], max_silence), batch_size)
+                    threshold[i][unit] = max(min(threshold[i][unit], max_silence), largest)
                     silences[i][unit] = []
-                if age[i][unit] > threshold[i][unit]:
+                if age[i][unit] > max(threshold[i][unit], largest):
                     silences[i][unit].append(age[i][unit])
                     age[i][unit] = 0
                     chosen[i].append(unit)
@@ -116,26 +118,92 @@ def test_accumulated_batches_are_one_step():
     assert set(record["age"].tolist()) <= {0, 12, 24}
 
 
-@pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
-    """Ages, thresholds and the silences of the present window are in the checkpoint."""
-    build = lambda: SelfNormalizedReset(**OFTEN)  # noqa: E731
-    whole = fitted(build(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
-    names = ["step=4", "step=8", "step=12"] if "every_n_epochs" in stop else []
-    for name in names:
-        assert_same_weights(fitted(build(), seed=99, ckpt_path=tmp_path / f"{name}.ckpt"), whole)
-    for checkpoint in tmp_path.glob("*.ckpt"):
-        state = torch.load(checkpoint, weights_only=True)["callbacks"][build().state_key]
-        assert state["records"]["net.0"]["age"].shape == (8,)
+@pytest.mark.parametrize("epoch", range(5))
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+    """Ages, thresholds and the silences of the present window are in the checkpoint; resets come after each."""
+    build = lambda: SelfNormalizedReset(0.3, refresh_every=5, max_silence=80)  # noqa: E731
+    callback, resumed = build(), build()
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    whole = fitted(callback, save, module=DiesAgain())
+    assert callback.num_reset > 4
+    path = tmp_path / f"epoch={epoch}.ckpt"
+    assert_same_weights(fitted(resumed, seed=99, module=DiesAgain(), ckpt_path=path), whole)
+    assert resumed.num_reset == callback.num_reset
+    for name, record in callback._restored.items():
+        for key, value in record.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed._restored[name][key])), (name, key)
+    state = torch.load(path, weights_only=True)["callbacks"][build().state_key]
+    assert state["records"]["net.0"]["age"].shape == (8,)
 
 
-def test_no_step_is_no_event(tmp_path):
-    assert_same_weights(fitted(SelfNormalizedReset(**OFTEN), max_epochs=0), PlainModuleOfSeed0())
+class DiesAgain(PlainModule):
+    """Units 2 and 5 of the second hidden layer are killed at each third step, and reset again and again."""
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.global_step % 3 == 0:
+            with torch.no_grad():
+                self.net[3].bias[[2, 5]] = -1e3
 
 
-def PlainModuleOfSeed0() -> nn.Module:
-    torch.manual_seed(0)
-    return PlainModule()
+def test_thresholds_stay_between_the_largest_step_and_the_longest_silence():
+    """A short last batch, and one step that is longer than the first threshold."""
+
+    class Ragged(GrowingData):
+        def train_dataloader(self):
+            return DataLoader(dataset(size=26), batch_size=6)
+
+    callback = SelfNormalizedReset(0.3, refresh_every=5, max_silence=1000)
+    fitted(callback, data=Ragged(), max_epochs=2)  # each refresh falls on a batch of 2
+    assert all(record["threshold"].min() >= 6 for record in callback._restored.values())
+    callback = SelfNormalizedReset(refresh_every=100, max_silence=8, where=HiddenUnits(include=["net.3"]))
+    fitted(callback, module=HasDeadUnits(), max_epochs=1)  # half of 8 is less than a batch of 6, twice that more
+    assert callback.num_reset == 2
+    grown = SelfNormalizedReset(0.3, refresh_every=1, max_silence=8)
+    fitted(grown, module=DiesAgain())
+    assert max(int(record["threshold"].max()) for record in grown._restored.values()) <= 8
+
+
+class Sometimes(PlainModule):
+    """Leaves its first layers out on every other batch."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        hidden = self.net[:3](x) if batch_idx % 2 else nn.functional.pad(x, (0, 2))
+        return nn.functional.cross_entropy(self.net[3:](hidden), y)
+
+
+def test_layers_that_run_only_sometimes_hold_nothing_up():
+    callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6, where=HiddenUnits(include=["net.3"]))
+    fitted(callback, module=Sometimes(), max_epochs=2)
+    assert callback._restored["net.3"]["steps"] == 4
+
+
+def test_a_fit_after_an_error_goes_on_with_the_ages():
+    class Fails(HasDeadUnits):
+        fails = True
+
+        def on_train_epoch_end(self):
+            if self.fails:
+                raise RuntimeError("on purpose")
+
+    callback, module = SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"])), Fails()
+    with pytest.raises(RuntimeError, match="on purpose"):
+        fitted(callback, module=module)
+    module.fails = False
+    trainer(callback, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
+    assert callback._restored["net.3"]["age"][[2, 5]].tolist() == [24, 24]
+
+
+def test_the_recomputation_of_gradient_checkpointing_does_not_count():
+    class Recomputes(HasDeadUnits):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            logits = checkpoint(self.net[3:], self.net[:3](x), use_reentrant=False)
+            return nn.functional.cross_entropy(logits, y)
+
+    callback = SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"]))
+    fitted(callback, module=Recomputes(), max_epochs=2)
+    assert callback._restored["net.3"]["age"][[2, 5]].tolist() == [24, 24]
 
 
 def test_what_is_logged(tmp_path):
