@@ -180,7 +180,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
         title: Its title.
     """
     figure, (top, bottom) = plt.subplots(
-        2, 1, figsize=(9, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
+        2, 1, figsize=(9 if len(histories) <= 6 else 12, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
     )
     for (method, by_seed), color in zip(histories.items(), colors(len(histories)), strict=True):
         runs = list(by_seed.values())
@@ -196,7 +196,10 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     top.set_ylim(*accuracy_range(every))
     top.set_title(title)
     top.set_ylabel("test accuracy")
-    top.legend(loc="lower right", title="final accuracy")
+    if len(histories) <= 6:
+        top.legend(loc="lower right", title="final accuracy")
+    else:  # it would hide the curves
+        figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", title="final accuracy")
     bottom.set_yscale("log")
     bottom.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     for ticks in (bottom.yaxis.set_major_formatter, bottom.yaxis.set_minor_formatter):
