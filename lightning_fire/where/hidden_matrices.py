@@ -11,8 +11,8 @@ class HiddenMatrices(ByName):
     """Selects the trainable weights of Linear, convolution and attention layers, but for the first and the last one.
 
     The first and the last are those in module order; where that is not the order of the data, say so by `exclude`. An
-    embedding counts as the first layer if it comes before all others.
-    Embeddings (and weights tied to them), biases, norm scales and parameters that belong to no such layer are left out.
+    embedding counts as the first layer if it comes before all others. Embeddings (and weights tied to them), biases,
+    norm scales and parameters that belong to no such layer are left out.
 
     Args:
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight`; a weight is taken if some
@@ -58,25 +58,24 @@ class HiddenMatrices(ByName):
         if layers and layers[0] not in set(named.values()):  # parametrised: no parameter by itself
             first = layers[0]
         self.check([name for name, parameter in named.items() if id(parameter) in ids])
-        verdicts = {}
+        refusals = {}
         for name, parameter in named.items():
             if parameter in embeddings:
-                verdicts[name] = "embedding"
+                refusals[name] = "embedding"
             elif id(parameter) not in ids:
-                verdicts[name] = "not the weight of a Linear, convolution or attention layer"
+                refusals[name] = "not the weight of a Linear, convolution or attention layer"
             elif not parameter.requires_grad:
-                verdicts[name] = "frozen (requires_grad=False)"
+                refusals[name] = "frozen (requires_grad=False)"
             elif parameter is first:
-                verdicts[name] = "first layer"
+                refusals[name] = "first layer"
             elif parameter is layers[-1]:
-                verdicts[name] = "last layer"
+                refusals[name] = "last layer"
             else:
-                verdicts[name] = self.refusal(name)
-        taken = {name: parameter for name, parameter in named.items() if not verdicts[name]}
-        if not taken:
+                refusals[name] = self.refusal(name)
+        selection = ParameterSelection(named, refusals)
+        if not selection:
             raise ValueError(
                 f"{self} selects no weight of {type(module).__name__}: of {len(layers)} Linear, convolution and"
                 " attention weights, the first and the last are not hidden"
             )
-        shapes = {name: "×".join(map(str, parameter.shape)) for name, parameter in named.items()}
-        return ParameterSelection(taken, [(name, shapes[name], verdicts[name] or "taken") for name in named])
+        return selection

@@ -1,6 +1,6 @@
 """Which parameters of a model to act on, whatever their shape."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -13,13 +13,15 @@ class ParameterSelection(dict[str, nn.Parameter]):
     """The selected parameters by name, in module order. `print` shows every parameter, taken or why not.
 
     Args:
-        taken: The parameters.
-        rows: Name, shape and verdict of every parameter of the model.
+        named: Every parameter of the model, by name.
+        refusals: By name, why it is not taken; empty for those that are.
     """
 
-    def __init__(self, taken: Mapping[str, nn.Parameter], rows: Sequence[tuple[str, str, str]]):
-        super().__init__(taken)
-        self.rows = rows
+    def __init__(self, named: Mapping[str, nn.Parameter], refusals: Mapping[str, str]):
+        super().__init__({name: parameter for name, parameter in named.items() if not refusals[name]})
+        self.rows = [
+            (name, "×".join(map(str, parameter.shape)), refusals[name] or "taken") for name, parameter in named.items()
+        ]
 
     def __str__(self) -> str:
         return f"{columns([('parameter', 'shape', ''), *self.rows])}\n{len(self)} parameters taken"
@@ -57,12 +59,11 @@ class Parameters(ByName):
         """
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         self.check(list(named), "parameter")
-        verdicts = {
+        refusals = {
             name: self.refusal(name) if parameter.requires_grad else "frozen (requires_grad=False)"
             for name, parameter in named.items()
         }
-        taken = {name: parameter for name, parameter in named.items() if not verdicts[name]}
-        if not taken:
+        selection = ParameterSelection(named, refusals)
+        if not selection:
             raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}")
-        shapes = {name: "×".join(map(str, parameter.shape)) for name, parameter in named.items()}
-        return ParameterSelection(taken, [(name, shapes[name], verdicts[name] or "taken") for name in named])
+        return selection
