@@ -105,6 +105,16 @@ class WithInitialValues(TimedCallback):
         self.initial.load(state_dict["initial"])
 
 
+def seed_of_draw(seed: int, number: int) -> int:
+    """Return the seed of one of several draws, far from those of other draws and other seeds nearby.
+
+    Args:
+        seed: Seed of the method.
+        number: Number of the draw.
+    """
+    return seed + 1_000_003 * number
+
+
 @torch.no_grad()
 def fresh_values(module: nn.Module, seed: int) -> dict[str, Tensor]:
     """Draw values of a module anew, by each layer's own `reset_parameters`.

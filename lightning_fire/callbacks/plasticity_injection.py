@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from lightning_fire.callbacks.base import EventCallback
-from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, tensors_of
+from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, seed_of_draw, tensors_of
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.when import Schedule
 
@@ -159,7 +159,7 @@ class PlasticityInjection(EventCallback):
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         wrappers = wrap_heads(pl_module, self._heads)
         for wrapper in wrappers:
-            wrapper.inject(self.seed + 1_000_003 * self.num_events)
+            wrapper.inject(seed_of_draw(self.seed, self.num_events))
         forget_state(self.optimizer, trainer.optimizers, wrappers[0].trained.parameters())
         held = [*wrappers[0].frozen.buffers(), *wrappers[0].taken_away.buffers()]
         return {f"{self.name}/frozen_parameters": float(sum(tensor.numel() for tensor in held))}

@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.initial_values import seed_of_draw
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data
 from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
 from lightning_fire.functional import dormancy_score
@@ -83,7 +84,7 @@ class ReDo(WithHiddenUnits, EventCallback):
         activities = self._activities(trainer, pl_module)
         dormant = [(dormancy_score(activity) <= self.threshold).nonzero().flatten() for activity in activities]
         chosen = list(zip(self.layers, dormant, strict=True))
-        reset_units(chosen, self.seed + 1_000_003 * self.num_events, trainer.optimizers)
+        reset_units(chosen, seed_of_draw(self.seed, self.num_events), trainer.optimizers)
         number, units = sum(map(len, dormant)), sum(layer.size for layer in self.layers)
         values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
         if self.log_layers:

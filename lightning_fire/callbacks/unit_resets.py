@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fire.callbacks.base import TimedCallback, log_now
+from lightning_fire.callbacks.initial_values import seed_of_draw
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data, is_looking
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 
@@ -165,7 +166,7 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
         self._watched = False
         chosen = self.choose(trainer)
         if chosen:
-            reset_units(chosen, self.seed + 1_000_003 * (self.num_reset + 1), trainer.optimizers)
+            reset_units(chosen, seed_of_draw(self.seed, self.num_reset + 1), trainer.optimizers)
             self.num_reset += sum(len(units) for _, units in chosen)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
