@@ -1,5 +1,6 @@
 """WHAT a method does: pure functions, tensors in, new tensors out. Imports torch only."""
 
+from lightning_fire.functional.curvature import Eigenvalue, hessian_product, largest_eigenvalue, loss_curvature
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.muon import muon_direction
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
@@ -22,6 +23,7 @@ from lightning_fire.functional.units import (
 
 __all__ = [
     "NEVER",
+    "Eigenvalue",
     "as_matrices",
     "contribution_utility",
     "dash",
@@ -29,9 +31,12 @@ __all__ = [
     "dfi_normalized",
     "dormancy_score",
     "fire",
+    "hessian_product",
     "l2_init_gradient",
     "l2_init_penalty",
+    "largest_eigenvalue",
     "least_useful",
+    "loss_curvature",
     "muon_direction",
     "orthogonalize",
     "parseval_gradient",
