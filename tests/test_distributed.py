@@ -7,6 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_training import PlainModule, dataset
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader
+
+from lightning_fire.functional import loss_curvature
 
 SCRIPT = """
 import json
@@ -46,7 +53,8 @@ if __name__ == "__main__":
     options = dict(strategy="ddp", devices={devices}, use_distributed_sampler=False) if {devices} > 1 else {{}}
     module = PlainModule()
     methods = [{methods}]
-    trainer(*methods, Save(rank), max_epochs=6, folder={folder!r}, **options).fit(module, datamodule=Data())
+    folder = Path({folder!r}, "log{devices}")
+    trainer(*methods, Save(rank), max_epochs=6, folder=folder, **options).fit(module, datamodule=Data())
     if rank == 0:
         Path({folder!r}, "resets").write_text(json.dumps([getattr(method, "num_reset", 1) for method in methods]))
 """
@@ -98,6 +106,28 @@ def test_ranks_with_data_of_their_own_act_alike(tmp_path):
     assert_ranks_agree(first, second)
     _, *resets = json.loads((tmp_path / "resets").read_text())
     assert min(resets) > 0
+
+
+def lambda_max(folder: Path, devices: int) -> list[float]:
+    log = EventAccumulator(str(folder / f"log{devices}"))
+    log.Reload()
+    return [event.value for event in log.Scalars("fire/lambda_max_after")]
+
+
+def test_the_curvature_is_that_of_the_mean_loss_of_all_ranks(tmp_path):
+    """Each rank has its own data, and its own BatchNorm statistics."""
+    by_rank = states(tmp_path, 2, "FIRECallback(AtEpochs([1, 4]))", own_data=True)
+    nets = [PlainModule().net.eval() for _ in by_rank]
+    parameters = list(nets[0].parameters())
+    for epoch, logged in zip((1, 4), lambda_max(tmp_path, 2), strict=True):
+        losses = []
+        for rank, (net, saved) in enumerate(zip(nets, by_rank, strict=True)):
+            net.load_state_dict({name.removeprefix("net."): value for name, value in saved[epoch].items()})
+            x, y = next(iter(DataLoader(dataset(size=12 * (epoch // 2 + 1), seed=rank), batch_size=6)))
+            shared = dict(nets[0].named_parameters())
+            losses.append(nn.functional.cross_entropy(functional_call(net, shared, (x,)), y))
+        assert logged == pytest.approx(loss_curvature(sum(losses) / 2, parameters).value, rel=1e-3)
+        assert logged != pytest.approx(loss_curvature(losses[0], parameters).value, rel=0.02)
 
 
 def test_ranks_that_were_built_differently_are_reset_to_the_same_values(tmp_path):

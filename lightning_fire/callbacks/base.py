@@ -8,7 +8,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
+from lightning_fire.callbacks.upcoming_batch import curvature_around
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule
 
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
@@ -120,11 +122,16 @@ class EventCallback(TimedCallback):
 
     A method subclasses it, writes `act`, and gives `describe` for its checkpoint key. The base asks the schedule at the
     start of each epoch and of each batch, never acts twice at one moment (also after a resume), logs the event, and
-    keeps everything a resumed run needs in the checkpoint.
+    keeps everything a resumed run needs in the checkpoint. If asked to, it measures the curvature of the loss before
+    and after each event, on the first batch of the upcoming data.
 
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
         name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
+        curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss, and
+            `…_seconds`, the time it took: some 20 to 40 gradients' worth.
+        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
+            optimization; what it logs is dropped.
 
     Raises:
         TypeError: If `when` is not a schedule.
@@ -132,9 +139,16 @@ class EventCallback(TimedCallback):
 
     name = "event"
 
-    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, name: str | None = None):
+    def __init__(
+        self,
+        when: Schedule | Sequence[Schedule] | None = None,
+        name: str | None = None,
+        curvature: bool = False,
+        loss: Loss | None = None,
+    ):
         super().__init__(name)
         self.when = _one_schedule(when)
+        self.curvature, self.loss = curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
 
@@ -198,9 +212,14 @@ class EventCallback(TimedCallback):
             return
         self.timekeeper.last_event = clock.step
         self.num_events += 1
-        values = self.act(trainer, pl_module)
+        values = self._act_and_measure(trainer, pl_module)
         rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values)}")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
+
+    def _act_and_measure(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        if not self.curvature:
+            return self.act(trainer, pl_module)
+        return curvature_around(trainer, pl_module, lambda: self.act(trainer, pl_module), self.name, self.loss)
 
     @property
     def state_key(self) -> str:

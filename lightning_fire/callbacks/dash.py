@@ -41,6 +41,7 @@ class DASH(EventCallback):
             optimization; what it logs is dropped.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         log_layers: Also log each layer by itself.
+        curvature: Log λ_max, as `FIRECallback` does.
         name: Prefix of the logged keys in the place of `dash`.
 
     Raises:
@@ -60,16 +61,17 @@ class DASH(EventCallback):
         loss: Loss | None = None,
         optimizer: OptimizerPolicy = "touched",
         log_layers: bool = True,
+        curvature: bool = True,
         name: str | None = None,
     ):
-        super().__init__(when, name)
+        super().__init__(when, name, curvature, loss)
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
         dash(torch.zeros(1), torch.zeros(1), minimum)  # refuses what is out of range
         check_policy(optimizer)
-        self.alpha, self.minimum, self.loss = alpha, minimum, loss
+        self.alpha, self.minimum = alpha, minimum
         self.num_batches = num_batches or (1 if alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - alpha)))
         self.where = where if where is not None else Weights(preset="cnn")
         self.optimizer, self.log_layers = optimizer, log_layers

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fire.callbacks.base import EventCallback, explain_data
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
+from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import rewrite
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
@@ -22,7 +23,9 @@ class FIRECallback(EventCallback):
 
     At each event it logs, for the selected weights: the deviation from isometry before and after (`fire/dfi_before`,
     `fire/dfi_after`, and `…_normalized_…`), the squared Frobenius error (`fire/sfe`, `fire/sfe_normalized`), the time
-    taken (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`.
+    taken (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`. For the network on the
+    data to come: the largest eigenvalue of the Hessian of its loss before and after, `fire/lambda_max_before` and
+    `fire/lambda_max_after`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`, the start of every chunk but the
@@ -37,6 +40,9 @@ class FIRECallback(EventCallback):
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
         log_layers: Also log each layer by itself.
+        curvature: Log λ_max, at the cost of some 20 to 40 gradients on one batch an event.
+        loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
+            returns, of automatic optimization; what it logs is dropped.
         name: Prefix of the logged keys in the place of `fire`, to tell two of these callbacks apart.
 
     Raises:
@@ -58,9 +64,11 @@ class FIRECallback(EventCallback):
         scale: Scale = "paper",
         optimizer: OptimizerPolicy = "touched",
         log_layers: bool = True,
+        curvature: bool = True,
+        loss: Loss | None = None,
         name: str | None = None,
     ):
-        super().__init__(when, name)
+        super().__init__(when, name, curvature, loss)
         fire(torch.eye(1), steps, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
         if isinstance(where, str):

@@ -24,6 +24,9 @@ class FullReset(TargetCallback):
         seed: Seed of the new draws, with the number of the event added.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         name: Prefix of the logged keys in the place of `full_reset`.
+        curvature: Log λ_max, as `FIRECallback` does.
+        loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
+            returns, of automatic optimization; what it logs is dropped.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if the target is `fresh` and a layer cannot be

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
@@ -57,9 +57,9 @@ def gradients_on_new_data(
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
     with leaving_no_trace(pl_module), torch.enable_grad():
-        for index, batch in enumerate(islice(_batches(trainer), num_batches)):
+        for index, batch in enumerate(islice(batches_of(trainer), num_batches)):
             with trainer.precision_plugin.train_step_context():
-                value = _training_loss(pl_module, batch, index) if loss is None else loss(pl_module, batch)
+                value = training_loss(pl_module, batch, index) if loss is None else loss(pl_module, batch)
             gradients = torch.autograd.grad(value * scale, parameters, allow_unused=True)
             yield [
                 torch.zeros_like(parameter) if gradient is None else gradient / scale
@@ -90,9 +90,9 @@ def forward_on_new_data(
             " batch, forward=lambda module, batch: …"
         )
     with leaving_no_trace(pl_module), torch.no_grad():
-        for index, batch in enumerate(islice(_batches(trainer), num_batches)):
+        for index, batch in enumerate(islice(batches_of(trainer), num_batches)):
             with trainer.precision_plugin.train_step_context():
-                _training_loss(pl_module, batch, index) if forward is None else forward(pl_module, batch)
+                training_loss(pl_module, batch, index) if forward is None else forward(pl_module, batch)
 
 
 @contextlib.contextmanager
@@ -119,14 +119,33 @@ def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
             vars(metric).update(state)
 
 
-def _batches(trainer: Trainer) -> Iterator[Any]:
-    """Yield this epoch's batches from loaders of their own, on the device."""
+def batches_of(trainer: Trainer) -> Iterator[Any]:
+    """Yield this epoch's batches from loaders of their own, on the device.
+
+    The random generators that the loaders and their samplers hold are put back, so that training sees its own order.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+    """
     combined = trainer.fit_loop._combined_loader
-    loaders = tree_map(_own, combined.iterables)
-    for batch, _, _ in CombinedLoader(loaders, combined._mode):
-        batch = trainer.precision_plugin.convert_input(batch)
-        batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
-        yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    generators = [(g, g.get_state()) for loader in loaders_of(trainer) for g in _generators(loader)]
+    try:
+        for batch, _, _ in CombinedLoader(tree_map(_own, combined.iterables), combined._mode):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    finally:
+        for generator, state in generators:
+            generator.set_state(state)
+
+
+def loaders_of(trainer: Trainer) -> list[Any]:
+    """Return what this fit takes its batches from, usually one DataLoader.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+    """
+    return tree_leaves(trainer.fit_loop._combined_loader.iterables)
 
 
 def _own(loader: Any) -> Any:
@@ -138,7 +157,21 @@ def _own(loader: Any) -> Any:
     return own
 
 
-def _training_loss(pl_module: LightningModule, batch: Any, index: int) -> Tensor:
+def _generators(loader: Any) -> list[torch.Generator]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]
+
+
+def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
+    """Return what `training_step` makes of a batch.
+
+    Args:
+        pl_module: The module, of automatic optimization.
+        batch: The batch, on the device.
+        index: Its number in the epoch.
+    """
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     output = pl_module.training_step(batch, *([index] if with_index else []))
     return output["loss"] if isinstance(output, dict) else output

@@ -6,6 +6,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
+from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import watch
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.functional import shrink_and_perturb
@@ -32,6 +33,9 @@ class ShrinkAndPerturb(TargetCallback):
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         log_measures: Measure what each event does. Costs a copy of the weights and some matrix products: switch it off
             where events come every few steps; only `shrink_and_perturb/event` is logged then.
+        curvature: Log λ_max, as `FIRECallback` does; only together with `log_measures`.
+        loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
+            returns, of automatic optimization; what it logs is dropped.
         name: Prefix of the logged keys in the place of `shrink_and_perturb`.
 
     Raises:
@@ -52,9 +56,11 @@ class ShrinkAndPerturb(TargetCallback):
         seed: int = 0,
         optimizer: OptimizerPolicy = "touched",
         log_measures: bool = True,
+        curvature: bool = True,
+        loss: Loss | None = None,
         name: str | None = None,
     ):
-        super().__init__(when, target, seed, optimizer, name)
+        super().__init__(when, target, seed, optimizer, name, curvature and log_measures, loss)
         shrink_and_perturb(torch.zeros(1), torch.zeros(1), strength, perturb)  # refuses what is out of range
         self.strength, self.perturb = strength, perturb
         self.where = where if where is not None else Parameters()

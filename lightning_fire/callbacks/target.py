@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.initial_values import WithInitialValues, fresh_values, require_redrawable
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.callbacks.probe import Loss
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights, WeightView
 
@@ -26,6 +27,8 @@ class TargetCallback(WithInitialValues, EventCallback):
         seed: Seed of the new draws, with the number of the event added.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         name: Prefix of the logged keys in the place of the class's.
+        curvature: Log λ_max, as `FIRECallback` does.
+        loss: From the module and a batch to the loss of which λ_max is. Default: what `training_step` returns.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if the target is `fresh` and a layer cannot be
@@ -40,8 +43,10 @@ class TargetCallback(WithInitialValues, EventCallback):
         seed: int = 0,
         optimizer: OptimizerPolicy = "touched",
         name: str | None = None,
+        curvature: bool = True,
+        loss: Loss | None = None,
     ):
-        super().__init__(when, name)
+        super().__init__(when, name, curvature, loss)
         if target not in ("initial", "fresh"):
             raise ValueError(f"`target` must be 'initial' or 'fresh', got {target!r}")
         check_policy(optimizer)

@@ -1,0 +1,238 @@
+"""λ_max around events: of the right network on the right data, and training never notices."""
+
+import pytest
+import torch
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from lightning_fire import DASH, FIRECallback, FullReset, ReDo, ShrinkAndPerturb
+
+KEYS = ("lambda_max_before", "lambda_max_after", "lambda_max_seconds")
+
+
+class Smooth(PlainModule):
+    """With tanh, so that the exact Hessian has no kinks, and with dropout, which evaluation mode switches off."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.4), nn.Linear(5, 3))
+
+
+def exact_lambda_max(module: nn.Module, state: dict, batch: tuple) -> float:
+    """The largest eigenvalue of the whole Hessian, in evaluation mode, in float64."""
+    net = type(module)().net.double().eval()
+    net.load_state_dict({name.removeprefix("net."): value.double() for name, value in state.items()})
+    names, values = zip(*net.named_parameters(), strict=True)
+    sizes = [value.numel() for value in values]
+    x, y = batch
+
+    def loss(flat):
+        parts = {n: part.view_as(v) for n, part, v in zip(names, flat.split(sizes), values, strict=True)}
+        return nn.functional.cross_entropy(functional_call(net, parts, (x.double(),)), y)
+
+    flat = nn.utils.parameters_to_vector(values).detach()
+    return torch.linalg.eigvalsh(torch.autograd.functional.hessian(loss, flat))[-1].item()
+
+
+def first_batch(chunk: int) -> tuple:
+    return next(iter(DataLoader(dataset(size=12 * (chunk + 1)), batch_size=6)))
+
+
+def logging(method: type) -> type:
+    """Derive a method that keeps all that it logs about each event."""
+
+    class Logging(snapshots_of(method)):
+        def _act_and_measure(self, trainer, pl_module):
+            values = super()._act_and_measure(trainer, pl_module)
+            self.logged = [*getattr(self, "logged", []), values]
+            return values
+
+    return Logging
+
+
+@pytest.mark.parametrize("method", [FIRECallback, FullReset, ShrinkAndPerturb, DASH])
+def test_before_and_after_are_those_of_the_exact_hessian_on_the_upcoming_data(method):
+    callback = logging(method)()
+    module = fitted(callback, module=Smooth())
+    assert len(callback.logged) == 2
+    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        batch = first_batch(chunk)
+        for moment, state in (("before", before), ("after", after)):
+            expected = exact_lambda_max(module, state, batch)
+            assert values[f"{callback.name}/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3), (chunk, moment)
+        assert values[f"{callback.name}/lambda_max_seconds"] > 0
+
+
+class Shuffled(GrowingData):
+    """With a sampler that has a random generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def train_dataloader(self):
+        data = dataset(size=12 * (self.chunk + 1))
+        return DataLoader(data, batch_size=6, sampler=RandomSampler(data, generator=self.generator))
+
+
+@pytest.mark.parametrize("data", [GrowingData, Shuffled])
+def test_training_is_the_same_to_the_bit_with_and_without(data):
+    results = []
+    for curvature in (True, False):
+        torch.manual_seed(0)
+        results.append(fitted(FIRECallback(curvature=curvature), module=Smooth(), data=data()))
+    with_it, without = results
+    assert_same_weights(with_it, without)
+    assert all(module.training for module in with_it.modules())
+
+
+def test_only_reinitialisers_measure_and_only_if_wanted():
+    assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
+    assert not ReDo().curvature
+    assert not ShrinkAndPerturb(log_measures=False).curvature
+    callback = logging(FIRECallback)(curvature=False)
+    fitted(callback)
+    assert not any("lambda_max" in key for values in callback.logged for key in values)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_it_is_of_the_float32_network_in_every_precision(precision):
+    callback = logging(FIRECallback)(steps=20)
+    module = fitted(callback, module=Smooth(), precision=precision)
+    for chunk, ((_, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        x, y = first_batch(chunk)
+        x = x.to(torch.bfloat16).float() if precision == "bf16-true" else x
+        assert values["fire/lambda_max_after"] == pytest.approx(exact_lambda_max(module, after, (x, y)), rel=5e-3)
+
+
+class Attention(PlainModule):
+    """Of the fused kernel, whose result has no second derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleDict({"qkv": nn.Linear(6, 18), "head": nn.Linear(6, 3)})
+        self.layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = self.layer(x.unsqueeze(1).expand(-1, 4, -1))
+        q, k, v = self.net["qkv"](x).chunk(3, -1)
+        x = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return nn.functional.cross_entropy(self.net["head"](x).mean(1), y)
+
+
+class Recurrent(PlainModule):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(6, 8, batch_first=True)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net[-1](self.rnn(x.unsqueeze(1))[0][:, -1]), y)
+
+
+@pytest.mark.parametrize("kind", [Attention, Recurrent])
+def test_attention_and_recurrent_layers_are_differentiated_twice(kind):
+    callback = logging(FIRECallback)()
+    fitted(callback, module=kind())
+    assert all(values["fire/lambda_max_before"] > 0 for values in callback.logged)
+
+
+def test_a_compiled_module_is_measured_in_eager_mode():
+    class Compiled(Smooth):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def configure_model(self):
+            def backend(graph, inputs):
+                def run(*arguments):
+                    self.calls += 1
+                    return graph.forward(*arguments)
+
+                return run
+
+            self.net.compile(backend=backend)
+
+    plain, compiled = logging(FIRECallback)(), logging(FIRECallback)()
+    fitted(plain, module=Smooth(), seed=1)
+    module = fitted(compiled, module=Compiled(), seed=1)
+    steps = 4 + 8 + 12
+    assert module.calls == steps  # those of training alone
+    for one, other in zip(plain.logged, compiled.logged, strict=True):
+        assert one["fire/lambda_max_after"] > 0
+        assert other["fire/lambda_max_after"] > 0
+
+
+class OnceOnly(PlainModule):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        one = torch.ones(len(x), dtype=torch.int64)
+        scores = self.net(x).log_softmax(-1).unsqueeze(0)  # (time, batch, classes)
+        return nn.functional.ctc_loss(scores, y.clamp_min(1).unsqueeze(1), one, one)
+
+
+def test_an_operation_without_second_derivative_costs_the_measure_only():
+    callback = logging(FIRECallback)()
+    with pytest.warns(
+        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* curvature=False does without it"
+    ):
+        fitted(callback, module=OnceOnly())
+    assert len(callback.logged) == 2
+    assert not any("lambda_max_after" in key for values in callback.logged for key in values)
+    assert all("fire/sfe" in values for values in callback.logged)
+
+
+class Stream(IterableDataset):
+    """Gives its samples once in all."""
+
+    def __init__(self, size):
+        self.samples = iter(dataset(size=size))
+
+    def __iter__(self):
+        return self.samples
+
+
+class StreamData(GrowingData):
+    def train_dataloader(self):
+        return DataLoader(Stream(12 * (self.chunk + 1)), batch_size=6)
+
+
+class Manual(PlainModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"data": StreamData()}, "the data of DataLoader may be there only once, and training needs it"),
+        (
+            {"module": Manual()},
+            "the training_step of manual optimization takes optimizer steps by itself; say",
+        ),
+    ],
+)
+def test_where_it_cannot_be_measured_it_says_why_and_the_event_comes_all_the_same(options, reason, caplog):
+    callback = logging(FIRECallback)()
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted(callback, **options)
+    assert len(callback.logged) == 2
+    assert not any("lambda_max" in key for values in callback.logged for key in values)
+    assert reason in caplog.text
+
+
+def test_manual_optimization_with_a_loss_is_measured():
+    callback = logging(FIRECallback)(loss=lambda module, batch: PlainModule.training_step(module, batch, 0))
+    fitted(callback, module=Manual())
+    assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
