@@ -29,7 +29,16 @@ if TYPE_CHECKING:
         wrap_heads,
     )
     from lightning_fire.optim import Muon, muon_groups
-    from lightning_fire.when import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Schedule
+    from lightning_fire.when import (
+        AnyOf,
+        AtEpochs,
+        AtFraction,
+        AtNewData,
+        EveryNEpochs,
+        EveryNSteps,
+        Schedule,
+        WhenMetric,
+    )
     from lightning_fire.where import HiddenMatrices, HiddenUnits, Parameters, Weights
 
 __all__ = [
@@ -59,6 +68,7 @@ __all__ = [
     "ShrinkAndPerturb",
     "UseMuon",
     "Weights",
+    "WhenMetric",
     "announce_new_data",
     "functional",
     "muon_groups",

@@ -5,9 +5,25 @@ loaded, no batch seen) and the start of a batch. A schedule is anything with `du
 those below also answer `problem(horizon)`, so that a schedule that can never be due is refused before training starts.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Reading(NamedTuple):
+    """A logged measure, as a schedule sees it.
+
+    Attributes:
+        value: The last value logged.
+        lowest: The lowest since the last event, or since the beginning.
+        highest: The highest likewise.
+        events: How often the method has acted so far.
+    """
+
+    value: float
+    lowest: float
+    highest: float
+    events: int = 0
 
 
 @dataclass(frozen=True)
@@ -22,6 +38,7 @@ class Clock:
         new_data: True at the start of the first epoch on the present data.
         progress: Share of training done, in [0, 1]; None if it has no known end.
         progress_before: The same at the moment before this one.
+        metrics: What is known at the start of an epoch of the logged measures that the schedule asks for, by key.
     """
 
     epoch: int
@@ -31,6 +48,7 @@ class Clock:
     new_data: bool = False
     progress: float | None = None
     progress_before: float | None = None
+    metrics: Mapping[str, Reading] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,11 @@ class Schedule:
         """
         raise NotImplementedError
 
+    @property
+    def watched(self) -> Sequence[str]:
+        """Keys of the logged measures that this schedule goes by."""
+        return ()
+
     def problem(self, horizon: Horizon) -> str | None:
         """Tell why this schedule can never be due within `horizon`, or None if it can.
 
@@ -92,6 +115,15 @@ def problem_of(schedule: Any, horizon: Horizon) -> str | None:
     """
     problem = getattr(schedule, "problem", None)
     return problem(horizon) if callable(problem) else None
+
+
+def watched_by(schedule: Any) -> Sequence[str]:
+    """Return the keys of the logged measures that a schedule goes by.
+
+    Args:
+        schedule: Anything with `due`.
+    """
+    return getattr(schedule, "watched", ())
 
 
 @dataclass(frozen=True)
@@ -235,6 +267,66 @@ class AtFraction(Schedule):
 
 
 @dataclass(frozen=True)
+class WhenMetric(Schedule):
+    """At the start of an epoch, when a logged measure has passed a threshold.
+
+    The measure is anything that the module or a callback logs at the end of epochs, such as
+    `plasticity/dormant_fraction` by `PlasticityMonitor`. After an event it must first come back before it can be due
+    again: an event that does not help is not repeated.
+
+    Args:
+        metric: Key of the measure, as in `trainer.callback_metrics`.
+        above: Due when the measure is above this value.
+        below: Due when it is below this value. One of the two must be given.
+        rearm: After an event, due again only once the measure has been at or beyond this value on the other side.
+            Default: the threshold itself. A value further away keeps a measure that trembles around the threshold from
+            causing event after event.
+
+    Raises:
+        ValueError: If not one of `above` and `below` is given, or `rearm` lies on the wrong side of it.
+
+    Example:
+        >>> schedule = WhenMetric("plasticity/dormant_fraction", above=0.2, rearm=0.1)
+        >>> schedule.due(Clock(epoch=3, step=30, metrics={schedule.metric: Reading(0.25, 0.0, 0.25)}))
+        True
+    """
+
+    metric: str
+    above: float | None = None
+    below: float | None = None
+    rearm: float | None = None
+
+    def __post_init__(self):
+        if (self.above is None) == (self.below is None):
+            raise ValueError(f"one of `above` and `below` must be given, got above={self.above}, below={self.below}")
+        if self.rearm is not None and (self.rearm > self.above if self.above is not None else self.rearm < self.below):
+            side, threshold = ("below", self.above) if self.above is not None else ("above", self.below)
+            raise ValueError(f"`rearm` must be at or {side} the threshold {threshold}, got {self.rearm}")
+
+    @property
+    def watched(self) -> Sequence[str]:
+        """The key of the measure."""
+        return (self.metric,)
+
+    def due(self, clock: Clock) -> bool:
+        """Tell whether the measure has passed the threshold, and was back before since the last event."""
+        reading = clock.metrics.get(self.metric)
+        if reading is None or not clock.epoch_start:
+            return False
+        if self.above is not None:
+            back = self.above if self.rearm is None else self.rearm
+            return reading.value > self.above and (reading.events == 0 or reading.lowest <= back)
+        back = self.below if self.rearm is None else self.rearm
+        return reading.value < self.below and (reading.events == 0 or reading.highest >= back)
+
+    def problem(self, horizon: Horizon) -> str | None:
+        """Tell whether training ends with the epoch in which the measure is logged for the first time."""
+        if horizon.max_epochs is not None and horizon.max_epochs < 2:
+            return f"training ends after epoch 0, before the measure is read (max_epochs={horizon.max_epochs})"
+        return None
+
+
+@dataclass(frozen=True)
 class AnyOf(Schedule):
     """Whenever at least one of several schedules is due.
 
@@ -253,6 +345,11 @@ class AnyOf(Schedule):
         for schedule in self.schedules:
             require_schedule(schedule)
         object.__setattr__(self, "schedules", tuple(self.schedules))
+
+    @property
+    def watched(self) -> Sequence[str]:
+        """The keys of all of them."""
+        return tuple(dict.fromkeys(key for schedule in self.schedules for key in watched_by(schedule)))
 
     def due(self, clock: Clock) -> bool:
         """Tell whether any of the schedules is due."""

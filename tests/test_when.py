@@ -16,8 +16,11 @@ from lightning_fire.when import (
     EveryNEpochs,
     EveryNSteps,
     Horizon,
+    Reading,
     Schedule,
+    WhenMetric,
     problem_of,
+    watched_by,
 )
 
 
@@ -168,3 +171,53 @@ def test_schedules_of_strangers():
     assert [step for step in range(9) if either.due(Clock(0, step))] == [3, 6, 7]
     assert problem_of(either, Horizon(max_epochs=1)) is None
     assert problem_of(Minimal(), Horizon(max_epochs=1)) is None
+
+
+def metric_events(schedule, values):
+    """Epochs at whose start `schedule` is due, where `values[i]` was logged at the end of epoch i."""
+    due, lowest, highest = [], None, None
+    for epoch in range(1, len(values) + 1):
+        value = values[epoch - 1]
+        lowest, highest = (value, value) if lowest is None else (min(lowest, value), max(highest, value))
+        if schedule.due(Clock(epoch, epoch, metrics={"m": Reading(value, lowest, highest, len(due))})):
+            due.append(epoch)
+            lowest = highest = value
+    return due
+
+
+def test_when_metric_acts_once_each_time_that_it_passes_the_threshold():
+    assert metric_events(WhenMetric("m", above=0.5), [0.1, 0.6, 0.7, 0.8]) == [2]
+    assert metric_events(WhenMetric("m", above=0.5), [0.6, 0.4, 0.6, 0.5, 0.51, 0.52]) == [1, 3, 5]
+    assert metric_events(WhenMetric("m", below=0.5), [0.6, 0.4, 0.3, 0.5, 0.2]) == [2, 5]
+
+
+def test_when_metric_with_hysteresis_does_not_tremble():
+    trembling = [0.6, 0.45, 0.6, 0.45, 0.6, 0.1, 0.6]
+    assert metric_events(WhenMetric("m", above=0.5), trembling) == [1, 3, 5, 7]
+    assert metric_events(WhenMetric("m", above=0.5, rearm=0.2), trembling) == [1, 7]
+    assert metric_events(WhenMetric("m", below=-0.5, rearm=-0.2), [-value for value in trembling]) == [1, 7]
+
+
+def test_when_metric_needs_a_reading_and_the_start_of_an_epoch():
+    schedule = WhenMetric("m", above=0.5)
+    assert not schedule.due(Clock(3, 30))
+    reading = {"m": Reading(0.7, 0.7, 0.7)}
+    assert not schedule.due(Clock(3, 31, epoch_start=False, metrics=reading))
+    assert not schedule.due(Clock(3, 30, metrics={"other": reading["m"]}))
+    assert schedule.due(Clock(3, 30, metrics=reading))
+    both = AnyOf([AtEpochs([1]), schedule, WhenMetric("n", below=0.0)])
+    assert watched_by(both) == ("m", "n")
+    assert both.due(Clock(3, 30, metrics=reading))
+    assert watched_by(AtNewData()) == ()
+
+
+def test_when_metric_refuses_what_makes_no_sense():
+    for wrong in ({}, {"above": 1.0, "below": 0.0}):
+        with pytest.raises(ValueError, match="one of `above` and `below` must be given"):
+            WhenMetric("m", **wrong)
+    with pytest.raises(ValueError, match=re.escape("`rearm` must be at or below the threshold 0.5, got 0.6")):
+        WhenMetric("m", above=0.5, rearm=0.6)
+    with pytest.raises(ValueError, match=re.escape("`rearm` must be at or above the threshold 0.5, got 0.4")):
+        WhenMetric("m", below=0.5, rearm=0.4)
+    assert "before the measure is read" in problem_of(WhenMetric("m", above=0.5), Horizon(max_epochs=1))
+    assert problem_of(WhenMetric("m", above=0.5), Horizon(max_epochs=2)) is None

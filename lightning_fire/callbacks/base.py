@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
 from lightning_fire.callbacks.upcoming_batch import curvature_around
-from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule
+from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
 
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
@@ -148,6 +148,7 @@ class EventCallback(TimedCallback):
     ):
         super().__init__(name)
         self.when = _one_schedule(when)
+        self.timekeeper = Timekeeper(watched_by(self.when))
         self.curvature, self.loss = curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
@@ -206,11 +207,16 @@ class EventCallback(TimedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.num_events == self._events_before:
             rank_zero_info(f"{type(self).__name__} did not act in this fit: {self.when} was never due.")
+        if unseen := [key for key in watched_by(self.when) if key not in self.timekeeper.readings]:
+            rank_zero_warn(
+                f"{type(self).__name__} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
+                f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
+            )
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
             return
-        self.timekeeper.last_event = clock.step
+        self.timekeeper.note_event(clock)
         self.num_events += 1
         values = self._act_and_measure(trainer, pl_module)
         rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values)}")

@@ -1,13 +1,15 @@
 """Reads the `Clock` of a Lightning Trainer, and tells when its data is new."""
 
+import math
 import operator
 import weakref
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lightning_fire.when import Clock, Horizon
+from lightning_fire.when import Clock, Horizon, Reading
 
 
 class Timekeeper:
@@ -16,9 +18,15 @@ class Timekeeper:
     Data is new when the DataModule's whole number `chunk` changes, when `fit` is called with another DataModule or
     loader than the last time, or when `announce` was called. What training begins with is never new, whatever its
     number.
+
+    Args:
+        watched: Keys of logged measures to read.
     """
 
-    def __init__(self):
+    def __init__(self, watched: Sequence[str] = ()):
+        self.readings: dict[str, Reading] = {}
+        self._watched = tuple(watched)
+        self._trainer: Any = None  # weak reference
         self.last_event: int | None = None  # steps done at the last event of this training
         self._step = 0
         self._global_step = 0  # that `_step` belongs to
@@ -52,7 +60,20 @@ class Timekeeper:
         elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
             self._step, self.last_event = _batches_with_steps(trainer), None
         self._global_step = trainer.global_step
+        self._trainer = weakref.ref(trainer)
         self._fitting = True
+
+    def note_event(self, clock: Clock) -> None:
+        """Remember that the method acts.
+
+        Args:
+            clock: The moment.
+        """
+        self.last_event = clock.step
+        self.readings = {
+            key: Reading(reading.value, reading.value, reading.value, reading.events + 1)
+            for key, reading in self.readings.items()
+        }
 
     def tick(self, trainer: Trainer) -> bool:
         """Notice, and tell, whether the batch that has just ended made an optimizer step.
@@ -99,6 +120,9 @@ class Timekeeper:
         new_data = self._look_at_data(trainer) if epoch_start else False
         if epoch_start:
             self._epoch = epoch
+            if self._watched:  # every rank goes by the measures of rank 0
+                logged = {key: float(value) for key, value in trainer.callback_metrics.items() if key in self._watched}
+                self.readings = self._updated_readings(trainer.strategy.broadcast(logged))
         before, self._moment = self._moment or (epoch - 1, trainer.global_step - 1), (epoch, trainer.global_step)
         return Clock(
             epoch=epoch,
@@ -108,7 +132,18 @@ class Timekeeper:
             new_data=new_data,
             progress=horizon.progress(*self._moment),
             progress_before=horizon.progress(*before),
+            metrics=dict(self.readings) if epoch_start else {},
         )
+
+    def _updated_readings(self, values: Mapping[str, Any]) -> dict[str, Reading]:
+        """Return the readings with what has been logged since; NaN says nothing."""
+        readings = dict(self.readings)
+        for key in self._watched:
+            value = float(values.get(key, math.nan))
+            if not math.isnan(value):
+                _, lowest, highest, events = readings.get(key, Reading(value, value, value))
+                readings[key] = Reading(value, min(lowest, value), max(highest, value), events)
+        return readings
 
     def _look_at_data(self, trainer: Trainer) -> bool:
         """Bring the count of changes up to date; return whether this is the first epoch on the present data."""
@@ -133,10 +168,12 @@ class Timekeeper:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the data source out of copies and pickles: a copy takes the first data it sees for the present one."""
-        return {**vars(self), "_source": None}
+        return {**vars(self), "_source": None, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run must know, as plain values."""
+        """Return all that a resumed run must know, as plain values; of an epoch that has ended, also what it logged."""
+        trainer = self._trainer() if self._fitting and self._watched else None
+        readings = self._updated_readings({} if trainer is None else trainer.callback_metrics)
         return {
             "step": self._step,
             "global_step": self._global_step,
@@ -146,6 +183,7 @@ class Timekeeper:
             "number": self._number,
             "announced": self._announced,
             "last_event": self.last_event,
+            "readings": {key: list(reading) for key, reading in readings.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -160,6 +198,7 @@ class Timekeeper:
         self._announced |= state["announced"]  # one of before this fit counts as well
         self._source = None  # of a fit in this process, not of the one that wrote the checkpoint
         self.last_event = state["last_event"]
+        self.readings = {key: Reading(*reading) for key, reading in state["readings"].items()}
         self._restored = True
 
 

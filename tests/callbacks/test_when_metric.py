@@ -1,0 +1,92 @@
+"""`WhenMetric` in real fits: it sees what was logged, acts on it, and a resume goes on alike."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainData, PlainModule, assert_same_weights, fitted
+
+from lightning_fire import AtEpochs, FIRECallback, WhenMetric
+
+MEASURE = {0: 0.1, 1: 0.6, 2: 0.7, 3: 0.3, 4: 0.3, 5: 0.9, 6: 0.9}  # at the end of an epoch
+
+
+class Measuring(PlainModule):
+    """Logs `MEASURE` in one of the ways that there are."""
+
+    def __init__(self, way: str = "module"):
+        super().__init__()
+        self.way = way
+
+    def training_step(self, batch, batch_idx):
+        if self.way == "step":
+            self.log("measure", MEASURE[self.current_epoch], on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        if self.way == "module":
+            self.log("measure", MEASURE[self.current_epoch])
+
+
+class LogsInACallback(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        pl_module.log("measure", MEASURE[trainer.current_epoch])
+
+
+class Spy(FIRECallback):
+    """Keeps the epochs in which it acted."""
+
+    def act(self, trainer, pl_module):
+        self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
+        return super().act(trainer, pl_module)
+
+
+def spy(**options) -> Spy:
+    return Spy(WhenMetric("measure", **options), curvature=False)
+
+
+@pytest.mark.parametrize("way", ["module", "step", "callback before", "callback after"])
+def test_it_acts_at_the_start_of_the_epoch_after_the_measure_has_passed(way):
+    method = spy(above=0.5)
+    callbacks = {"callback before": [LogsInACallback(), method], "callback after": [method, LogsInACallback()]}
+    fitted(*callbacks.get(way, [method]), data=PlainData(), module=Measuring(way), max_epochs=7)
+    assert method.epochs == [2, 6]
+
+
+def test_rearm_and_other_schedules_beside_it():
+    method = spy(above=0.5, rearm=0.2)
+    fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
+    assert method.epochs == [2]
+    method = Spy([WhenMetric("measure", above=0.5), AtEpochs([5])], curvature=False)
+    fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
+    assert method.epochs == [2, 5, 6]  # at 5 the measure was low
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4, 5])
+def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
+    torch.manual_seed(0)
+    whole = fitted(
+        spy(above=0.5),
+        ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1),
+        data=PlainData(),
+        module=Measuring(),
+        max_epochs=7,
+    )
+    method = spy(above=0.5)
+    resumed = fitted(
+        method, data=PlainData(), module=Measuring(), max_epochs=7, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+    )
+    assert getattr(method, "epochs", []) == [e for e in (2, 6) if e > epoch]
+    assert_same_weights(resumed, whole)
+
+
+def test_a_measure_that_nobody_logs_is_told():
+    with pytest.warns(UserWarning, match=r"waits for mesure, which nobody has logged .* logged were measure"):
+        fitted(Spy(WhenMetric("mesure", above=0.5)), data=PlainData(), module=Measuring(), max_epochs=2)
+
+
+def test_a_measure_that_is_nan_says_nothing(monkeypatch):
+    monkeypatch.setitem(MEASURE, 0, float("nan"))
+    method = spy(above=0.5)
+    fitted(method, data=PlainData(), module=Measuring(), max_epochs=3)
+    assert method.epochs == [2]
