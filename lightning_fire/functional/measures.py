@@ -7,6 +7,8 @@ All functions take matrices of shape `(..., m, n)` and reduce the last two dimen
 import torch
 from torch import Tensor
 
+from lightning_fire.functional.checks import real
+
 
 def dfi(matrix: Tensor) -> Tensor:
     """Deviation from isometry as the paper defines it: ‖WᵀW − I‖_F² (paper, eq. 2).
@@ -28,7 +30,7 @@ def dfi(matrix: Tensor) -> Tensor:
         >>> dfi(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
         tensor(9.)
     """
-    matrix = _real(matrix, "matrix")
+    matrix = real(matrix, "matrix")
     rows, columns = matrix.shape[-2:]
     floor = max(columns - rows, 0)  # ‖WᵀW − I_n‖² = ‖WWᵀ − I_m‖² + n − m for m < n
     return (_small_gram(matrix) - _identity_like(matrix)).square().sum((-2, -1)) + floor
@@ -57,7 +59,7 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
         >>> dfi_normalized(torch.diag(torch.tensor([1.0, 3.0])))
         tensor(0.6400)
     """
-    matrix = _real(matrix, "matrix")
+    matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return matrix.new_zeros(matrix.shape[:-2])
     short = min(matrix.shape[-2:])
@@ -87,7 +89,7 @@ def sfe(before: Tensor, after: Tensor) -> Tensor:
         >>> sfe(torch.zeros(2, 2), torch.ones(2, 2))
         tensor(4.)
     """
-    before, after = _real(before, "before"), _real(after, "after")
+    before, after = real(before, "before"), real(after, "after")
     if before.shape != after.shape:
         raise ValueError(
             f"`before` and `after` must have one shape, got {tuple(before.shape)} and {tuple(after.shape)}"
@@ -117,7 +119,7 @@ def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
         tensor(1.)
     """
     error = sfe(before, after)
-    return torch.where(error == 0, 0.0, error / _real(before, "before").square().sum((-2, -1)))
+    return torch.where(error == 0, 0.0, error / real(before, "before").square().sum((-2, -1)))
 
 
 def _small_gram(matrix: Tensor) -> Tensor:
@@ -128,11 +130,3 @@ def _small_gram(matrix: Tensor) -> Tensor:
 
 def _identity_like(matrix: Tensor) -> Tensor:
     return torch.eye(min(matrix.shape[-2:]), dtype=matrix.dtype, device=matrix.device)
-
-
-def _real(tensor: Tensor, name: str) -> Tensor:
-    if not tensor.is_floating_point():
-        raise TypeError(f"`{name}` must be of a real floating dtype, got {tensor.dtype}")
-    if tensor.ndim < 2:
-        raise ValueError(f"`{name}` must have at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
