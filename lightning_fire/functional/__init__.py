@@ -1,6 +1,11 @@
 """WHAT a method does: pure functions, tensors in, new tensors out. Imports torch only."""
 
 from lightning_fire.functional.curvature import Eigenvalue, hessian_product, largest_eigenvalue, loss_curvature
+from lightning_fire.functional.features import (
+    feature_covariance_shift,
+    feature_covariance_shift_of,
+    normalized_feature_covariance,
+)
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.muon import muon_direction
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
@@ -12,11 +17,23 @@ from lightning_fire.functional.penalties import (
     unit_scale_gradient,
     unit_scale_penalty,
 )
+from lightning_fire.functional.ranks import (
+    entropy_rank,
+    entropy_rank_of,
+    srank,
+    srank_of,
+    stable_rank,
+    stable_rank_of,
+)
+from lightning_fire.functional.recovery import accuracy_drop, recovery_time
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
+from lightning_fire.functional.spectra import singular_values, singular_values_of_gram
 from lightning_fire.functional.units import (
     NEVER,
     contribution_utility,
     dormancy_score,
+    dormant,
+    dormant_fraction,
     least_useful,
     silence_threshold,
 )
@@ -24,12 +41,19 @@ from lightning_fire.functional.units import (
 __all__ = [
     "NEVER",
     "Eigenvalue",
+    "accuracy_drop",
     "as_matrices",
     "contribution_utility",
     "dash",
     "dfi",
     "dfi_normalized",
     "dormancy_score",
+    "dormant",
+    "dormant_fraction",
+    "entropy_rank",
+    "entropy_rank_of",
+    "feature_covariance_shift",
+    "feature_covariance_shift_of",
     "fire",
     "hessian_product",
     "l2_init_gradient",
@@ -38,14 +62,22 @@ __all__ = [
     "least_useful",
     "loss_curvature",
     "muon_direction",
+    "normalized_feature_covariance",
     "orthogonalize",
     "parseval_gradient",
     "parseval_penalty",
     "polar",
+    "recovery_time",
     "sfe",
     "sfe_normalized",
     "shrink_and_perturb",
     "silence_threshold",
+    "singular_values",
+    "singular_values_of_gram",
+    "srank",
+    "srank_of",
+    "stable_rank",
+    "stable_rank_of",
     "unit_scale_gradient",
     "unit_scale_penalty",
 ]

@@ -13,18 +13,65 @@ def dormancy_score(activity: Tensor) -> Tensor:
     Source: Sokar et al., The dormant neuron phenomenon in deep reinforcement learning, ICML 2023, eq. 1.
 
     Args:
-        activity: Mean of |h| over samples and places, shape `(units,)`, at least 0.
+        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0.
 
     Returns:
-        Shape `(units,)`, at least 0, 1 on average; all 0 where no unit does anything.
+        Shape `(..., units)`, at least 0, 1 on average; all 0 where no unit does anything.
 
     Example:
         >>> import torch
         >>> dormancy_score(torch.tensor([0.0, 1.0, 3.0, 4.0]))
         tensor([0.0000, 0.5000, 1.5000, 2.0000])
     """
-    mean = activity.mean()
+    mean = activity.mean(-1, keepdim=True)
     return torch.where(mean > 0, activity / mean, torch.zeros_like(activity))
+
+
+def dormant(activity: Tensor, threshold: float) -> Tensor:
+    """Return which units are dormant: score at most τ.
+
+    Source: Sokar et al., ICML 2023, as `dormancy_score`. The FIRE paper's text has s < τ.
+
+    Args:
+        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0; any other scale will do.
+        threshold: τ, at least 0.
+
+    Returns:
+        Bool (..., units).
+
+    Raises:
+        ValueError: If `threshold` is below 0.
+
+    Example:
+        >>> import torch
+        >>> dormant(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.5)
+        tensor([ True,  True, False, False])
+    """
+    if threshold < 0:
+        raise ValueError(f"`threshold` must be at least 0, got {threshold}")
+    return dormancy_score(activity) <= threshold
+
+
+def dormant_fraction(activity: Tensor, threshold: float) -> Tensor:
+    """Return how many of the units are dormant.
+
+    Args:
+        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0; any other scale will do.
+        threshold: τ, at least 0.
+
+    Returns:
+        Fraction in [0, 1], shape `(...)`, dtype of `activity`; NaN where an activity is NaN or Inf, or units are none.
+
+    Raises:
+        ValueError: If `threshold` is below 0.
+
+    Example:
+        >>> import torch
+        >>> dormant_fraction(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.025)
+        tensor(0.2500)
+    """
+    fraction = dormant(activity, threshold).to(activity.dtype).mean(-1)
+    return fraction.masked_fill(~activity.isfinite().all(-1), torch.nan)
 
 
 def contribution_utility(activity: Tensor, outgoing: Tensor) -> Tensor:

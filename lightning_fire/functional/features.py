@@ -1,0 +1,99 @@
+"""How far the features of the same samples have moved, whatever their rotation and scale (stability)."""
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional.checks import real
+from lightning_fire.functional.orthogonal import unit_norm
+
+
+def normalized_feature_covariance(features: Tensor) -> Tensor:
+    """Return C = H Hᵀ / ‖H‖_F²: how alike the samples are to each other, as features H see them.
+
+    Source: paper, theorem "SFE bounds output feature covariance". Features are not centred.
+
+    Args:
+        features: H, shape `(..., samples, features)`, real floating dtype.
+
+    Returns:
+        Shape `(..., samples, samples)`, symmetric, positive semi-definite, of trace 1; 0 for features of zeros.
+        float32, or float64 for float64 input.
+
+    Raises:
+        TypeError: If `features` is not of a real floating dtype.
+        ValueError: If `features` has fewer than 2 dimensions.
+
+    Example:
+        >>> import torch
+        >>> normalized_feature_covariance(torch.tensor([[3.0], [4.0]]))
+        tensor([[0.3600, 0.4800],
+                [0.4800, 0.6400]])
+    """
+    unit = _unit(real(features, "features"))
+    return unit @ unit.mT
+
+
+def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
+    """Return ‖C − C̃‖_F, the distance between normalised feature covariances; paper, same theorem.
+
+    Computed in float64, with matrices no larger than samples or features, whichever are fewer. Where features are fewer
+    the difference of nearly equal numbers is taken, and shifts below about 1e-8 cannot be told from 0.
+
+    Args:
+        before: Features of the samples, shape `(..., samples, features)`, real floating dtype.
+        after: Other features of the same samples, shape `(..., samples, other features)`.
+
+    Returns:
+        Shape `(...)`, in [0, √2]; float32, or float64 where an input is float64.
+
+    Raises:
+        TypeError: If an input is not of a real floating dtype.
+        ValueError: If an input has fewer than 2 dimensions, or the numbers of samples differ.
+
+    Example:
+        >>> import torch
+        >>> before, after = torch.eye(3, 2), torch.eye(3, 1)  # C is diag(½, ½, 0), then diag(1, 0, 0)
+        >>> feature_covariance_shift(before, after)
+        tensor(0.7071)
+    """
+    before, after = real(before, "before"), real(after, "after")
+    if before.shape[:-1] != after.shape[:-1]:
+        raise ValueError(
+            f"`before` and `after` must be features of the same samples, got {tuple(before.shape)} and"
+            f" {tuple(after.shape)}"
+        )
+    dtype = torch.promote_types(before.dtype, after.dtype)
+    f, g = _unit(before.double()), _unit(after.double())
+    if f.shape[-2] <= min(f.shape[-1], g.shape[-1]):
+        return torch.linalg.matrix_norm(f @ f.mT - g @ g.mT).to(dtype)
+    return feature_covariance_shift_of(f.mT @ f, g.mT @ g, f.mT @ g).to(dtype)
+
+
+def feature_covariance_shift_of(before: Tensor, after: Tensor, cross: Tensor) -> Tensor:
+    """Return `feature_covariance_shift` from sums over samples, which can be taken batch by batch.
+
+    ‖C − C̃‖_F² = ‖FᵀF‖_F² + ‖GᵀG‖_F² − 2 ‖FᵀG‖_F² for F, G divided by their norms.
+
+    Args:
+        before: FᵀF, shape `(..., m, m)`, float64 advised.
+        after: GᵀG, shape `(..., n, n)`.
+        cross: FᵀG, shape `(..., m, n)`.
+
+    Returns:
+        Shape `(...)`, at least 0.
+    """
+    size_before, size_after = _trace_root(before), _trace_root(after)
+    before, after = before / size_before / size_before, after / size_after / size_after
+    cross = cross / size_before / size_after
+    squared = before.square().sum((-2, -1)) + after.square().sum((-2, -1)) - 2 * cross.square().sum((-2, -1))
+    return squared.clamp_min(0).sqrt()
+
+
+def _unit(features: Tensor) -> Tensor:
+    return unit_norm(features) if features.numel() else features
+
+
+def _trace_root(gram: Tensor) -> Tensor:
+    """‖F‖_F from FᵀF, `(..., 1, 1)`; 1 for zeros."""
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return trace.masked_fill(trace == 0, 1.0).sqrt()

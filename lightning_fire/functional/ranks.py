@@ -1,0 +1,136 @@
+"""How many directions a matrix of features or weights uses: ranks that see size, not only zeros.
+
+Each comes twice: of a matrix, and of singular values that are already known (`…_of`). None knows the scale of the
+matrix; all are 0 for a matrix of zeros or without entries.
+"""
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional.spectra import singular_values
+
+
+def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
+    """Return the effective rank: the least k for which the k largest singular values hold the share 1 − δ of their sum.
+
+    Source: Kumar et al., Implicit under-parameterization inhibits data-efficient deep reinforcement learning, ICLR
+    2021; paper, theorem "DfI controls effective rank". Features are not centred.
+
+    Args:
+        matrix: Shape `(..., m, n)`, real floating dtype, finite; for features `(..., samples, features)`.
+        delta: δ, the share that may be missing, in [0, 1).
+
+    Returns:
+        Shape `(...)`, int64, in [0, min(m, n)].
+
+    Raises:
+        TypeError: If `matrix` is not of a real floating dtype.
+        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf, or `delta` is out of range.
+
+    Example:
+        >>> import torch
+        >>> srank(torch.diag(torch.tensor([50.0, 49.0, 0.6, 0.4])), delta=0.01)
+        tensor(2)
+    """
+    return srank_of(singular_values(matrix), delta)
+
+
+def srank_of(values: Tensor, delta: float = 0.01) -> Tensor:
+    """Return `srank` from singular values.
+
+    Args:
+        values: Shape `(..., r)`, at least 0, finite, in any order.
+        delta: δ, in [0, 1).
+
+    Returns:
+        Shape `(...)`, int64. Equal up to rounding counts as reached, so r equal values give ⌈(1 − δ)·r⌉.
+
+    Raises:
+        ValueError: If `delta` is out of range.
+    """
+    if not 0 <= delta < 1:
+        raise ValueError(f"`delta` must be at least 0 and below 1, got {delta}")
+    held = _relative(values).sort(-1, descending=True).values.double().cumsum(-1)
+    rounding = values.shape[-1] * torch.finfo(values.dtype).eps
+    return (held < (1 - delta - rounding) * held[..., -1:]).sum(-1) + held[..., -1:].gt(0).sum(-1)
+
+
+def stable_rank(matrix: Tensor) -> Tensor:
+    """Return the stable rank ‖W‖_F² / σ_max²: how many directions as strong as the strongest there are.
+
+    Source: Rudelson and Vershynin, Sampling from large matrices, Journal of the ACM 54(4), 2007.
+
+    Args:
+        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+
+    Returns:
+        Shape `(...)`, in [1, min(m, n)], or 0; float32, or float64 for float64 input.
+
+    Raises:
+        TypeError: If `matrix` is not of a real floating dtype.
+        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+
+    Example:
+        >>> import torch
+        >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
+        tensor(1.5000)
+    """
+    return stable_rank_of(singular_values(matrix))
+
+
+def stable_rank_of(values: Tensor) -> Tensor:
+    """Return `stable_rank` from singular values.
+
+    Args:
+        values: Shape `(..., r)`, at least 0, finite, in any order.
+
+    Returns:
+        Shape `(...)`.
+    """
+    return _relative(values).square().sum(-1)
+
+
+def entropy_rank(matrix: Tensor) -> Tensor:
+    """Return the exponential of the entropy of σ / Σσ: how many equal singular values would be as spread out.
+
+    Source: Roy and Vetterli, The effective rank: a measure of effective dimensionality, EUSIPCO 2007.
+
+    Args:
+        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+
+    Returns:
+        Shape `(...)`, in [1, min(m, n)], or 0; float32, or float64 for float64 input.
+
+    Raises:
+        TypeError: If `matrix` is not of a real floating dtype.
+        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+
+    Example:
+        >>> import torch
+        >>> entropy_rank(torch.diag(torch.tensor([3.0, 3.0, 0.0])))
+        tensor(2.)
+    """
+    return entropy_rank_of(singular_values(matrix))
+
+
+def entropy_rank_of(values: Tensor) -> Tensor:
+    """Return `entropy_rank` from singular values.
+
+    Args:
+        values: Shape `(..., r)`, at least 0, finite, in any order.
+
+    Returns:
+        Shape `(...)`.
+    """
+    relative = _relative(values)
+    total = relative.sum(-1, keepdim=True)
+    entropy = torch.special.entr(relative / total.masked_fill(total == 0, 1.0)).sum(-1)
+    return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
+
+
+def _relative(values: Tensor) -> Tensor:
+    """Singular values beside the largest, `(..., max(r, 1))`; zeros stay zero."""
+    if values.shape[-1] == 0:
+        return values.new_zeros(*values.shape[:-1], 1)
+    largest = values.amax(-1, keepdim=True)
+    return values / largest.masked_fill(largest == 0, 1.0)
