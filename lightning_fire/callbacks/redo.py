@@ -11,7 +11,7 @@ from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.initial_values import seed_of_draw
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data
 from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
-from lightning_fire.functional import dormancy_score
+from lightning_fire.functional import dormant
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -82,10 +82,10 @@ class ReDo(WithHiddenUnits, EventCallback):
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         activities = self._activities(trainer, pl_module)
-        dormant = [(dormancy_score(activity) <= self.threshold).nonzero().flatten() for activity in activities]
-        chosen = list(zip(self.layers, dormant, strict=True))
+        resets = [dormant(activity, self.threshold).nonzero().flatten() for activity in activities]
+        chosen = list(zip(self.layers, resets, strict=True))
         reset_units(chosen, seed_of_draw(self.seed, self.num_events), trainer.optimizers)
-        number, units = sum(map(len, dormant)), sum(layer.size for layer in self.layers)
+        number, units = sum(map(len, resets)), sum(layer.size for layer in self.layers)
         values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
         if self.log_layers:
             values |= {
