@@ -12,6 +12,7 @@ import lightning_fire
 PUBLIC = [
     "lightning_fire",
     "lightning_fire.functional",
+    "lightning_fire.metrics",
     "lightning_fire.callbacks",
     "lightning_fire.nets",
     "lightning_fire.modules",
