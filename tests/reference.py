@@ -1,6 +1,7 @@
 """Slow, obvious versions of what the package computes: loops, float64, no shared code with it."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -89,6 +90,39 @@ def dormant(activations: Tensor, threshold: float) -> list[int]:
     means = [float(activations[:, unit].double().abs().mean()) for unit in range(activations.shape[1])]
     layer = sum(means) / len(means)
     return [unit for unit, mean in enumerate(means) if (mean / layer if layer else 0.0) <= threshold]
+
+
+def srank(matrix: Tensor, delta: float) -> int:
+    """Kumar et al., literally: singular values of one `(m, n)` matrix, added up one by one, in float64."""
+    values = torch.linalg.svdvals(matrix.double()).tolist()
+    return next(k for k in range(1, len(values) + 1) if sum(values[:k]) >= (1 - delta) * sum(values))
+
+
+def stable_rank(matrix: Tensor) -> Tensor:
+    """‖W‖_F² / ‖W‖₂² of one `(m, n)` matrix, in float64."""
+    return matrix.double().square().sum() / torch.linalg.matrix_norm(matrix.double(), ord=2) ** 2
+
+
+def entropy_rank(matrix: Tensor) -> float:
+    """exp(−Σ p log p) with p = σ / Σσ of one `(m, n)` matrix, in float64."""
+    values = torch.linalg.svdvals(matrix.double()).tolist()
+    shares = [value / sum(values) for value in values if value > 0]
+    return math.exp(-sum(p * math.log(p) for p in shares))
+
+
+def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
+    """‖C − C̃‖_F of features `(samples, features)`, by way of the matrices of samples by samples, in float64."""
+    before, after = before.double(), after.double()
+    c = before @ before.T / before.norm() ** 2
+    return (c - after @ after.T / after.norm() ** 2).norm()
+
+
+def recovery_time(accuracy: list[float], reference: float) -> float:
+    """Epochs until one curve reaches the reference, Inf if it does not."""
+    for epoch, value in enumerate(accuracy, start=1):
+        if value >= reference:
+            return float(epoch)
+    return math.inf
 
 
 def muon(weight: Tensor, gradients: list[Tensor], lr: float, momentum=0.95, decay=0.0, nesterov=True, scale="original"):

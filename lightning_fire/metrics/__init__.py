@@ -1,4 +1,4 @@
-"""Measures of plasticity and stability as torchmetrics classes: fed in batches, summed over processes, logged by `self.log`."""
+"""Measures of plasticity and stability as torchmetrics classes: fed in batches, summed over processes."""
 
 from lightning_fire.metrics.deviation_from_isometry import DeviationFromIsometry
 from lightning_fire.metrics.dormant_fraction import DormantFraction

@@ -77,7 +77,6 @@ class Sums(Metric):
         if self._dtype_convert:
             return super()._apply(fn, exclude_state)
 
-
         def moved(state: Tensor) -> Tensor:
             new = fn(state)
             return new if new.dtype == state.dtype else state.to(new.device)

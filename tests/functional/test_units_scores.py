@@ -1,18 +1,28 @@
 """Scores of hidden units, by hand and against the slow version."""
 
+import pytest
 import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_fire.functional import NEVER, contribution_utility, dormancy_score, least_useful, silence_threshold
+from lightning_fire.functional import (
+    NEVER,
+    contribution_utility,
+    dfi,
+    dormancy_score,
+    dormant,
+    dormant_fraction,
+    least_useful,
+    silence_threshold,
+)
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.floats(0, 2))
 def test_dormant_units_are_those_of_the_slow_version(samples, units, threshold):
     activations = torch.randn(samples, units).relu()
     scores = dormancy_score(activations.abs().mean(0))
-    found = (scores <= threshold).nonzero().flatten().tolist()
+    found = dormant(activations.abs().mean(0), threshold).nonzero().flatten().tolist()
     near = {int(unit) for unit in ((scores - threshold).abs() < 1e-5).nonzero()}
     assert set(found) ^ set(reference.dormant(activations, threshold)) <= near
 
@@ -24,6 +34,34 @@ def test_a_layer_that_does_nothing_is_dormant_as_a_whole():
 def test_scores_do_not_know_the_scale_of_a_layer():
     activity = torch.tensor([0.0, 1.0, 3.0])
     torch.testing.assert_close(dormancy_score(1e-20 * activity), dormancy_score(activity))
+
+
+def test_leading_dimensions_are_a_batch_of_layers():
+    activity = torch.tensor([[0.0, 1.0, 3.0, 4.0], [0.0, 0.0, 0.0, 0.0]])
+    assert dormancy_score(activity).tolist() == [[0.0, 0.5, 1.5, 2.0], [0.0] * 4]
+    assert dormant(activity, 0.5).tolist() == [[True, True, False, False], [True] * 4]
+    assert dormant_fraction(activity, 0.5).tolist() == [0.5, 1.0]
+
+
+def test_dormant_fraction_by_hand():
+    assert dormant_fraction(torch.tensor([0.0, 1.0, 3.0, 4.0]), 0) == 0.25  # at most, not below
+    assert dormant_fraction(torch.tensor([1.0, 1.0, 1.0]), 1.0) == 1
+    assert dormant_fraction(torch.tensor([1.0, torch.nan]), 0.1).isnan()
+    assert dormant_fraction(torch.tensor([1.0, torch.inf]), 0.1).isnan()
+    with pytest.raises(ValueError, match=r"`threshold` must be at least 0, got -0\.1"):
+        dormant(torch.ones(3), -0.1)
+
+
+@given(st.integers(1, 6), st.integers(0, 2**16), st.floats(0, 0.3))
+def test_dfi_bounds_the_scores(units, seed, noise):
+    """Paper, theorem "Minimizing DfI increases neuron activity score": E|relu⟨z, w⟩| is a multiple of ‖w‖."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.linalg.qr(torch.randn(8, units, generator=generator, dtype=torch.float64))[0]
+    weight = weight + noise / units * torch.randn(8, units, generator=generator, dtype=torch.float64)
+    epsilon = dfi(weight).sqrt()
+    if epsilon < 1:
+        scores, bound = dormancy_score(weight.norm(dim=0)), ((1 - epsilon) / (1 + epsilon)).sqrt()
+        assert bound - 1e-12 <= scores.min() <= scores.max() <= 1 / bound + 1e-12
 
 
 def test_utility_and_choice_by_hand():
