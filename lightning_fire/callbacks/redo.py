@@ -1,19 +1,17 @@
 """ReDo: recycling dormant neurons (Sokar et al., ICML 2023)."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
+from lightning_fire.callbacks.activities import mean_activities
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.initial_values import seed_of_draw
-from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.callbacks.probe import Forward
 from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
 from lightning_fire.functional import dormant
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
-from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.where import HiddenUnits
 
 
 class ReDo(WithHiddenUnits, EventCallback):
@@ -81,7 +79,7 @@ class ReDo(WithHiddenUnits, EventCallback):
             super().at(trainer, pl_module, clock)
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        activities = self._activities(trainer, pl_module)
+        activities = mean_activities(trainer, pl_module, self.layers, self.num_batches, self.forward)
         resets = [dormant(activity, self.threshold).nonzero().flatten() for activity in activities]
         chosen = list(zip(self.layers, resets, strict=True))
         reset_units(chosen, seed_of_draw(self.seed, self.num_events), trainer.optimizers)
@@ -92,29 +90,3 @@ class ReDo(WithHiddenUnits, EventCallback):
                 f"{self.name}.layers/dormant_fraction/{layer.name}": len(dead) / layer.size for layer, dead in chosen
             }
         return values
-
-    @torch.no_grad()
-    def _activities(self, trainer: Trainer, pl_module: LightningModule) -> list[Tensor]:
-        """Return, for each layer, the mean of |h| over samples, places and ranks, shape `(units,)`."""
-        sums = [torch.zeros(layer.size, device=pl_module.device) for layer in self.layers]
-        counts = [0] * len(self.layers)
-
-        def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
-            def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-                activity = layer.activity(args[0].detach())
-                sums[index] += activity.abs().sum(0, dtype=torch.float32)
-                counts[index] += len(activity)
-
-            return hook
-
-        handles = [
-            layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(self.layers)
-        ]
-        try:
-            forward_on_new_data(trainer, pl_module, self.num_batches, self.forward)
-        finally:
-            for handle in handles:
-                handle.remove()
-        means = torch.cat([total / count for total, count in zip(sums, counts, strict=True)])
-        means = trainer.strategy.reduce(means, reduce_op="mean")
-        return list(means.split([layer.size for layer in self.layers]))

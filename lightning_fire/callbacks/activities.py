@@ -1,0 +1,53 @@
+"""How active hidden units are on batches of the training data."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.where import UnitLayer
+
+
+@torch.no_grad()
+def mean_activities(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    layers: Sequence[UnitLayer],
+    num_batches: int,
+    forward: Forward | None = None,
+) -> list[Tensor]:
+    """Return, for each layer of units, the mean of |h| over samples, places and ranks.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module, in the modes in which it shall run.
+        layers: Layers of its hidden units.
+        num_batches: Batches to look at, at most an epoch of them.
+        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
+
+    Returns:
+        A tensor for each layer, shape `(units,)`, float32.
+    """
+    sums = [torch.zeros(layer.size, device=pl_module.device) for layer in layers]
+    counts = [0] * len(layers)
+
+    def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            activity = layer.activity(args[0].detach())
+            sums[index] += activity.abs().sum(0, dtype=torch.float32)
+            counts[index] += len(activity)
+
+        return hook
+
+    handles = [layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(layers)]
+    try:
+        forward_on_new_data(trainer, pl_module, num_batches, forward)
+    finally:
+        for handle in handles:
+            handle.remove()
+    means = torch.cat([total / count for total, count in zip(sums, counts, strict=True)])
+    means = trainer.strategy.reduce(means, reduce_op="mean")
+    return list(means.split([layer.size for layer in layers]))
