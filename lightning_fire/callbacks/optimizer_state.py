@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from lightning.pytorch import Trainer
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
@@ -40,3 +41,16 @@ def check_policy(policy: str) -> None:
     """
     if policy not in ("keep", "touched", "all"):
         raise ValueError(f"`optimizer` must be 'keep', 'touched' or 'all', got {policy!r}")
+
+
+def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
+    """Return the factor that is still on the gradients: fused optimizers take the scale of the loss out themselves.
+
+    Args:
+        trainer: The Trainer, before a step of the optimizer.
+        optimizer: The optimizer.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return 1.0
+    return scaler.get_scale()

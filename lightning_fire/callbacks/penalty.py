@@ -9,6 +9,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base import TimedCallback, log_now
+from lightning_fire.callbacks.optimizer_state import loss_scale
 
 
 class PenaltyCallback(TimedCallback):
@@ -79,7 +80,7 @@ class PenaltyCallback(TimedCallback):
         chosen = {name: p for name, p in self._selected.items() if p in stepped and p.requires_grad}
         if all(parameter.grad is None for parameter in chosen.values()):
             return
-        factor = self.strength * _loss_scale(trainer, optimizer)
+        factor = self.strength * loss_scale(trainer, optimizer)
         for parameter, gradient in zip(
             chosen.values(), self.gradients(list(chosen), list(chosen.values())), strict=True
         ):
@@ -102,11 +103,3 @@ class PenaltyCallback(TimedCallback):
     def describe(self) -> str:
         """Return what tells this callback from others of its class, the same in every process."""
         return f"start_chunk={self.start_chunk}"
-
-
-def _loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers take the scale of the loss out themselves."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return 1.0
-    return scaler.get_scale()

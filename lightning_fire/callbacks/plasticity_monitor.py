@@ -1,39 +1,99 @@
 """Watches plasticity while a network trains, whatever the method."""
 
-from lightning.pytorch import LightningModule, Trainer
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.optim import Optimizer
+
+from lightning_fire.callbacks.activities import mean_activities
 from lightning_fire.callbacks.base import TimedCallback, log_now
+from lightning_fire.callbacks.last_features import gram_of_last_features
+from lightning_fire.callbacks.optimizer_state import loss_scale
+from lightning_fire.callbacks.probe import Loss, evaluating, forward_on_new_data, why_not_look
 from lightning_fire.callbacks.rewrite import measure
+from lightning_fire.callbacks.upcoming_batch import UpcomingBatch
+from lightning_fire.functional import (
+    dormant,
+    entropy_rank_of,
+    singular_values_of_gram,
+    srank_of,
+    stable_rank_of,
+)
 from lightning_fire.when import Clock
-from lightning_fire.where import Weights
+from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 
 
 class PlasticityMonitor(TimedCallback):
-    """Logs the deviation from isometry of the weights at the end of epochs, and how often the data has changed.
+    """Logs measures of plasticity at the end of epochs, and says what that costs.
 
-    Keys: `plasticity/dfi` and `plasticity/dfi_normalized`, means over the weights; the same per layer under
-    `plasticity.layers/`; `plasticity/chunk` at the start of each epoch.
+    Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi`, `plasticity/dfi_normalized`, means
+    over the weights; `plasticity/weight_norm`, ‖·‖_F of all of them; `plasticity/gradient_norm`, of the gradient with
+    which the last step of the epoch was made, before clipping.
+
+    Of the network on batches of its training data, in evaluation mode, at the end of the first epoch after each
+    `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
+    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer is given; with
+    `curvature`, `plasticity/lambda_max`, the largest eigenvalue of the Hessian of its loss on one batch. Training sees
+    these batches as if nobody had looked. A batch more in some hundred is the bound of what this costs.
+
+    Of all this: `plasticity/seconds`, the time it took, and `plasticity/overhead`, all such time so far in this fit as
+    a share of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of each
+    epoch: `plasticity/chunk`, how often the data has changed.
 
     Args:
         where: The weights to watch. Default: `Weights()`.
-        every_n_epochs: Measure at the end of every n-th epoch.
+        every_n_epochs: Measure the weights at the end of every n-th epoch.
+        data_every_n_steps: Look at data this rarely; None: never.
+        num_batches: Batches to look at, at most an epoch of them.
+        units: The hidden units to watch. Default: `HiddenUnits()`, all that can be resolved.
+        dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
+        srank_delta: δ, the share of the singular values that the effective rank leaves out, in [0, 1).
+        curvature: Also log λ_max, at the cost of some 10 to 20 gradients each time.
+        loss: Runs the module on a batch, and returns the loss. Default: `training_step`, of automatic optimization.
         log_layers: Also log each layer by itself.
         name: Prefix of the logged keys in the place of `plasticity`.
 
     Raises:
-        ValueError: If `every_n_epochs` is below 1, or, before training, if `where` matches no weight.
+        ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
     """
 
     name = "plasticity"
 
     def __init__(
-        self, where: Weights | None = None, every_n_epochs: int = 1, log_layers: bool = True, name: str | None = None
+        self,
+        where: Weights | None = None,
+        every_n_epochs: int = 1,
+        data_every_n_steps: int | None = 100,
+        num_batches: int = 1,
+        units: HiddenUnits | None = None,
+        dormancy_threshold: float = 0.025,
+        srank_delta: float = 0.01,
+        curvature: bool = False,
+        loss: Loss | None = None,
+        log_layers: bool = True,
+        name: str | None = None,
     ):
         super().__init__(name)
-        if every_n_epochs < 1:
-            raise ValueError(f"`every_n_epochs` must be at least 1, got {every_n_epochs}")
+        for argument in ("every_n_epochs", "data_every_n_steps", "num_batches"):
+            if (value := locals()[argument]) is not None and value < 1:
+                raise ValueError(f"`{argument}` must be at least 1, got {value}")
+        if dormancy_threshold < 0:
+            raise ValueError(f"`dormancy_threshold` must be at least 0, got {dormancy_threshold}")
+        srank_of(torch.ones(1), srank_delta)  # refuses what is out of range
         self.where = where if where is not None else Weights()
-        self.every_n_epochs, self.log_layers = every_n_epochs, log_layers
+        self.units = units if units is not None else HiddenUnits()
+        self.every_n_epochs, self.data_every_n_steps, self.num_batches = every_n_epochs, data_every_n_steps, num_batches
+        self.dormancy_threshold, self.srank_delta = dormancy_threshold, srank_delta
+        self.curvature, self.loss, self.log_layers = curvature, loss, log_layers
+        self._layers: Sequence[UnitLayer] = ()
+        self._looks = False
+        self._last_look = 0  # steps done then
+        self._squared_gradient: float | None = None
+        self._began = self._seconds = 0.0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.where.select(pl_module)  # raises before training where nothing is matched
@@ -41,19 +101,100 @@ class PlasticityMonitor(TimedCallback):
     def show_selection(self, pl_module: LightningModule) -> str:
         return ""  # it acts on nothing
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._began, self._seconds, self._squared_gradient = time.perf_counter(), 0.0, None
+        if self.data_every_n_steps is None:
+            return
+        reason = why_not_look(trainer, pl_module, explained=self.loss is not None)
+        self._looks = not reason
+        if reason:
+            rank_zero_info(f"PlasticityMonitor measures weights only: {reason}.")
+            return
+        try:
+            self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.loss))
+        except ValueError as error:
+            rank_zero_info(f"{self.name}/dormant_fraction is not logged: {error}.")
+
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
             log_now(trainer, {f"{self.name}/chunk": float(clock.chunk)})
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (trainer.current_epoch + 1) % self.every_n_epochs:
+    @torch.no_grad()
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if not trainer.is_last_batch or (trainer.current_epoch + 1) % self.every_n_epochs:
             return
-        values = measure(self.where.select(pl_module), self.name)
+        gradients = [p.grad.float() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if gradients:
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm() / loss_scale(trainer, optimizer)
+            self._squared_gradient = (self._squared_gradient or 0.0) + float(norm) ** 2
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        start, values = time.perf_counter(), {}
+        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            values |= measure(self.where.select(pl_module), self.name)
+            if self._squared_gradient is not None:
+                values[f"{self.name}/gradient_norm"] = self._squared_gradient**0.5
+        self._squared_gradient = None
+        if self._looks and self.timekeeper.step - self._last_look >= self.data_every_n_steps:
+            self._last_look = self.timekeeper.step
+            values |= self._look(trainer, pl_module)
+        if not values:
+            return
+        now = time.perf_counter()
+        self._seconds += now - start
+        values[f"{self.name}/seconds"] = now - start
+        values[f"{self.name}/overhead"] = self._seconds / (now - self._began - self._seconds)
         if not self.log_layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
         log_now(trainer, values, at_epoch_end=True)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        """Return the measures of the network on data."""
+        values = {}
+        with evaluating(pl_module):
+            if self._layers:
+                values |= self._dormant(trainer, pl_module)
+            gram = gram_of_last_features(trainer, pl_module, self.num_batches, self.loss)
+        if gram.isfinite().all():
+            singular = singular_values_of_gram(gram)
+            values |= {
+                f"{self.name}/srank": float(srank_of(singular, self.srank_delta)),
+                f"{self.name}/stable_rank": float(stable_rank_of(singular)),
+                f"{self.name}/entropy_rank": float(entropy_rank_of(singular)),
+            }
+        if self.curvature:
+            values |= UpcomingBatch(trainer, pl_module, self.loss).measured(f"{self.name}/lambda_max")
+        return values
+
+    def _dormant(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        activities = mean_activities(trainer, pl_module, self._layers, self.num_batches, self.loss)
+        counts = torch.stack([dormant(activity, self.dormancy_threshold).sum() for activity in activities]).tolist()
+        shares = zip(self._layers, counts, strict=True)
+        total = sum(layer.size for layer in self._layers)
+        return {
+            f"{self.name}/dormant_fraction": sum(counts) / total,
+            **{f"{self.name}.layers/dormant_fraction/{layer.name}": n / layer.size for layer, n in shares},
+        }
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._layers = ()
 
     @property
     def state_key(self) -> str:
         """Key in the checkpoint: several monitors may stand side by side."""
         return f"PlasticityMonitor({self.where!r})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the layers of the module out of copies and pickles."""
+        return {**super().__getstate__(), "_layers": ()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
+        return {**super().state_dict(), "last_look": self._last_look}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._last_look = state_dict["last_look"]

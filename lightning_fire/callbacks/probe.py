@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import Metric
 
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -119,6 +119,43 @@ def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
             vars(metric).update(state)
 
 
+@contextlib.contextmanager
+def evaluating(pl_module: LightningModule) -> Iterator[None]:
+    """Run the module as one plain function: in evaluation mode, without `torch.compile`.
+
+    Args:
+        pl_module: The module; its modes are put back at the end.
+    """
+    modes = [(module, module.training) for module in pl_module.modules()]
+    eager = torch.compiler.set_stance("force_eager") if _is_compiled(pl_module) else contextlib.nullcontext()
+    pl_module.eval()
+    try:
+        with eager:
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) -> str:
+    """Tell why a module should not be run on the data to come without being asked to; empty if it may be.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module.
+        explained: Whether somebody has said how to run it on a batch.
+    """
+    if not explained and not pl_module.automatic_optimization:
+        return (
+            "the training_step of manual optimization takes optimizer steps by itself; say how to run the module on a"
+            " batch, loss=lambda module, batch: …"
+        )
+    for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return f"the data of {type(loader).__name__} may be there only once, and training needs it"
+    return ""
+
+
 def batches_of(trainer: Trainer) -> Iterator[Any]:
     """Yield this epoch's batches from loaders of their own, on the device.
 
@@ -128,7 +165,7 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
         trainer: The Trainer, its data loaded.
     """
     combined = trainer.fit_loop._combined_loader
-    generators = [(g, g.get_state()) for loader in loaders_of(trainer) for g in _generators(loader)]
+    generators = [(g, g.get_state()) for loader in tree_leaves(combined.iterables) for g in _generators(loader)]
     try:
         for batch, _, _ in CombinedLoader(tree_map(_own, combined.iterables), combined._mode):
             batch = trainer.precision_plugin.convert_input(batch)
@@ -137,15 +174,6 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
     finally:
         for generator, state in generators:
             generator.set_state(state)
-
-
-def loaders_of(trainer: Trainer) -> list[Any]:
-    """Return what this fit takes its batches from, usually one DataLoader.
-
-    Args:
-        trainer: The Trainer, its data loaded.
-    """
-    return tree_leaves(trainer.fit_loop._combined_loader.iterables)
 
 
 def _own(loader: Any) -> Any:
@@ -175,6 +203,13 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     output = pl_module.training_step(batch, *([index] if with_index else []))
     return output["loss"] if isinstance(output, dict) else output
+
+
+def _is_compiled(pl_module: LightningModule) -> bool:
+    return pl_module._compiler_ctx is not None or any(
+        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+        for module in pl_module.modules()
+    )
 
 
 def _state_of(metric: Metric) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def _report(
 
 
 def measure(views: Sequence[WeightView], group: str) -> dict[str, float]:
-    """Measure the deviation from isometry of selected weights.
+    """Measure selected weights.
 
     Args:
         views: The weights.
@@ -92,12 +92,14 @@ def measure(views: Sequence[WeightView], group: str) -> dict[str, float]:
 
     Returns:
         `{group}/dfi` and `{group}/dfi_normalized`, means over the weights, and per weight
-        `{group}.layers/{measure}/{name}`.
+        `{group}.layers/{measure}/{name}`; `{group}/weight_norm`, the Frobenius norm of all of them together.
     """
+    norms = torch.stack([view.read().float().norm() for view in views])
     rows = torch.stack([_isometry(as_matrices(view.read(), view.groups)) for view in views]).tolist()
     values = {
         f"{group}/dfi": sum(row[0] for row in rows) / len(rows),
         f"{group}/dfi_normalized": sum(row[1] for row in rows) / len(rows),
+        f"{group}/weight_norm": float(norms.norm()),
     }
     for view, row in zip(views, rows, strict=True):
         values[f"{group}.layers/dfi/{view.name}"], values[f"{group}.layers/dfi_normalized/{view.name}"] = row

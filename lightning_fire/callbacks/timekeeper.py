@@ -44,6 +44,11 @@ class Timekeeper:
         """Whether an epoch has begun, in this fit or in one before."""
         return self._number is not None
 
+    @property
+    def step(self) -> int:
+        """Batches so far that made an optimizer step."""
+        return self._step
+
     def prepare(self) -> None:
         """Begin a fit, before its checkpoint is restored and its data is loaded."""
         self._epoch = self._moment = None

@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_fire.callbacks.probe import Loss, batches_of, leaving_no_trace, loaders_of, training_loss
+from lightning_fire.callbacks.probe import (
+    Loss,
+    batches_of,
+    evaluating,
+    leaving_no_trace,
+    training_loss,
+    why_not_look,
+)
 from lightning_fire.functional import Eigenvalue, hessian_product, largest_eigenvalue
 from lightning_fire.functional.curvature import random_start
 
@@ -43,16 +49,16 @@ def curvature_around(
         What `act` returned; `{prefix}/lambda_max_before` and `…_after`, see `UpcomingBatch.lambda_max`; and
         `{prefix}/lambda_max_seconds`, the time that both took.
     """
-    if reason := _why_not(trainer, pl_module, loss):
+    if reason := why_not_look(trainer, pl_module, explained=loss is not None):
         rank_zero_info(f"{prefix}/lambda_max is not logged: {reason}.")
         return dict(act())
     batch, start = UpcomingBatch(trainer, pl_module, loss), time.perf_counter()
-    before, seconds = _measured(batch, f"{prefix}/lambda_max_before"), time.perf_counter() - start
+    before, seconds = batch.measured(f"{prefix}/lambda_max_before"), time.perf_counter() - start
     values = act()
     if not before:
         return dict(values)
     start = time.perf_counter()
-    after = _measured(batch, f"{prefix}/lambda_max_after")
+    after = batch.measured(f"{prefix}/lambda_max_after")
     return {**values, **before, **after, f"{prefix}/lambda_max_seconds": seconds + time.perf_counter() - start}
 
 
@@ -105,22 +111,25 @@ class UpcomingBatch:
                 max_products,
             )
 
+    def measured(self, key: str) -> dict[str, float]:
+        """Return λ_max under a key; nothing where it cannot be computed, and say why.
+
+        Args:
+            key: What to log it as.
+        """
+        try:
+            return {key: self.lambda_max().value}
+        except ValueError as error:
+            rank_zero_info(f"{key} is not logged: {error}.")
+        except RuntimeError as error:  # some operation has no second derivative, or too little memory
+            rank_zero_warn(f"{key} is not logged: {error}. curvature=False does without it.", category=RuntimeWarning)
+        return {}
+
     def _state(self) -> dict[str, Tensor]:
         return {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
 
     def _has_halves(self) -> bool:
         return any(parameter.dtype in _HALF for parameter in self._module.parameters())
-
-
-def _measured(batch: UpcomingBatch, key: str) -> dict[str, float]:
-    """Return λ_max under its key; nothing where it cannot be computed."""
-    try:
-        return {key: batch.lambda_max().value}
-    except ValueError as error:
-        rank_zero_info(f"{key} is not logged: {error}.")
-    except RuntimeError as error:  # some operation has no second derivative, or too little memory
-        rank_zero_warn(f"{key} is not logged: {error}. curvature=False does without it.", category=RuntimeWarning)
-    return {}
 
 
 class _WithLoss(nn.Module):
@@ -143,34 +152,8 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _differentiable_twice(pl_module: LightningModule) -> Iterator[None]:
-    """Run the module as one smooth function, and leave no trace of it."""
-    modes = [(module, module.training) for module in pl_module.modules()]
+    """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
     recurrent = any(isinstance(module, nn.RNNBase) for module in pl_module.modules())
-    cudnn = torch.backends.cudnn.flags(enabled=not recurrent) if recurrent else contextlib.nullcontext()
-    compiled = torch.compiler.set_stance("force_eager") if _is_compiled(pl_module) else contextlib.nullcontext()
-    pl_module.eval()
-    try:
-        with leaving_no_trace(pl_module), sdpa_kernel(SDPBackend.MATH), cudnn, compiled:
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
-
-
-def _is_compiled(pl_module: LightningModule) -> bool:
-    return pl_module._compiler_ctx is not None or any(
-        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-        for module in pl_module.modules()
-    )
-
-
-def _why_not(trainer: Trainer, pl_module: LightningModule, loss: Loss | None) -> str:
-    if loss is None and not pl_module.automatic_optimization:
-        return (
-            "the training_step of manual optimization takes optimizer steps by itself; say what the loss of a batch is,"
-            " loss=lambda module, batch: …"
-        )
-    for loader in loaders_of(trainer):
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-            return f"the data of {type(loader).__name__} may be there only once, and training needs it"
-    return ""
+    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with evaluating(pl_module), leaving_no_trace(pl_module), sdpa_kernel(SDPBackend.MATH), cudnn:
+        yield

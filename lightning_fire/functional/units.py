@@ -24,7 +24,7 @@ def dormancy_score(activity: Tensor) -> Tensor:
         tensor([0.0000, 0.5000, 1.5000, 2.0000])
     """
     mean = activity.mean(-1, keepdim=True)
-    return torch.where(mean > 0, activity / mean, torch.zeros_like(activity))
+    return torch.where(mean == 0, torch.zeros_like(activity), activity / mean)
 
 
 def dormant(activity: Tensor, threshold: float) -> Tensor:

@@ -68,6 +68,15 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     return found
 
 
+def weight_layers(model: nn.Module) -> list[nn.Module]:
+    """List the Linear and convolution layers of a model, those of any library that look the same among them.
+
+    Args:
+        model: Any module.
+    """
+    return [module for module in model.modules() if _is_layer(module)]
+
+
 def plain(name: str) -> str:
     """Return a name without the prefix that `torch.compile` gives.
 

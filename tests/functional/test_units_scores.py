@@ -92,3 +92,8 @@ def test_a_quantile_of_fifty_silences_does_not_suffer_from_rounding():
     silences = torch.tensor([[1] * 49 + [7]])
     assert silence_threshold(silences, torch.tensor([100]), rejection=0.02).tolist() == [1]
     assert silence_threshold(silences, torch.tensor([100]), rejection=0.019).tolist() == [7]
+
+
+def test_a_layer_with_a_nan_has_no_dormant_units():
+    """A loss that has diverged must not make ReDo begin the whole layer anew."""
+    assert not dormant(torch.tensor([0.0, float("nan"), 1.0]), 0.5).any()

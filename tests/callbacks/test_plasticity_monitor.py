@@ -1,0 +1,187 @@
+"""`PlasticityMonitor`: every logged number against its definition, on its schedule; training never notices."""
+
+import re
+
+import pytest
+import reference
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from lightning_fire import FIRECallback, PlasticityMonitor, Weights, WhenMetric
+from lightning_fire.functional import entropy_rank, loss_curvature, srank, stable_rank
+
+STEPS = [2, 4, 8, 12, 18, 24]  # done at the end of each epoch
+OF_DATA = ("dormant_fraction", "srank", "stable_rank", "entropy_rank", "lambda_max")
+
+
+class Wide(PlainModule):
+    """With hidden units of which some are dormant, and dropout, which must not be seen."""
+
+    def __init__(self):
+        super().__init__()
+        hidden = nn.Linear(6, 16)
+        with torch.no_grad():
+            hidden.weight[:4].zero_()
+            hidden.bias[:4] = -1.0  # dead behind the ReLU
+        self.net = nn.Sequential(hidden, nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+class Keep(Callback):
+    """Keeps the network at the end of each epoch, and the last gradient before clipping."""
+
+    def __init__(self):
+        self.states, self.gradients = [], []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.gradient = torch.cat([p.grad.flatten() for p in pl_module.parameters()]).norm().item()
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.states.append({name: value.clone() for name, value in pl_module.state_dict().items()})
+        self.gradients.append(self.gradient)
+
+
+def scalars(folder, key: str) -> dict[int, float]:
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    log.Reload()
+    return {event.step: event.value for event in log.Scalars(key)} if key in log.Tags()["scalars"] else {}
+
+
+def network(state: dict) -> nn.Sequential:
+    module = Wide()
+    module.load_state_dict(state)
+    return module.net.eval()
+
+
+def batches(epoch: int, number: int):
+    return list(DataLoader(dataset(size=12 * (epoch // 2 + 1)), batch_size=6))[:number]
+
+
+def run(folder, seed=0, **options):
+    torch.manual_seed(seed)
+    keep = Keep()
+    fitted(keep, PlasticityMonitor(where=Weights(preset="cnn"), **options), module=Wide(), folder=folder)
+    return keep
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_measures_of_the_network_are_those_of_their_definitions(tmp_path, number):
+    keep = run(tmp_path, data_every_n_steps=1, num_batches=number, curvature=True, srank_delta=0.1)
+    logged = {key: scalars(tmp_path, f"plasticity/{key}") for key in OF_DATA}
+    for epoch, state in enumerate(keep.states):
+        net, seen = network(state), batches(epoch, number)
+        x, step = torch.cat([x for x, _ in seen]), STEPS[epoch] - 1
+        with torch.no_grad():
+            features = net[:-1](x)
+        dormant = reference.dormant(features, 0.025)
+        assert set(range(4)) <= set(dormant)
+        assert logged["dormant_fraction"][step] == pytest.approx(len(dormant) / 16)
+        assert logged["srank"][step] == srank(features, 0.1).item()
+        assert logged["stable_rank"][step] == pytest.approx(stable_rank(features).item(), rel=1e-4)
+        assert logged["entropy_rank"][step] == pytest.approx(entropy_rank(features).item(), rel=1e-4)
+        loss = nn.functional.cross_entropy(net(seen[0][0]), seen[0][1])
+        assert logged["lambda_max"][step] == pytest.approx(loss_curvature(loss, list(net.parameters())).value, rel=1e-3)
+    assert list(scalars(tmp_path, "plasticity.layers/dormant_fraction/net.0")) == [step - 1 for step in STEPS]
+
+
+def test_norms_are_those_of_the_weights_and_of_the_last_step(tmp_path):
+    keep = run(tmp_path, data_every_n_steps=None)
+    weights, gradients = (scalars(tmp_path, f"plasticity/{key}") for key in ("weight_norm", "gradient_norm"))
+    for step, state, gradient in zip(STEPS, keep.states, keep.gradients, strict=True):
+        expected = torch.cat([state[f"net.{layer}.weight"].flatten() for layer in (0, 3)]).norm()
+        assert weights[step - 1] == pytest.approx(expected.item(), rel=1e-5)
+        assert gradients[step - 1] == pytest.approx(gradient, rel=1e-5)
+
+
+@pytest.mark.parametrize(("every", "steps"), [(1, STEPS), (5, [8, 18, 24]), (10, [12, 24]), (24, [24]), (25, [])])
+def test_it_looks_at_data_only_so_often(tmp_path, every, steps):
+    run(tmp_path, data_every_n_steps=every)
+    assert list(scalars(tmp_path, "plasticity/srank")) == [step - 1 for step in steps]
+    assert list(scalars(tmp_path, "plasticity/dfi")) == [step - 1 for step in STEPS]
+
+
+def test_it_tells_its_own_cost(tmp_path):
+    run(tmp_path, data_every_n_steps=1)
+    seconds, overhead = (scalars(tmp_path, f"plasticity/{key}") for key in ("seconds", "overhead"))
+    assert list(seconds) == list(overhead) == [step - 1 for step in STEPS]
+    assert all(value > 0 for value in [*seconds.values(), *overhead.values()])
+
+
+def test_training_is_the_same_to_the_bit_with_and_without():
+    results = []
+    for callbacks in ([PlasticityMonitor(data_every_n_steps=1, num_batches=2, curvature=True)], []):
+        torch.manual_seed(0)
+        results.append(fitted(*callbacks, module=Wide()))
+    assert_same_weights(*results)
+
+
+def test_a_resume_looks_at_the_same_steps(tmp_path):
+    save = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    fitted(PlasticityMonitor(data_every_n_steps=10), save, module=Wide())
+    monitor = PlasticityMonitor(data_every_n_steps=10)
+    fitted(monitor, module=Wide(), ckpt_path=tmp_path / "epoch=2.ckpt", folder=tmp_path / "log")
+    assert list(scalars(tmp_path / "log", "plasticity/srank")) == [11, 23]
+
+
+class Residual(PlainModule):
+    """All of whose units go into sums."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.head(x + self.net(x)), y)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(dataset())
+
+
+class StreamData(GrowingData):
+    def train_dataloader(self):
+        return DataLoader(Stream(), batch_size=6)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason", "missing", "there"),
+    [
+        ({"module": Residual()}, "dormant_fraction is not logged: .*no hidden units", "dormant_fraction", "srank"),
+        ({"data": StreamData()}, "measures weights only: the data of DataLoader may be there only", "srank", "dfi"),
+    ],
+)
+def test_what_cannot_be_measured_is_told_and_the_rest_is_logged(tmp_path, caplog, options, reason, missing, there):
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted(PlasticityMonitor(data_every_n_steps=1), folder=tmp_path, max_epochs=2, **options)
+    assert re.search(reason, caplog.text)
+    assert not scalars(tmp_path, f"plasticity/{missing}")
+    assert scalars(tmp_path, f"plasticity/{there}")
+
+
+def test_fire_acts_when_units_are_dormant():
+    class Spy(FIRECallback):
+        def act(self, trainer, pl_module):
+            self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
+            return super().act(trainer, pl_module)
+
+    method = Spy(WhenMetric("plasticity/dormant_fraction", above=0.2))
+    torch.manual_seed(0)
+    fitted(PlasticityMonitor(data_every_n_steps=1), method, module=Wide())
+    assert method.epochs == [1]  # FIRE leaves biases alone, so the units stay dormant: once is enough
+
+
+def test_errors():
+    for argument in ("every_n_epochs", "data_every_n_steps", "num_batches"):
+        with pytest.raises(ValueError, match=f"`{argument}` must be at least 1, got 0"):
+            PlasticityMonitor(**{argument: 0})
+    with pytest.raises(ValueError, match="`dormancy_threshold` must be at least 0, got -1"):
+        PlasticityMonitor(dormancy_threshold=-1)
+    with pytest.raises(ValueError, match="`delta` must be at least 0 and below 1, got 1"):
+        PlasticityMonitor(srank_delta=1.0)
