@@ -6,8 +6,10 @@ from lightning_fire.functional.features import (
     feature_covariance_shift_of,
     normalized_feature_covariance,
 )
+from lightning_fire.functional.layer_bounds import activity_score_bounds, dfi_without_dormancy, srank_bound
 from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.muon import muon_direction
+from lightning_fire.functional.network_bounds import feature_covariance_bound, hessian_bound, relu_hessian_bound
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
 from lightning_fire.functional.penalties import (
     l2_init_gradient,
@@ -42,19 +44,23 @@ __all__ = [
     "NEVER",
     "Eigenvalue",
     "accuracy_drop",
+    "activity_score_bounds",
     "as_matrices",
     "contribution_utility",
     "dash",
     "dfi",
     "dfi_normalized",
+    "dfi_without_dormancy",
     "dormancy_score",
     "dormant",
     "dormant_fraction",
     "entropy_rank",
     "entropy_rank_of",
+    "feature_covariance_bound",
     "feature_covariance_shift",
     "feature_covariance_shift_of",
     "fire",
+    "hessian_bound",
     "hessian_product",
     "l2_init_gradient",
     "l2_init_penalty",
@@ -68,6 +74,7 @@ __all__ = [
     "parseval_penalty",
     "polar",
     "recovery_time",
+    "relu_hessian_bound",
     "sfe",
     "sfe_normalized",
     "shrink_and_perturb",
@@ -75,6 +82,7 @@ __all__ = [
     "singular_values",
     "singular_values_of_gram",
     "srank",
+    "srank_bound",
     "srank_of",
     "stable_rank",
     "stable_rank_of",
