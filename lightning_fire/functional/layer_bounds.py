@@ -1,11 +1,11 @@
-"""What the paper's theorems promise of one layer: features of high rank, no dormant neuron.
+"""What the paper's theorems promise of one layer: outputs of high rank, no dormant neuron.
 
 Both start from the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`: it is
-`dfi(weight.mT)`, which is `dfi(weight) + out − in`. The theorems ask for a DfI below 1. A layer with more outputs than
-inputs never has one, since then it is at least out − in; from 1 on the functions return what holds of every layer.
+`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1. With more outputs than inputs it never is. From
+1 on the functions return what holds of every layer.
 
-Neither statement changes with the scale of the weight, so the smallest DfI over all scales may be given instead: for
-`out <= in`, `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
+Neither statement changes with the scale of the weight, so for `out <= in` the smallest DfI over all scales may be given
+instead: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
 """
 
 from torch import Tensor
@@ -24,7 +24,8 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
     with `rank=out` and `eigenvalue_ratio=1`. δ = 0.01 is from Kumar et al., ICLR 2021.
 
     Args:
-        dfi: `dfi(weight.mT)` of a weight `(out, in)`, shape `(...)`, at least 0.
+        dfi: `dfi(weight.mT)` of a weight `(out, in)`, shape `(...)`, at least 0. For `out > in`, which the paper leaves
+            out, `dfi(weight)` with the rank of Z and the eigenvalues of ZᵀZ.
         rank: d, the rank of Φ; `out` if ZᵀZ is of full rank.
         delta: δ, the share of the sum that may be missing, in (0, 1).
         eigenvalue_ratio: η₁/η_d, largest through smallest positive eigenvalue of QZᵀZQᵀ with Q the polar factor of the
