@@ -1,8 +1,8 @@
 """What the paper's theorems promise of one layer: outputs of high rank, no dormant neuron.
 
 Both start from the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`: it is
-`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1. With more outputs than inputs it never is. From
-1 on the functions return what holds of every layer.
+`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1. With more outputs than inputs it never is.
+From 1 on the functions return what holds of every layer.
 
 Neither statement changes with the scale of the weight, so for `out <= in` the smallest DfI over all scales may be given
 instead: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
@@ -33,7 +33,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
 
     Returns:
         Shape `(...)`, int64, in [min(1, rank), rank]; `min(1, rank)` where `dfi` is 1 or more. Before it is rounded up
-        it is lowered by a 1e-9th, so that rounding errors do not raise it.
+        it is lowered by a millionth, so that rounding errors do not raise it.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -51,7 +51,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
     if not eigenvalue_ratio >= 1:
         raise ValueError(f"`eigenvalue_ratio` must be at least 1, got {eigenvalue_ratio}")
     bound = (1 - delta) * rank / (delta * spread * eigenvalue_ratio**0.5 + 1 - delta)
-    return (bound * (1 - 1e-9)).ceil().long().clamp_min(min(1, rank))
+    return (bound * (1 - 1e-6)).ceil().long().clamp_min(min(1, rank))
 
 
 def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:

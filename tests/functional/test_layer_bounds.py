@@ -108,6 +108,8 @@ def test_srank_bound_by_hand():
     dfi_of_ratio_2 = torch.tensor(0.36)  # ε = 0.6: √(1.6 / 0.4) = 2
     assert srank_bound(dfi_of_ratio_2, 10, delta=0.5) == 4  # 5 / 1.5
     assert srank_bound(dfi_of_ratio_2, 10, delta=0.5, eigenvalue_ratio=4.0) == 2  # 5 / 2.5: nothing to round up
+    for dtype in (torch.float32, torch.float64):  # 9.9 / 1.1, which is 9.000000000000002 there
+        assert srank_bound(torch.tensor(0.36, dtype=dtype), 11, delta=0.1) == 9
     assert srank_bound(torch.tensor([1.0, 50.0]), 10).tolist() == [1, 1]
     assert srank_bound(torch.tensor(0.0), 0) == 0
     assert srank_bound(torch.zeros(2, 3), 5).shape == (2, 3)
