@@ -21,8 +21,8 @@ import lightning_fire.modules
 import lightning_fire.nets
 import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.compare import ablation, sweep
 from lightning_fire.compare import command as compare
-from lightning_fire.compare import sweep
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -134,6 +134,7 @@ def select(args: Sequence[str]) -> str:
 COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
     "compare": (compare.main, compare.SUMMARY),
     "sweep": (sweep.main, sweep.SUMMARY),
+    "ablation": (ablation.main, ablation.SUMMARY),
     "select": (select, "show which weights a recipe's method would act on, and why not on the others"),
 }
 

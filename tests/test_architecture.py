@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "nets": {"nets"},
     "data": {"data"},
     "modules": {"nets", "modules"},
-    "compare": {"compare", "cli"},  # cli only inside the function that trains, in a process of its own
+    "compare": {"functional", "compare", "cli"},  # cli only inside the function that trains, in a process of its own
     "cli": {"callbacks", "data", "modules", "nets", "optim", "compare"},
 }
 # room -> what it may import from elsewhere than the standard library; rooms not named are free

@@ -207,12 +207,20 @@ HISTORY = History(
     dfi_before=np.array([3.0]),
     dfi_after=np.array([0.5]),
     sfe=np.array([0.7]),
+    lambda_max_before=np.array([20.0]),
+    lambda_max_after=np.array([5.0]),
 )
 
 
 def test_numbers_by_hand():
     expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
+    expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
     assert report.numbers(HISTORY) == pytest.approx(expected)
+    late = replace(HISTORY, accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
+    assert report.numbers(late)["recovery"] == 3
+    never = replace(HISTORY, accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))
+    assert report.numbers(never)["recovery"] == float("inf")
+    assert np.isnan(report.numbers(replace(HISTORY, at_new_data=np.array([])))["drop"])
     assert HISTORY.chunk_position(np.array([0, 10, 20, 40, 60])) == pytest.approx([0, 0.5, 1, 1.5, 2])
     steps, values = HISTORY.accuracy_with_events()
     assert list(steps) == [9, 19, 20, 39, 59]
@@ -243,7 +251,7 @@ def test_the_interval_of_the_mean():
 
 
 def test_the_summary_holds_mean_spread_and_interval(tmp_path):
-    other = replace(HISTORY, accuracy=series((19, 0.5), (59, 0.6)))
+    other = replace(HISTORY, accuracy=series((19, 0.9), (59, 0.6)))  # never recovers
     report.write_summary({"fire": {0: HISTORY, 1: other}, "vanilla": {0: IDLE}}, tmp_path / "summary.csv")
     lines = (tmp_path / "summary.csv").read_text().splitlines()
     rows = {(row["method"], row["measure"]): row for row in csv.DictReader(lines)}
@@ -253,6 +261,7 @@ def test_the_summary_holds_mean_spread_and_interval(tmp_path):
     )
     assert rows["vanilla", "final"]["std"] == rows["vanilla", "final"]["low_95"] == ""
     assert ("vanilla", "sfe") not in rows
+    assert (rows["fire", "recovery"]["mean"], rows["fire", "recovery"]["std"]) == ("inf", "")
 
 
 def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
@@ -276,7 +285,9 @@ def test_many_methods_have_colours_of_their_own():
     assert len(report.colors(45)) == 45
 
 
-IDLE = replace(HISTORY, dfi_before=None, dfi_after=None, sfe=None)  # a method without events, as vanilla
+IDLE = replace(
+    HISTORY, dfi_before=None, dfi_after=None, sfe=None, lambda_max_before=None, lambda_max_after=None
+)  # a method without events, as vanilla
 
 
 def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():

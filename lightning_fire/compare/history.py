@@ -6,7 +6,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from lightning_fire.functional import accuracy_drop, recovery_time
 
 Series = tuple[np.ndarray, np.ndarray]  # optimizer steps, values
 
@@ -24,6 +27,9 @@ class History:
             replaces; None if it has no events.
         dfi_after: The same right after each event.
         sfe: Normalised squared Frobenius error of each event; None if the method has none.
+        lambda_max_before: Largest eigenvalue of the Hessian of the loss on the new data right before each event; None
+            if that was not measured.
+        lambda_max_after: The same right after each event.
     """
 
     accuracy: Series
@@ -33,6 +39,8 @@ class History:
     dfi_before: np.ndarray | None
     dfi_after: np.ndarray | None
     sfe: np.ndarray | None
+    lambda_max_before: np.ndarray | None = None
+    lambda_max_after: np.ndarray | None = None
 
     def chunk_position(self, steps: np.ndarray) -> np.ndarray:
         """Turn optimizer steps into a place on an axis on which every chunk is 1 wide.
@@ -68,6 +76,29 @@ class History:
         steps, values = series
         inside = [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
         return np.array([part[-1] if len(part) else np.nan for part in inside])
+
+    def drops(self) -> np.ndarray:
+        """Return what each arrival of data costs at once: accuracy at the end of the chunk before minus that after it.
+
+        Returns:
+            Shape `(chunks - 1,)`; none where there is another number of values just after the arrivals.
+        """
+        before = self.last_in_chunk(self.accuracy)[:-1]
+        if len(self.at_new_data) != len(before):
+            return np.array([])
+        return accuracy_drop(torch.from_numpy(before), torch.from_numpy(self.at_new_data)).numpy()
+
+    def recoveries(self) -> np.ndarray:
+        """Return how many epochs each chunk takes to be as accurate as the end of the chunk before; Inf: it never is.
+
+        Returns:
+            Shape `(chunks - 1,)`.
+        """
+        steps, values = self.accuracy
+        references = self.last_in_chunk(self.accuracy)[:-1]
+        chunks = [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts[1:])]
+        pairs = zip(chunks, references, strict=True)
+        return np.array([float(recovery_time(torch.from_numpy(chunk), float(before))) for chunk, before in pairs])
 
 
 def read_history(folder: Path) -> History:
@@ -105,4 +136,6 @@ def read_history(folder: Path) -> History:
         dfi_before=of_events("dfi_normalized_before"),
         dfi_after=of_events("dfi_normalized_after"),
         sfe=of_events("sfe_normalized"),
+        lambda_max_before=of_events("lambda_max_before"),
+        lambda_max_after=of_events("lambda_max_after"),
     )

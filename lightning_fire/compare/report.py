@@ -24,6 +24,10 @@ COLUMNS = {
     "dfi_before": "normalised DfI before",
     "dfi_after": "normalised DfI after",
     "sfe": "SFE / ‖W‖²",
+    "lambda_max_before": "largest eigenvalue of the Hessian before",
+    "lambda_max_after": "largest eigenvalue of the Hessian after",
+    "drop": "accuracy lost at once",
+    "recovery": "epochs until it is made good",
 }
 
 
@@ -44,7 +48,11 @@ def numbers(history: History) -> dict[str, float]:
         "average": _mean(at_end),
         "dfi_before": _mean(idle if history.dfi_before is None else history.dfi_before),
         "dfi_after": _mean(idle if history.dfi_after is None else history.dfi_after),
-        "sfe": np.nan if history.sfe is None else _mean(history.sfe),
+        "sfe": _mean(history.sfe),
+        "lambda_max_before": _mean(history.lambda_max_before),
+        "lambda_max_after": _mean(history.lambda_max_after),
+        "drop": _mean(history.drops()),
+        "recovery": _mean(history.recoveries()),
     }
 
 
@@ -83,11 +91,20 @@ def table(histories: Histories) -> str:
     rows = [["method", "seeds", *titles]]
     for method, runs in histories.items():
         of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
-        after, final, average = (_with_spread(of[column]) for column in ("after_event", "final", "average"))
+        after, final, average = (with_spread(of[column]) for column in ("after_event", "final", "average"))
         ends = interval(of["final"])
         inside = "–" if np.isnan(ends).any() else " to ".join(map(_number, ends))
         dfi = f"{_number(_mean(of['dfi_before']))} → {_number(_mean(of['dfi_after']))}"
         rows.append([method, str(len(runs)), after, final, inside, average, dfi, _number(_mean(of["sfe"]))])
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Align the cells of a table, with a line under its head.
+
+    Args:
+        rows: Rows of equally many cells, the first of them the head.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
@@ -124,7 +141,8 @@ def write_summary(histories: Histories, path: Path) -> None:
             for column in COLUMNS:
                 values = [value for run in runs.values() if not np.isnan(value := numbers(run)[column])]
                 if values:
-                    spread = np.std(values, ddof=1) if len(values) > 1 else np.nan
+                    known = len(values) > 1 and np.isfinite(values).all()
+                    spread = np.std(values, ddof=1) if known else np.nan
                     cells = (np.mean(values), spread, *interval(values))
                     writer.writerow([method, column, len(values), *("" if np.isnan(c) else f"{c:.6g}" for c in cells)])
 
@@ -218,7 +236,7 @@ def label_of(method: str, runs: Sequence[History]) -> str:
         method: Its name.
         runs: Its runs.
     """
-    return f"{method}  {_with_spread([numbers(run)['final'] for run in runs])}"
+    return f"{method}  {with_spread([numbers(run)['final'] for run in runs])}"
 
 
 def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
@@ -238,8 +256,12 @@ def _draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
     axis.fill_between(curve.place, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def _with_spread(values: Sequence[float]) -> str:
-    """Format mean and standard deviation (n - 1), which one value does not have."""
+def with_spread(values: Sequence[float]) -> str:
+    """Format mean and standard deviation (n - 1), which one value does not have.
+
+    Args:
+        values: One number for each seed.
+    """
     spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 and not np.isnan(values).any() else ""
     return _number(_mean(values)) + spread
 
@@ -248,7 +270,9 @@ def _number(value: float) -> str:
     return "–" if np.isnan(value) else f"{value:.3f}"
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | None) -> float:
     """Return the mean of what is there; NaN of nothing."""
+    if values is None:
+        return float("nan")
     there = np.asarray(values)[~np.isnan(values)] if len(values) else []
     return float(np.mean(there)) if len(there) else float("nan")
