@@ -5,13 +5,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from lightning_fire.callbacks.probe import Loss
+from lightning_fire.callbacks.rewrite import spectra
 from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
 from lightning_fire.callbacks.upcoming_batch import curvature_around
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
+from lightning_fire.where import WeightView
 
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
@@ -222,10 +226,30 @@ class EventCallback(TimedCallback):
         rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values)}")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
 
+    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
+        """Return the weights whose singular values TensorBoard shall show before and after each event; here none.
+
+        Args:
+            pl_module: The module.
+        """
+        return ()
+
     def _act_and_measure(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         if not self.curvature:
-            return self.act(trainer, pl_module)
-        return curvature_around(trainer, pl_module, lambda: self.act(trainer, pl_module), self.name, self.loss)
+            return self._act_and_show(trainer, pl_module)
+        return curvature_around(
+            trainer, pl_module, lambda: self._act_and_show(trainer, pl_module), self.name, self.loss
+        )
+
+    def _act_and_show(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        shown = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
+        views = self.views_to_show(pl_module) if shown and trainer.is_global_zero else ()
+        before = spectra(views)
+        values = self.act(trainer, pl_module)
+        for moment, of_views in (("before", before), ("after", spectra(views))):
+            key = f"{self.name}.singular_values_{moment}"
+            log_histograms_now(trainer, {f"{key}/{name}": tensor for name, tensor in of_views.items()})
+        return values
 
     @property
     def state_key(self) -> str:
@@ -269,8 +293,7 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
         at_epoch_end: Write at the place of the last step done, where Lightning puts what belongs to the end of an
             epoch, and not at that of the next one.
     """
-    # not global_step, which counts each optimizer of manual optimization on its own
-    step = trainer.fit_loop.epoch_loop._batches_that_stepped - at_epoch_end
+    step = _axis(trainer) - at_epoch_end
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=step)
     distributed = trainer.world_size > 1
@@ -278,6 +301,24 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
         trainer.lightning_module.log(
             key, value, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=distributed
         )
+
+
+def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
+    """Write histograms to the TensorBoard loggers at once, on the axis of `log_now`; others have no such thing.
+
+    Args:
+        trainer: The Trainer, during a fit.
+        values: Tensors of any shape by key.
+    """
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
+            for key, tensor in values.items():
+                logger.experiment.add_histogram(key, tensor, _axis(trainer))
+
+
+def _axis(trainer: Trainer) -> int:
+    """Return the steps done: not global_step, which counts each optimizer of manual optimization on its own."""
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
 def explain_data(trainer: Trainer) -> str:

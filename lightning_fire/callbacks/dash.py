@@ -40,7 +40,8 @@ class DASH(EventCallback):
         loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
             optimization; what it logs is dropped.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
-        log_layers: Also log each layer by itself.
+        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
+            after, `dash.singular_values_before/…` and `…_after/…`.
         curvature: Log λ_max, as `FIRECallback` does.
         name: Prefix of the logged keys in the place of `dash`.
 
@@ -82,6 +83,9 @@ class DASH(EventCallback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         self.where.select(pl_module)  # raises before training where nothing is matched
+
+    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
+        return self.where.select(pl_module) if self.log_layers else ()
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         weights = self.where.select(pl_module)

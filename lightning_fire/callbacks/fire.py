@@ -39,7 +39,8 @@ class FIRECallback(EventCallback):
             moves each matrix least, for networks without normalisation layers.
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
-        log_layers: Also log each layer by itself.
+        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
+            after, `fire.singular_values_before/…` and `…_after/…`.
         curvature: Log λ_max, at the cost of some 20 to 40 gradients on one batch an event.
         loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
             returns, of automatic optimization; what it logs is dropped.
@@ -96,6 +97,9 @@ class FIRECallback(EventCallback):
             weight: Its value, shape `(out, in / groups, *kernel)`.
         """
         return fire(weight, self.steps, self.coefficients, self.scale, view.groups)
+
+    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
+        return self.where.select(pl_module) if self.log_layers else ()
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         views = self.where.select(pl_module)

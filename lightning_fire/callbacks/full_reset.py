@@ -1,6 +1,6 @@
 """Full reset: begin again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +9,7 @@ from lightning_fire.callbacks.initial_values import tensors_of
 from lightning_fire.callbacks.optimizer_state import forget_state
 from lightning_fire.callbacks.rewrite import watch
 from lightning_fire.callbacks.target import TargetCallback, measurable
+from lightning_fire.where import WeightView
 
 
 class FullReset(TargetCallback):
@@ -38,6 +39,9 @@ class FullReset(TargetCallback):
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
+
+    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
+        return measurable(pl_module)
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         values = watch(measurable(pl_module), lambda: self._reset(pl_module), self.name)

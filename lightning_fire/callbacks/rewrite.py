@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe
+from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe, singular_values
 from lightning_fire.where import WeightView
 
 _MEASURES = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "norm", "zero")
@@ -104,6 +104,22 @@ def measure(views: Sequence[WeightView], group: str) -> dict[str, float]:
     for view, row in zip(views, rows, strict=True):
         values[f"{group}.layers/dfi/{view.name}"], values[f"{group}.layers/dfi_normalized/{view.name}"] = row
     return values
+
+
+@torch.no_grad()
+def spectra(views: Sequence[WeightView]) -> dict[str, Tensor]:
+    """Return the singular values of each weight, for histograms.
+
+    Args:
+        views: The weights.
+
+    Returns:
+        By name, of all groups and kernel positions together, shape `(matrices · min(m, n),)`, on the CPU; nothing for a
+        weight that has a NaN or Inf.
+    """
+    matrices = {view.name: as_matrices(view.read(), view.groups) for view in views}
+    finite = {name: matrix for name, matrix in matrices.items() if matrix.isfinite().all()}
+    return {name: singular_values(matrix).flatten().cpu() for name, matrix in finite.items()}
 
 
 def require_finite(views: Sequence[WeightView]) -> None:

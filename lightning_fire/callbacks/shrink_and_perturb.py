@@ -11,7 +11,7 @@ from lightning_fire.callbacks.rewrite import watch
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters
+from lightning_fire.where import Parameters, WeightView
 
 
 class ShrinkAndPerturb(TargetCallback):
@@ -73,10 +73,12 @@ class ShrinkAndPerturb(TargetCallback):
         super().on_fit_start(trainer, pl_module)
         self.where.select(pl_module)  # raises before training where nothing is matched
 
+    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
+        return measurable(pl_module) if self.log_measures else ()
+
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         selected = self.where.select(pl_module)
-        views = measurable(pl_module) if self.log_measures else ()
-        values = watch(views, lambda: self._move(pl_module, selected), self.name)
+        values = watch(self.views_to_show(pl_module), lambda: self._move(pl_module, selected), self.name)
         forget_state(self.optimizer, trainer.optimizers, selected.values())
         return values
 

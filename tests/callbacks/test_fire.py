@@ -202,3 +202,26 @@ def test_arguments_out_of_range(options, message):
 def test_a_preset_is_not_a_selection():
     with pytest.raises(TypeError, match=r"`where` must be a selection such as Weights\(preset='cnn'\), got 'cnn'"):
         FIRECallback(where="cnn")
+
+
+def test_tensorboard_shows_the_singular_values_of_each_layer_before_and_after(tmp_path):
+    """As histograms that hold them all: their sum of squares is the squared norm of the weight."""
+    callback = snapshots_of(FIRECallback)(steps="exact", scale="none")
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path), size_guidance={"histograms": 0})
+    log.Reload()
+    for moment in ("before", "after"):
+        for layer in ("net.0", "net.3", "net.5"):
+            events = log.Histograms(f"fire.singular_values_{moment}/{layer}.weight")
+            assert [event.step for event in events] == [4, 12]
+            for event, (before, after, _) in zip(events, callback.seen, strict=True):
+                weight = (before if moment == "before" else after)[f"{layer}.weight"]
+                assert event.histogram_value.num == min(weight.shape)
+                assert event.histogram_value.sum_squares == pytest.approx(weight.square().sum().item(), rel=1e-3)
+
+
+def test_without_layers_there_are_no_histograms(tmp_path):
+    fitted(FIRECallback(log_layers=False), folder=tmp_path)
+    log = EventAccumulator(str(tmp_path))
+    log.Reload()
+    assert not log.Tags()["histograms"]
