@@ -104,7 +104,7 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
         raise ValueError(f"`loss` must be a scalar, got shape {tuple(loss.shape)}")
     if not parameters:
         raise ValueError("`parameters` must hold at least one, got none")
-    gradients = torch.autograd.grad(loss.sum(), parameters, create_graph=True, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
     bent = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     sizes = [parameter.numel() for parameter in parameters]
 

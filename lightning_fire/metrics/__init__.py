@@ -4,6 +4,7 @@ from lightning_fire.metrics.deviation_from_isometry import DeviationFromIsometry
 from lightning_fire.metrics.dormant_fraction import DormantFraction
 from lightning_fire.metrics.entropy_rank import EntropyRank
 from lightning_fire.metrics.feature_covariance_shift import FeatureCovarianceShift
+from lightning_fire.metrics.loss_curvature import LossCurvature
 from lightning_fire.metrics.normalized_deviation_from_isometry import NormalizedDeviationFromIsometry
 from lightning_fire.metrics.normalized_squared_frobenius_error import NormalizedSquaredFrobeniusError
 from lightning_fire.metrics.squared_frobenius_error import SquaredFrobeniusError
@@ -15,6 +16,7 @@ __all__ = [
     "DormantFraction",
     "EntropyRank",
     "FeatureCovarianceShift",
+    "LossCurvature",
     "NormalizedDeviationFromIsometry",
     "NormalizedSquaredFrobeniusError",
     "SRank",

@@ -35,7 +35,8 @@ def states(metric):
 
 
 def test_every_metric_has_a_case():
-    assert set(CASES) == set(lightning_fire.metrics.__all__)
+    own = {"LossCurvature"}  # is given a graph, not tensors that can be cut into batches: test_loss_curvature.py
+    assert set(CASES) | own == set(lightning_fire.metrics.__all__)
 
 
 @each_metric
