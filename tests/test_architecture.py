@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "data": {"data"},
     "modules": {"nets", "modules"},
     "compare": {"functional", "compare", "cli"},  # cli only inside the function that trains, in a process of its own
-    "cli": {"callbacks", "data", "modules", "nets", "optim", "compare"},
+    "checkpoints": {"functional", "where", "checkpoints"},
+    "cli": {"callbacks", "checkpoints", "data", "modules", "nets", "optim", "compare"},
 }
 # room -> what it may import from elsewhere than the standard library; rooms not named are free
 ALLOWED_OUTSIDE = {"functional": {"torch"}, "where": {"torch"}, "when": set(), "nets": {"torch"}}

@@ -11,7 +11,7 @@ from lightning_fire.where.selection import Row, Selection, table_of
 from lightning_fire.where.views import WeightView
 
 Preset = Literal["auto", "cnn", "vit", "gpt"]
-_PRESETS = {
+PRESETS = {
     "cnn": lambda kind, view: True,
     "vit": lambda kind, view: view.role in ("q", "k"),
     "gpt": lambda kind, view: kind == "linear",
@@ -48,8 +48,8 @@ class Weights(ByName):
     """
 
     def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
-        if preset != "auto" and preset not in _PRESETS:
-            raise ValueError(f"`preset` must be one of {['auto', *_PRESETS]}, got {preset!r}")
+        if preset != "auto" and preset not in PRESETS:
+            raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
         self.preset = preset
         super().__init__(include, exclude)
 
@@ -89,7 +89,7 @@ class Weights(ByName):
         return Selection(taken, rows)
 
     def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
-        if not _PRESETS[preset](kind, view):
+        if not PRESETS[preset](kind, view):
             return f"not in preset {preset}"
         return self.refusal(view.name)
 

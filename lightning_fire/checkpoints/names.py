@@ -1,0 +1,93 @@
+"""What the name and the shape of a stored tensor tell: a weight of a layer, or why it is none."""
+
+import re
+from collections.abc import Callable
+
+from lightning_fire.checkpoints.stored import FLOATING, Stored
+from lightning_fire.where.candidates import plain
+
+EMBEDDING = "embedding"
+
+_WEIGHTS = {"weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
+_EMBEDDING = re.compile(r"embed|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
+_TOKEN = re.compile(r"(^|_)tokens?$")
+_NORM = re.compile(r"norm(?!al)|^(ln|bn)(_|\d|$)")
+_TRANSPOSED = re.compile(r"transpose|deconv|upconv")
+_PARAMETRISED = re.compile(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$")
+
+
+def path_of(name: str) -> tuple[str, str, str]:
+    """Split a name into the path of the parent layer, the layer and the tensor.
+
+    Args:
+        name: Such as `h.0.attn.c_attn.weight`; `torch.compile`'s prefix is left out.
+
+    Example:
+        >>> path_of("h.0.attn.c_attn.weight")
+        ('h.0.attn', 'c_attn', 'weight')
+    """
+    *parents, layer, leaf = ["", *plain(name).split(".")]
+    return ".".join(parents).strip("."), layer, leaf
+
+
+def why_not(stored: Stored) -> str:
+    """Say why a tensor is not the weight matrix of a layer, the first reason in the order of `_VERDICTS`.
+
+    Args:
+        stored: The tensor.
+
+    Returns:
+        The reason; empty if it is one. `EMBEDDING` comes last: nothing else speaks against it.
+
+    Example:
+        >>> why_not(Stored("wte.weight", (50257, 768), "F32"))
+        'embedding'
+    """
+    if stored.obstacle:
+        return stored.obstacle
+    reason = next((reason for reason, holds in _VERDICTS if holds(stored)), "")
+    return f"{reason} ({stored.dtype})" if reason == _QUANTISED else reason
+
+
+def _is_embedding(stored: Stored) -> bool:
+    """Told by the layer's own name and its parent's; a convolution below one cuts patches, and is none."""
+    if len(stored.shape) > 2:
+        return False
+    for name in stored.names:
+        parents, layer, _ = path_of(name)
+        if layer == "shared" or any(_EMBEDDING.search(part) for part in (layer, parents.rpartition(".")[2])):
+            return True
+    return False
+
+
+def _leaf(stored: Stored) -> str:
+    return path_of(stored.name)[2]
+
+
+def _layer(stored: Stored) -> str:
+    return path_of(stored.name)[1]
+
+
+_QUANTISED = "quantised or complex"
+_VERDICTS: tuple[tuple[str, Callable[[Stored], object]], ...] = (
+    ("not a matrix", lambda stored: len(stored.shape) < 2),
+    ("part of a parametrised weight", lambda stored: _PARAMETRISED.search(stored.name)),
+    ("token or position embedding", lambda stored: _TOKEN.search(_leaf(stored)) or _EMBEDDING.search(_leaf(stored))),
+    ("not named as the weight of a layer", lambda stored: _leaf(stored) not in _WEIGHTS),
+    (_QUANTISED, lambda stored: stored.dtype not in FLOATING),
+    ("empty", lambda stored: 0 in stored.shape),
+    ("normalisation", lambda stored: _NORM.search(_layer(stored))),
+    (
+        "stack of expert matrices",
+        lambda stored: len(stored.shape) == 3 and ("expert" in stored.name or "moe" in stored.name),
+    ),
+    (
+        "depthwise convolution, or one input channel: single columns, no matrices",
+        lambda stored: len(stored.shape) > 2 and stored.shape[1] == 1,
+    ),
+    (
+        "transposed convolution, which may be grouped",
+        lambda stored: len(stored.shape) > 2 and _TRANSPOSED.search(stored.name.lower()),
+    ),
+    (EMBEDDING, _is_embedding),
+)

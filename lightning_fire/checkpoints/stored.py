@@ -1,0 +1,52 @@
+"""A tensor of a file, as far as it is known before its values are read."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
+DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file.
+
+    Attributes:
+        name: Its name in the file.
+        shape: Its shape, as stored.
+        dtype: Its type in the words of safetensors, such as `BF16`; some have no counterpart in torch.
+        aliases: Further names of the same values: tied weights.
+        obstacle: Why its values cannot be replaced; empty if they can.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    aliases: tuple[str, ...] = ()
+    obstacle: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its names."""
+        return (self.name, *self.aliases)
+
+
+def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
+    """Sort tensors by name, numbers by their size: files of safetensors have them sorted as text.
+
+    Args:
+        tensors: In any order.
+
+    Example:
+        >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]
+        ['h.1.weight', 'h.2.weight', 'h.10.weight']
+    """
+    return sorted(tensors, key=lambda stored: [_as_number(part) for part in re.split(r"(\d+)", stored.name)])
+
+
+def _as_number(part: str) -> tuple[int, str]:
+    return (int(part), "") if part.isdecimal() else (-1, part)

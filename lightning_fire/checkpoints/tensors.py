@@ -1,0 +1,61 @@
+"""Which tensors of a file to act on, whatever their shape."""
+
+from collections.abc import Sequence
+
+from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
+from lightning_fire.where.patterns import ByName
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class StoredTensors(ByName):
+    """Selects tensors of a file: weights, biases, norm scales and all others; a tied one once.
+
+    Args:
+        include: Regular expressions, searched in names such as `layer1.0.bn1.weight`. Default: all are taken.
+        exclude: Likewise.
+        buffers: Whether to take what is no parameter as well: counters, and running statistics of batch norm. Other
+            buffers cannot be told from parameters in a file.
+
+    Raises:
+        ValueError: If `include` or `exclude` is no list of regular expressions.
+
+    Example:
+        >>> tensors = [Stored("fc.weight", (4, 4), "F32"), Stored("bn.running_mean", (4,), "F32")]
+        >>> StoredTensors(buffers=False).select(tensors)
+        ['fc.weight']
+    """
+
+    def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None, buffers: bool = True):
+        super().__init__(include, exclude)
+        self.buffers = buffers
+
+    def select(self, tensors: Sequence[Stored]) -> list[str]:
+        """Apply the selection to the tensors of a file.
+
+        Args:
+            tensors: All of them.
+
+        Returns:
+            The names of those that are taken.
+
+        Raises:
+            ValueError: If nothing is selected, a pattern matches no tensor, or a selected tensor cannot be replaced.
+        """
+        self.check([name for stored in tensors for name in stored.names], "tensor")
+        names = []
+        for stored in tensors:
+            if not self._takes(stored):
+                continue
+            if stored.obstacle or stored.dtype not in DTYPES:
+                reason = stored.obstacle or f"of type {stored.dtype}"
+                raise ValueError(f"{stored.name} cannot be replaced, it is {reason}: leave it out with --exclude")
+            names.append(stored.name)
+        if not names:
+            raise ValueError(f"no tensor of the {len(tensors)} in the file is taken by {self}")
+        return names
+
+    def _takes(self, stored: Stored) -> bool:
+        parameter = stored.dtype in FLOATING and not stored.name.endswith(_STATISTICS)
+        refusals = {self.refusal(name) for name in stored.names}
+        return (self.buffers or parameter) and "" in refusals and "excluded" not in refusals
