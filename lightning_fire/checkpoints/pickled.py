@@ -1,0 +1,117 @@
+"""Checkpoints of `torch.save`: of Lightning, or the state of a module."""
+
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.checkpoints.change import Change
+from lightning_fire.checkpoints.shared_memory import stored_tensors
+
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
+
+
+class PickledCheckpoint:
+    """The weights in a file of `torch.save`. They are mapped into memory, not read, where the file allows it.
+
+    Args:
+        path: The file.
+        unsafe: Whether to unpickle any Python object in it, which runs any code in it.
+
+    Attributes:
+        tensors: The tensors of its state dict, in order, tied ones once.
+        description: What it is, for people.
+
+    Raises:
+        ValueError: If it is broken, holds no tensors by name, or what only `unsafe` loads.
+        OSError: If it cannot be read.
+    """
+
+    def __init__(self, path: Path, unsafe: bool = False):
+        self.path = path
+        self._content = _load(path, unsafe)
+        place, state = _state_of(self._content)
+        if not state:
+            raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
+        self._state = state
+        self.tensors = stored_tensors(state)
+        lightning = isinstance(self._content, Mapping) and "pytorch-lightning_version" in self._content
+        kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
+        self.description = f"{kind}, {len(self.tensors)} tensors"
+
+    def read(self, name: str) -> Tensor:
+        """Return one tensor.
+
+        Args:
+            name: Its name.
+
+        Returns:
+            The tensor. Writing into it changes what `save` writes, not the file.
+        """
+        return self._state[name].detach()
+
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """Return the states of optimizers beside the weights, wherever they are."""
+        if not isinstance(self._content, Mapping):
+            return []
+        lists = [value if isinstance(value, list) else [value] for value in self._content.values()]
+        entries = [entry for several in lists for entry in several if isinstance(entry, dict)]
+        return [entry for entry in entries if {"state", "param_groups"} <= set(entry)]
+
+    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
+        """Write a copy with some tensors changed; all else in the file is kept.
+
+        Args:
+            output: Where to; may be this file.
+            names: The tensors to change.
+            change: Gets a name and a tensor, and changes the tensor in place.
+
+        Raises:
+            OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
+        """
+        for name in names:
+            change(name, self.read(name))
+        with atomic_file(output) as part:
+            try:
+                torch.save(self._content, part)
+            except RuntimeError as error:  # torch's own writer, say on a full disk
+                raise OSError(f"{output} cannot be written: {_first_line(error)}") from error
+
+
+def _load(path: Path, unsafe: bool) -> Any:
+    with path.open("rb") as file:
+        if not file.read(1):
+            raise ValueError(f"{path} is empty")
+    try:
+        # files from before torch 1.6 are no zip archives, and cannot be mapped
+        return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # a broken pickle can raise anything
+        if found := re.search(r"(?:GLOBAL|global:?|class) ([\w.]+\.\w+)", str(error)) if not unsafe else None:
+            raise ValueError(
+                f"{path} holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code"
+                " that the file contains. If you trust where it comes from: --unsafe-pickle"
+            ) from None
+        raise ValueError(f"{path} is no complete checkpoint of torch: {_first_line(error)}") from None
+
+
+def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
+    """Find the tensors by name: return where they are, and which."""
+    if isinstance(content, nn.Module):
+        return type(content).__name__, content.state_dict()
+    if not isinstance(content, Mapping):
+        return "", {}
+    for key in _WRAPPERS:
+        if isinstance(content.get(key), Mapping | nn.Module):
+            _, state = _state_of(content[key])
+            if state:
+                return f"{key!r}", state
+    return "a state dict", {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), "") or type(error).__name__

@@ -1,0 +1,87 @@
+"""A folder of safetensors files with an index, as Hugging Face writes large models."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.checkpoints.change import Change
+from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
+from lightning_fire.checkpoints.stored import in_layer_order
+
+INDEX = "model.safetensors.index.json"
+
+
+class ShardedSafetensors:
+    """The tensors of all files that the index of a folder names.
+
+    Args:
+        folder: The folder.
+
+    Attributes:
+        path: The folder.
+        tensors: What the files hold, in the order of layers.
+        description: What it is, for people.
+
+    Raises:
+        ValueError: If the index or a file is broken, or they contradict each other.
+        OSError: If a file is missing or cannot be read.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder
+        self._file_of = _read_index(folder / INDEX)
+        names = list(dict.fromkeys(self._file_of.values()))
+        if missing := [name for name in names if not (folder / name).is_file()]:
+            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
+        self._shards = {name: SafetensorsFile(folder / name) for name in names}
+        held = {name: {stored.name: stored for stored in shard.tensors} for name, shard in self._shards.items()}
+        if lost := [name for name, file in self._file_of.items() if name not in held[file]]:
+            raise ValueError(f"{folder / self._file_of[lost[0]]} does not hold {lost[0]}, as the index says it does")
+        self.tensors = in_layer_order(held[file][name] for name, file in self._file_of.items())
+        self.description = f"safetensors in {len(names)} files, {len(self.tensors)} tensors"
+
+    def read(self, name: str) -> Tensor:
+        """Read one tensor, see `SafetensorsFile.read`.
+
+        Args:
+            name: Its name.
+        """
+        return self._shards[self._file_of[name]].read(name)
+
+    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
+        """Write a copy of the folder, with its other files, and with some tensors changed.
+
+        Args:
+            output: Where to; may be this folder, but not be inside it.
+            names: The tensors to change.
+            change: Gets a name and a tensor, and changes the tensor in place.
+
+        Raises:
+            ValueError: If `output` is inside this folder, or this folder inside `output`.
+            OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
+        """
+        here, there = self.path.resolve(), output.resolve()
+        if here != there and (here in there.parents or there in here.parents):
+            raise ValueError(f"{output} and {self.path} must not lie in each other")
+        with atomic_folder(output) as part:
+            shutil.copytree(self.path, part)  # links are followed: a model in Hugging Face's cache consists of them
+            for file, shard in self._shards.items():
+                shard.overwrite(part / file, [name for name in names if self._file_of[name] == file], change)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, of UTF-8
+        raise ValueError(f"{path} is no index: {error}") from None
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(f"{path} is no index: it has no `weight_map` from tensors to files")
+    for file in files.values():
+        if Path(file).name != file or file == "..":
+            raise ValueError(f"{path} names {file!r}, which is no file of its folder")
+    return files
