@@ -22,6 +22,7 @@ import lightning_fire.nets
 import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.compare import ablation, sweep
+from lightning_fire.checkpoints import diagnose_command, reinit_command
 from lightning_fire.compare import command as compare
 
 
@@ -135,6 +136,8 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
     "compare": (compare.main, compare.SUMMARY),
     "sweep": (sweep.main, sweep.SUMMARY),
     "ablation": (ablation.main, ablation.SUMMARY),
+    "diagnose": (diagnose_command.main, diagnose_command.SUMMARY),
+    "reinit": (reinit_command.main, reinit_command.SUMMARY),
     "select": (select, "show which weights a recipe's method would act on, and why not on the others"),
 }
 

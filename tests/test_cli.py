@@ -246,7 +246,10 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nonsense"], "no command 'nonsense'; there are fit, validate, test, compare, sweep, select"),
+        (
+            ["nonsense"],
+            "no command 'nonsense'; there are fit, validate, test, compare, sweep, diagnose, reinit, select",
+        ),
         ([], "a command is needed"),
     ],
 )

@@ -1,0 +1,9 @@
+"""Checkpoints without training: how healthy their weights are, and FIRE on files."""
+
+from lightning_fire.checkpoints.diagnose import Diagnosis, diagnose
+from lightning_fire.checkpoints.opening import open_checkpoint
+from lightning_fire.checkpoints.spectrum import Health, health
+from lightning_fire.checkpoints.stored import Stored
+from lightning_fire.checkpoints.weights import StoredWeights
+
+__all__ = ["Diagnosis", "Health", "Stored", "StoredWeights", "diagnose", "health", "open_checkpoint"]

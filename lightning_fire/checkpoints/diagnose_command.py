@@ -1,0 +1,93 @@
+"""`lightning-fire diagnose`."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_fire.checkpoints.atomic import atomic_file, require_free
+from lightning_fire.checkpoints.diagnose import MEASURES, Diagnosis, as_json, diagnose, table
+from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.selection import StoredSelection, about
+from lightning_fire.checkpoints.weights import StoredWeights
+
+SUMMARY = "show how healthy the weights of a checkpoint are, and what FIRE would do to them"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire diagnose",
+        allow_abbrev=False,
+        description="Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its"
+        " condition number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains"
+        " nothing. Of a convolution: means over the kernel positions, the condition number of the worst.",
+    )
+    add_checkpoint(parser)
+    add_selection(parser)
+    add_fire(parser)
+    parser.add_argument("--sort", choices=MEASURES, help="the largest of this measure first (default: as in the file)")
+    parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw them there")
+    return parser
+
+
+def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
+    """Run the command.
+
+    Args:
+        args: The words after `lightning-fire diagnose`. Default: those of the process.
+
+    Returns:
+        A row for each weight, in the order of the table.
+
+    Raises:
+        SystemExit: If an argument is wrong, or the checkpoint cannot be read.
+    """
+    options = parser().parse_args(args)
+    try:
+        return _run(options)
+    except (ValueError, OSError, ImportError) as error:
+        raise SystemExit(f"lightning-fire diagnose: error: {error}") from None
+
+
+def _run(options: argparse.Namespace) -> list[Diagnosis]:
+    for output in filter(None, (options.json, options.picture)):
+        require_free(output, force=not (output.exists() and output.samefile(options.checkpoint)))
+    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
+    weights = StoredWeights(options.preset or "auto", options.include, options.exclude)
+    selection = weights.select(checkpoint.tensors)
+    rows = diagnose(checkpoint, selection, **fire_options(options))
+    if options.sort:
+        rows.sort(key=lambda row: -row.value(options.sort))
+    print(f"{options.checkpoint}: {checkpoint.description}\n")
+    print(table(rows))
+    if refused := selection.refused():
+        print(f"\n{selection}" if options.all else f"not taken: {about(refused)}")
+    if options.json:
+        _write_json(options, checkpoint, selection, rows)
+    if options.picture:
+        from lightning_fire.checkpoints.picture import draw  # matplotlib takes a second to load
+
+        draw(rows, options.picture, title=options.checkpoint.name)
+    return rows
+
+
+def _write_json(
+    options: argparse.Namespace, checkpoint: Checkpoint, selection: StoredSelection, rows: Sequence[Diagnosis]
+) -> None:
+    content = {
+        "checkpoint": str(options.checkpoint),
+        "description": checkpoint.description,
+        "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
+        "weights": as_json(rows),
+        "not_taken": [
+            {"name": row.name, "shape": list(row.shape), "reason": reason}
+            for reason, refused in selection.refused().items()
+            for row in refused
+        ],
+    }
+    with atomic_file(options.json) as part:
+        part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")

@@ -1,0 +1,146 @@
+"""`lightning-fire reinit`."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from lightning_fire.checkpoints.atomic import require_free
+from lightning_fire.checkpoints.change import Change
+from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.pickled import PickledCheckpoint
+from lightning_fire.checkpoints.reinit import Tally, by_fire, towards
+from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
+from lightning_fire.checkpoints.sharded import ShardedSafetensors
+from lightning_fire.checkpoints.tensors import StoredTensors
+from lightning_fire.checkpoints.weights import StoredWeights
+from lightning_fire.functional import shrink_and_perturb
+from lightning_fire.where.patterns import some
+
+SUMMARY = "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one"
+
+_OWN = {  # method: the options that only some methods have
+    "fire": {"preset", "steps", "coefficients", "scale"},
+    "shrink_and_perturb": {"initial", "strength", "perturb"},
+    "full_reset": {"initial"},
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire reinit",
+        allow_abbrev=False,
+        description="Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to"
+        " the bit. The copy is there in full or not at all.",
+    )
+    add_checkpoint(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="where to; of the same kind")
+    parser.add_argument("--force", action="store_true", help="replace the output if it exists; it may be the input")
+    parser.add_argument("--method", choices=_OWN, default="fire", help="default: fire")
+    add_selection(parser)
+    add_fire(parser)
+    parser.add_argument(
+        "--initial", type=Path, help="checkpoint with initial values, for shrink_and_perturb and full_reset"
+    )
+    parser.add_argument("--strength", type=float, help="λ of shrink_and_perturb (default: 0.8)")
+    parser.add_argument("--perturb", type=float, help="factor of the initial values in the place of λ")
+    parser.add_argument(
+        "--drop-optimizer-states",
+        action="store_true",
+        help="empty the running averages of the optimizers in a checkpoint, which belong to the old weights",
+    )
+    return parser
+
+
+def main(args: Sequence[str] | None = None) -> Tally:
+    """Run the command.
+
+    Args:
+        args: The words after `lightning-fire reinit`. Default: those of the process.
+
+    Returns:
+        What was done.
+
+    Raises:
+        SystemExit: If an argument is wrong, or the checkpoint cannot be read or written. There is no output then.
+    """
+    options = parser().parse_args(args)
+    try:
+        return _run(options)
+    except (ValueError, OSError, ImportError) as error:
+        raise SystemExit(f"lightning-fire reinit: error: {error}") from None
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    start = time.perf_counter()
+    _check(options)
+    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
+    _require_same_kind(checkpoint, options.output)
+    tally = Tally()
+    names, change = _plan(options, checkpoint, tally)
+    notes = _optimizer_states(checkpoint, options.drop_optimizer_states)
+    checkpoint.save(options.output, names, change)
+    if tally.zeros:
+        notes.append(f"left at zero, where there is no nearest isometry: {some(tally.zeros)}")
+    matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
+    print(
+        f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
+        f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}, {time.perf_counter() - start:.1f} s"
+    )
+    print("".join(f"note: {note}\n" for note in notes), end="")
+    return tally
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in set.union(*_OWN.values()) - _OWN[options.method]:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} does not belong to --method {options.method}")
+    if "initial" in _OWN[options.method] and options.initial is None:
+        raise ValueError(f"--method {options.method} needs initial values: --initial FILE")
+    require_free(options.output, options.force)
+
+
+def _require_same_kind(checkpoint: Checkpoint, output: Path) -> None:
+    if isinstance(checkpoint, ShardedSafetensors):
+        if output.suffix in (".safetensors", ".json"):
+            raise ValueError(f"{checkpoint.path} is a folder, so --output must name one, got {output}")
+    elif isinstance(checkpoint, SafetensorsFile) != (output.suffix == ".safetensors"):
+        raise ValueError(f"--output must be of the same kind as {checkpoint.path}, got {output}")
+
+
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change]:
+    """Return the names of the tensors to change, and what to do to each."""
+    if options.method == "fire":
+        weights = StoredWeights(options.preset or "auto", options.include, options.exclude)
+        selection = weights.select(checkpoint.tensors)
+        return list(selection.by_tensor()), by_fire(selection, tally, **fire_options(options))
+    initial = open_checkpoint(options.initial, options.unsafe_pickle)
+    everything = options.method == "full_reset"
+    names = StoredTensors(options.include, options.exclude, buffers=everything).select(checkpoint.tensors)
+    chosen = set(names)
+    strength = 0.8 if options.strength is None else options.strength
+    new = _initial_value if everything else partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
+    tensors = [stored for stored in checkpoint.tensors if stored.name in chosen]
+    return names, towards(initial, tensors, new, tally)
+
+
+def _initial_value(weight: Tensor, target: Tensor) -> Tensor:
+    return target
+
+
+def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
+    """Drop the states of the optimizers, or say that they are kept."""
+    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
+    states = [state for state in states if state["state"]]
+    if not states:
+        return ["there are no optimizer states to drop"] if drop else []
+    if not drop:
+        return ["optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"]
+    for state in states:
+        state["state"] = {}  # the groups stay, so that training can be resumed
+    return ["optimizer states are dropped"]
