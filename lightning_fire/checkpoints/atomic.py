@@ -75,18 +75,20 @@ def atomic_folder(output: Path) -> Iterator[Path]:
         yield part
         for file in part.rglob("*"):
             flush(file)
-        if os.path.lexists(output):
+        replaced = os.path.lexists(output)
+        if replaced:
             os.rename(output, old)
         try:
             os.rename(part, output)
-        except OSError:
-            if os.path.lexists(old):
+        except BaseException:
+            if replaced:
                 os.rename(old, output)
             raise
         flush(output.parent)
+        if replaced:
+            _remove(old)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-        _remove(old)
 
 
 def flush(path: Path) -> None:

@@ -16,6 +16,8 @@ from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.functional import as_matrices, fire
 from lightning_fire.where.patterns import some
 
+_PIECE = 2**20  # numbers to convert at a time
+
 
 @dataclass
 class Tally:
@@ -47,8 +49,10 @@ class Tally:
         """
         self.changed += 1
         if before.is_floating_point():
-            self.norm += torch.linalg.vector_norm(before, dtype=torch.float64).item() ** 2
-            self.error += torch.linalg.vector_norm(before - after, dtype=torch.float64).item() ** 2
+            pieces = zip(before.flatten().split(_PIECE), after.flatten().split(_PIECE), strict=True)
+            for old, new in ((old.double(), new.double()) for old, new in pieces):
+                self.norm += old.square().sum().item()
+                self.error += (old - new).square().sum().item()
 
 
 def by_fire(selection: StoredSelection, tally: Tally, **options: Any) -> Change:
@@ -98,12 +102,12 @@ def towards(
 
     @torch.no_grad()
     def change(name: str, tensor: Tensor) -> None:
-        before, target = tensor.clone(), initial.read(sources[name])
+        target = initial.read(sources[name])
         _require_finite(name, target, "the initial values")
-        after = new(before, target)
+        after = new(tensor, target)
         _require_finite(name, after, "the checkpoint")
+        tally.add(tensor, after)
         tensor.copy_(after)
-        tally.add(before, after)
 
     return change
 

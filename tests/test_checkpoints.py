@@ -1,0 +1,549 @@
+"""`lightning-fire diagnose` and `reinit`: numbers against slow versions, and the bits of what is left alone."""
+
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import reference
+import torch
+from checkpoint_files import TAKEN, draw, header_of, load, raw, refused, reinit, small_state, stored, write_safetensors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_training import PlainData, PlainModule, trainer
+from tolerances import assert_near
+from torch import nn
+
+from lightning_fire import Weights
+from lightning_fire.checkpoints import Stored, StoredWeights, health
+from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.cli import main
+from lightning_fire.functional import fire, shrink_and_perturb
+from lightning_fire.nets import ResNet
+
+# which weights, told by names and shapes
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "verdict"),
+    [
+        ("layer.fc.weight", (4, 3), "F32", "taken"),
+        ("conv.weight", (4, 3, 3, 3), "BF16", "taken"),
+        ("attn.in_proj_weight", (12, 4), "F32", "taken"),
+        ("model._orig_mod.fc.weight", (4, 3), "F32", "taken"),
+        ("weight", (4, 3), "F32", "taken"),
+        ("patch_embed.proj.weight", (8, 3, 4, 4), "F32", "taken"),  # a convolution that cuts patches
+        ("normals_head.weight", (4, 3), "F32", "taken"),
+        ("fc.bias", (4,), "F32", "not a matrix"),
+        ("fc.weight", (4, 3), "F8_E4M3", "quantised or complex (F8_E4M3)"),
+        ("fc.weight", (4, 3), "I8", "quantised or complex (I8)"),
+        ("fc.weight", (0, 3), "F32", "empty"),
+        ("fc.parametrizations.weight.original1", (4, 3), "F32", "part of a parametrised weight"),
+        ("fc.weight_v", (4, 3), "F32", "part of a parametrised weight"),
+        ("rnn.weight_ih_l0", (4, 3), "F32", "not named as the weight of a layer"),
+        ("relative_position_bias_table", (4, 3), "F32", "token or position embedding"),
+        ("cls_token", (1, 1, 8), "F32", "token or position embedding"),
+        ("pos_embed", (1, 5, 8), "F32", "token or position embedding"),
+        ("norm1.weight", (4, 3, 3), "F32", "normalisation"),
+        ("ln_f.weight", (4, 3), "F32", "normalisation"),
+        (
+            "conv.weight",
+            (8, 1, 3, 3),
+            "F32",
+            "depthwise convolution, or one input channel: single columns, no matrices",
+        ),
+        ("up.deconv.weight", (8, 4, 2, 2), "F32", "transposed convolution, which may be grouped"),
+        ("block_sparse_moe.input_linear.weight", (4, 8, 6), "F32", "stack of expert matrices"),
+        ("gpt.query_key_value.weight", (12, 4), "F32", "fused query-key-value in an interleaved order"),
+        *(
+            (name, (9, 4), "F32", "embedding")
+            for name in (
+                "wte.weight",
+                "transformer.wpe.weight",
+                "model.embed_tokens.weight",
+                "embeddings.word_embeddings.weight",
+                "embeddings.token_type_embeddings.weight",
+                "tok_embeddings.weight",
+                "tok_emb.0.weight",
+                "encoder.relative_attention_bias.weight",
+                "position.weight",
+                "shared.weight",
+            )
+        ),
+    ],
+)
+def test_verdicts(name, shape, dtype, verdict):
+    always = Stored("other.weight", (2, 2), "F32")
+    selection = StoredWeights("cnn").select([Stored(name, shape, dtype), always])
+    assert selection.rows[0].verdict == verdict
+    assert (name in selection.by_tensor()) == (verdict == "taken")
+
+
+def models() -> dict[str, nn.Module]:
+    import timm
+    import torchvision
+    import transformers as hf
+
+    tiny = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    return {
+        "gpt2": hf.GPT2Model(hf.GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11, n_positions=8)),
+        "bert": hf.BertModel(hf.BertConfig(**tiny, vocab_size=11)),
+        "llama": hf.LlamaModel(hf.LlamaConfig(**tiny, vocab_size=11, num_key_value_heads=1)),
+        "hf_vit": hf.ViTModel(hf.ViTConfig(**tiny, image_size=8, patch_size=4)),
+        "timm_vit": timm.create_model("vit_tiny_patch16_224", depth=1, embed_dim=12, img_size=32),
+        "torchvision_vit": torchvision.models.VisionTransformer(32, 16, 1, 2, 8, 12),
+        "resnet": ResNet(in_channels=3, widths=[4, 8], blocks=[1, 1], num_classes=3),
+        "t5": hf.T5EncoderModel(hf.T5Config(d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2, vocab_size=11)),
+    }
+
+
+@pytest.mark.parametrize("preset", ["auto", "cnn", "vit", "gpt"])
+def test_the_same_weights_are_taken_from_the_file_as_from_the_module(preset):
+    for name, model in models().items():
+        if preset == "vit" and name == "resnet":
+            continue
+        of_module, of_file = Weights(preset).select(model), StoredWeights(preset).select(stored(model.state_dict()))
+        assert {(v.name, v.shape, v.layout, v.rows) for v in of_file} == {
+            (v.name, v.shape, v.layout, v.rows) for v in of_module
+        }, name
+
+
+def test_layout_of_c_attn_tells_that_of_the_other_layers():
+    shapes = {"c_attn": (24, 8), "c_proj": (8, 8), "mlp.c_fc": (32, 8), "mlp.c_proj": (8, 32), "lm": (5, 8)}
+    linear = [Stored(f"{name}.weight", shape, "F32") for name, shape in shapes.items()]
+    conv1d = [Stored(s.name, s.shape if s.name == "lm.weight" else s.shape[::-1], "F32") for s in linear]
+    for tensors, layout in ((linear, "out_in"), (conv1d, "in_out")):
+        selection = StoredWeights("gpt").select(tensors)
+        assert [view.shape for view in selection] == [(8, 8)] * 4 + [(32, 8), (8, 32), (5, 8)]
+        assert {view.layout for view in selection if view.name != "lm.weight"} == {layout}
+        assert selection[-1].layout == "out_in"
+
+
+def test_packed_keys_of_fewer_heads_are_taken_as_one_matrix():
+    tensors = [Stored("attn.qkv_proj.weight", (16, 8), "F32")]
+    selection = StoredWeights("gpt").select(tensors)
+    assert [(view.name, view.shape) for view in selection] == [("attn.qkv_proj.weight", (16, 8))]
+    assert selection.rows[0].verdict.startswith("taken (as one matrix: fused query-key-value of width 16")
+    with pytest.raises(ValueError, match=r"no weight is taken by StoredWeights\(preset='auto'.*: 1 not in preset vit"):
+        StoredWeights().select(tensors)
+
+
+@pytest.mark.parametrize(
+    ("include", "taken"),
+    [
+        (None, ["model.fc.weight"]),
+        (["model"], ["model.fc.weight"]),  # matches all names, and names none
+        (["weight"], ["model.fc.weight"]),
+        (["wte"], ["model.wte.weight"]),
+        (["lm_head"], ["model.wte.weight"]),
+        (["model.wte", "fc"], ["model.wte.weight", "model.fc.weight"]),
+    ],
+)
+def test_an_embedding_is_taken_only_where_a_pattern_names_it(include, taken):
+    table = Stored("model.wte.weight", (9, 4), "F32", aliases=("lm_head.weight",))
+    selection = StoredWeights(include=include).select([table, Stored("model.fc.weight", (4, 4), "F32")])
+    assert list(selection.by_tensor()) == taken
+    assert "tied with lm_head.weight" in selection.rows[0].verdict
+
+
+# measures
+
+
+def slow_health(weight: torch.Tensor, **options) -> dict[str, float]:
+    taps = list(itertools.product(*(range(size) for size in weight.shape[2:])))
+    matrices = [weight[(slice(None), slice(None), *tap)].double() for tap in taps]
+    sigmas = [torch.linalg.svdvals(matrix) for matrix in matrices]
+    error = (weight.double() - reference.fire(weight, **options)).square().sum()
+    return {
+        "dfi_normalized": sum(reference.dfi_normalized(matrix) for matrix in matrices).item() / len(taps),
+        "condition": max(float(sigma[0] / sigma[-1]) for sigma in sigmas),
+        "stable_rank": sum(float(m.square().sum() / s[0] ** 2) for m, s in zip(matrices, sigmas, strict=True))
+        / len(taps),
+        "norm": weight.double().square().sum().sqrt().item(),
+        "sfe_normalized": (error / weight.double().square().sum()).item(),
+    }
+
+
+OPTIONS = [
+    {},
+    {"steps": 5, "coefficients": "quintic"},
+    {"steps": 3, "coefficients": "muon", "scale": "none"},
+    {"steps": "exact"},
+    {"steps": 4, "scale": "procrustes"},
+    {"steps": "exact", "scale": "procrustes"},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("shape", [(7, 7), (5, 9), (9, 5), (6, 4, 3, 3), (4, 6, 2)], ids=str)
+def test_measures_equal_slow_ones(shape, options, dtype):
+    weight = draw(*shape, dtype=dtype)
+    measured = health(weight, **options)
+    for measure, value in slow_health(weight, **options).items():
+        assert getattr(measured, measure) == pytest.approx(value, rel=1e-9), measure
+    sigma = torch.linalg.svdvals(weight.double().flatten(2).movedim(-1, 0) if weight.ndim > 2 else weight.double())
+    assert measured.quantiles[0] == pytest.approx(sigma.min().item(), rel=1e-9)
+    assert measured.quantiles[-1] == pytest.approx(sigma.max().item(), rel=1e-9)
+    if sigma.numel() % 2:
+        assert measured.quantiles[2] == pytest.approx(sigma.median().item(), rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**16), st.sampled_from([1e-20, 1.0, 1e20]))
+def test_condition_and_stable_rank_know_no_scale_and_have_bounds(m, n, seed, factor):
+    weight = draw(m, n, seed=seed, dtype=torch.float64)
+    one, other = health(weight), health(weight * factor)
+    assert 1 - 1e-12 <= one.stable_rank <= min(m, n) + 1e-9
+    assert one.condition >= 1
+    assert other.stable_rank == pytest.approx(one.stable_rank, rel=1e-9)
+    assert other.condition == pytest.approx(one.condition, rel=1e-6)
+    assert other.dfi_normalized == pytest.approx(one.dfi_normalized, rel=1e-6, abs=1e-9)
+
+
+def test_measures_of_special_matrices():
+    isometry = health(3 * torch.eye(4, 7), steps="exact", scale="procrustes")
+    assert (isometry.dfi_normalized, isometry.condition, isometry.stable_rank, isometry.norm) == (0, 1, 4, 6)
+    assert isometry.sfe_normalized == 0
+    zero = health(torch.zeros(3, 3))
+    assert (zero.dfi_normalized, zero.condition, zero.stable_rank, zero.sfe_normalized) == (1, float("inf"), 0, 0)
+    assert health(torch.ones(3, 4)).condition == float("inf")  # rank one: the rest is rounding
+    assert health(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])) is None
+    assert health(torch.tensor([[1.0, float("inf")], [0.0, 1.0]])) is None
+
+
+def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
+    state = small_state() | {"broken.weight": torch.full((2, 2), float("nan"))}
+    path = write_safetensors(tmp_path / "model.safetensors", state)
+    files = ["--json", str(tmp_path / "d.json"), "--picture", str(tmp_path / "d.png")]
+    rows = main(["diagnose", str(path), "--sort", "condition", "--steps", "5", *files])
+    text = capsys.readouterr().out
+    assert f"{path}: safetensors file, 8 tensors" in text
+    assert next(row.name for row in rows) == "broken.weight"
+    known = rows[1:]
+    assert {row.name for row in known} == set(TAKEN)
+    conditions = [row.health.condition for row in known]
+    assert conditions == sorted(conditions, reverse=True)
+    line = next(line.split() for line in text.splitlines() if line.startswith("fc.weight"))
+    slow = slow_health(state["fc.weight"], steps=5)
+    assert line[:2] == ["fc.weight", "5×6"]
+    assert [float(cell) for cell in line[2:]] == pytest.approx(list(slow.values()), rel=1e-3)
+    assert "broken.weight  2×2" in text and "NaN or Inf" in text
+    assert "not taken: 2 not a matrix (fc.bias, norm.weight); " not in text  # three of them: the counter as well
+    assert "3 not a matrix (fc.bias, norm.num_batches_tracked and 1 more)" in text
+    assert "1 embedding (embed.weight)" in text
+    content = json.loads((tmp_path / "d.json").read_text())
+    entry = next(entry for entry in content["weights"] if entry["name"] == "fc.weight")
+    assert {key: entry[key] for key in slow} == pytest.approx(slow, rel=1e-9)
+    assert content["weights"][0] == {
+        "name": "broken.weight",
+        "shape": [2, 2],
+        "finite": False,
+        **dict.fromkeys(slow),
+        "singular_values": dict.fromkeys(("min", "10%", "median", "90%", "max")),
+    }
+    assert content["fire"] == {"steps": 5, "coefficients": "cubic", "scale": "paper"}
+    assert {"name": "embed.weight", "shape": [9, 4], "reason": "embedding"} in content["not_taken"]
+    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["d.json", "d.png", "model.safetensors"]
+
+
+def test_diagnose_lists_every_tensor_on_request(tmp_path, capsys):
+    path = write_safetensors(tmp_path / "model.safetensors", small_state())
+    main(["diagnose", str(path), "--all"])
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split() == ["embed.weight", "9×4", "9×4", "embedding"] for line in lines)
+    assert lines[-1] == "3 weight matrices taken"
+
+
+# reinit of safetensors
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", [{}, {"steps": "exact", "scale": "none"}, {"steps": 4, "coefficients": "quintic"}])
+def test_reinit_is_fire_on_what_is_taken_and_leaves_every_other_bit(tmp_path, dtype, options):
+    state = small_state(dtype)
+    path = write_safetensors(tmp_path / "in.safetensors", state, {"format": "pt", "note": "é"})
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    tally = reinit(path, "-o", tmp_path / "out.safetensors", *words)
+    new = load(tmp_path / "out.safetensors")
+    assert header_of(tmp_path / "out.safetensors") == header_of(path)  # order, types, metadata
+    for name, tensor in state.items():
+        expected = fire(tensor, **options) if name in TAKEN else tensor
+        assert raw(new[name]) == raw(expected), name
+        if name in TAKEN:
+            assert_near(new[name], reference.fire(tensor, **options), dtype)
+    moved = sum((state[name].double() - new[name].double()).square().sum() for name in TAKEN)
+    norm = sum(state[name].double().square().sum() for name in TAKEN)
+    assert tally.sfe_normalized == pytest.approx((moved / norm).item(), rel=1e-5)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors"]
+
+
+def test_reinit_says_what_diagnose_said(tmp_path):
+    path = write_safetensors(tmp_path / "in.safetensors", small_state(torch.float64))
+    rows = main(["diagnose", str(path)])
+    tally = reinit(path, "-o", tmp_path / "out.safetensors")
+    norm = sum(row.health.norm**2 for row in rows)
+    said = sum(row.health.sfe_normalized * row.health.norm**2 for row in rows) / norm
+    assert tally.sfe_normalized == pytest.approx(said, rel=1e-9)
+
+
+def test_conv1d_and_linear_files_come_out_transposed_equal(tmp_path):
+    shapes = {"h.0.attn.c_attn": (24, 8), "h.0.attn.c_proj": (8, 8), "h.0.mlp.c_fc": (32, 8), "h.0.mlp.c_proj": (8, 32)}
+    linear = {f"{name}.weight": draw(*shape, seed=seed) for seed, (name, shape) in enumerate(shapes.items())}
+    conv1d = {name: weight.T.contiguous() for name, weight in linear.items()}
+    for name, state in (("linear", linear), ("conv1d", conv1d)):
+        path = write_safetensors(tmp_path / f"{name}.safetensors", state)
+        reinit(path, "-o", tmp_path / f"{name}_new.safetensors", "--preset", "gpt", "--steps", 5)
+    a, b = load(tmp_path / "linear_new.safetensors"), load(tmp_path / "conv1d_new.safetensors")
+    for name, weight in linear.items():
+        assert_near(b[name].T, a[name])
+        parts = weight.chunk(3) if "c_attn" in name else [weight]
+        assert torch.equal(a[name], torch.cat([fire(part, steps=5) for part in parts]))
+
+
+def test_only_the_parts_of_a_fused_projection_that_are_taken_change(tmp_path):
+    weight = draw(24, 8)
+    path = write_safetensors(tmp_path / "in.safetensors", {"attn.qkv.weight": weight, "fc.weight": draw(8, 8)})
+    assert reinit(path, "-o", tmp_path / "out.safetensors").changed == 2  # queries and keys: preset auto
+    new = load(tmp_path / "out.safetensors")
+    q, k, v = weight.chunk(3)
+    assert torch.equal(new["attn.qkv.weight"], torch.cat([fire(q), fire(k), v]))
+    assert torch.equal(new["fc.weight"], draw(8, 8))
+    reinit(path, "-o", tmp_path / "v.safetensors", "--preset", "gpt", "--include", r"\[v\]")
+    assert torch.equal(load(tmp_path / "v.safetensors")["attn.qkv.weight"], torch.cat([q, k, fire(v)]))
+
+
+def test_shrink_and_perturb_and_full_reset(tmp_path):
+    state = small_state() | {"norm.running_mean": draw(6, seed=7)}
+    initial = {name: tensor + 1 for name, tensor in state.items()}
+    path = write_safetensors(tmp_path / "in.safetensors", state)
+    start = write_safetensors(tmp_path / "start.safetensors", dict(reversed(initial.items())))
+    common = ["--initial", start, "--exclude", "head"]
+    reinit(path, "-o", tmp_path / "sp.safetensors", "--method", "shrink_and_perturb", "--strength", 0.3, *common)
+    reinit(path, "-o", tmp_path / "full.safetensors", "--method", "full_reset", *common)
+    moved, reset = load(tmp_path / "sp.safetensors"), load(tmp_path / "full.safetensors")
+    for name, tensor in state.items():
+        still = name in ("head.weight", "norm.running_mean", "norm.num_batches_tracked")
+        expected = tensor if still else shrink_and_perturb(tensor, initial[name], 0.3)
+        assert raw(moved[name]) == raw(expected), name
+        assert raw(reset[name]) == raw(tensor if name == "head.weight" else initial[name]), name
+
+
+def test_in_place_needs_force_and_leaves_one_file(tmp_path):
+    path = write_safetensors(tmp_path / "m.safetensors", small_state())
+    before = path.read_bytes()
+    assert "m.safetensors exists: --force replaces it" in refused("reinit", path, "-o", path)
+    assert path.read_bytes() == before
+    path.chmod(0o640)
+    reinit(path, "-o", path, "--force")
+    assert torch.equal(load(path)["fc.weight"], fire(small_state()["fc.weight"]))
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert [file.name for file in tmp_path.iterdir()] == ["m.safetensors"]
+
+
+def test_a_link_is_replaced_and_not_what_it_leads_to(tmp_path):
+    blob = write_safetensors(tmp_path / "blob.safetensors", small_state())
+    before = blob.read_bytes()
+    link = tmp_path / "m.safetensors"
+    link.symlink_to(blob)
+    reinit(link, "-o", link, "--force")
+    assert blob.read_bytes() == before
+    assert not link.is_symlink()
+    assert torch.equal(load(link)["fc.weight"], fire(small_state()["fc.weight"]))
+
+
+# pickles
+
+
+@pytest.mark.parametrize("key", [None, "state_dict", "model"])
+def test_pickles_keep_all_else(tmp_path, key):
+    state = small_state()
+    state["tied.weight"] = state["fc.weight"]
+    content = state if key is None else {key: state, "epoch": 7, "extra": {"numbers": [1, 2.5, torch.ones(2)]}}
+    torch.save(content, tmp_path / "in.pt")
+    tally = reinit(tmp_path / "in.pt", "-o", tmp_path / "out.pt")
+    new = torch.load(tmp_path / "out.pt", weights_only=True)
+    assert tally.changed == 3
+    if key is not None:
+        assert list(new) == list(content)
+        assert new["epoch"] == 7
+        assert new["extra"]["numbers"][:2] == [1, 2.5]
+        new = new[key]
+    assert list(new) == list(state)
+    for name, tensor in small_state().items():
+        assert raw(new[name]) == raw(fire(tensor) if name in TAKEN else tensor)
+    assert new["tied.weight"].data_ptr() == new["fc.weight"].data_ptr()
+    assert raw(torch.load(tmp_path / "in.pt")["stem.weight"] if key is None else state["stem.weight"]) == raw(
+        small_state()["stem.weight"]
+    )
+
+
+def test_views_and_files_of_old_torch(tmp_path):
+    flat = torch.cat([draw(24, seed=1), draw(16, seed=2)])
+    state = {"a.weight": flat[:24].view(6, 4), "b.weight": flat[24:].view(4, 4).T, "c.weight": flat[20:36].view(4, 4)}
+    expanded = {"d.weight": torch.ones(1, 3).expand(3, 3)}
+    rows = StoredWeights().select(stored({**state, **expanded, "e.weight": torch.eye(3)})).rows
+    assert [row.verdict for row in rows] == [
+        "sharing memory with c.weight",
+        "sharing memory with c.weight",
+        "sharing memory with a.weight",
+        "expanded from fewer values",
+        "taken",
+    ]
+    del state["c.weight"]
+    torch.save(state, tmp_path / "old.bin", _use_new_zipfile_serialization=False)
+    reinit(tmp_path / "old.bin", "-o", tmp_path / "new.bin")
+    new = torch.load(tmp_path / "new.bin", weights_only=True)
+    for name, tensor in state.items():
+        assert torch.equal(new[name], fire(tensor))
+        assert new[name].stride() == tensor.stride()
+
+
+class Stranger:
+    """What `torch.load` refuses by default."""
+
+
+def test_python_objects_are_loaded_only_on_request(tmp_path):
+    torch.save({"state_dict": {"fc.weight": draw(3, 3)}, "hyper_parameters": Stranger()}, tmp_path / "in.ckpt")
+    message = refused("reinit", tmp_path / "in.ckpt", "-o", tmp_path / "out.ckpt")
+    assert "holds Python objects (test_checkpoints.Stranger)" in message
+    assert "runs any code that the file contains" in message
+    assert message.endswith("--unsafe-pickle")
+    reinit(tmp_path / "in.ckpt", "-o", tmp_path / "out.ckpt", "--unsafe-pickle")
+    new = torch.load(tmp_path / "out.ckpt", weights_only=False)
+    assert torch.equal(new["state_dict"]["fc.weight"], fire(draw(3, 3)))
+    assert isinstance(new["hyper_parameters"], Stranger)
+    torch.save(nn.Sequential(nn.Linear(3, 2)), tmp_path / "module.pt")
+    reinit(tmp_path / "module.pt", "-o", tmp_path / "module2.pt", "--unsafe-pickle")
+    old, new = (torch.load(tmp_path / name, weights_only=False)[0].weight for name in ("module.pt", "module2.pt"))
+    assert torch.equal(new, fire(old))
+
+
+# through the programs that write and read such files
+
+
+def trained_checkpoint(folder: Path) -> Path:
+    torch.manual_seed(0)
+    run = trainer(max_epochs=1)
+    run.fit(PlainModule(), datamodule=PlainData())
+    run.save_checkpoint(folder / "in.ckpt")
+    return folder / "in.ckpt"
+
+
+def assert_same(one, other, path=""):
+    assert type(one) is type(other), path
+    if isinstance(one, dict):
+        assert list(one) == list(other), path
+        for key in one:
+            assert_same(one[key], other[key], f"{path}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), path
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{path}/{index}")
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+    else:
+        assert one == other, path
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_lightning_checkpoint_is_rewritten_and_trained_on(tmp_path, capsys, drop):
+    path = trained_checkpoint(tmp_path)
+    words = ["--exclude", "net.5", *(["--drop-optimizer-states"] if drop else [])]
+    assert reinit(path, "-o", tmp_path / "out.ckpt", *words).changed == 2
+    text = capsys.readouterr().out
+    assert ("note: optimizer states are dropped" in text) == drop
+    assert ("note: optimizer states are kept" in text) != drop
+    old, new = torch.load(path, weights_only=False), torch.load(tmp_path / "out.ckpt", weights_only=False)
+    assert old["optimizer_states"][0]["state"]
+    for name in ("net.0.weight", "net.3.weight"):
+        assert torch.equal(new["state_dict"][name], fire(old["state_dict"][name]))
+        old["state_dict"][name] = new["state_dict"][name]
+    if drop:
+        assert new["optimizer_states"][0]["state"] == {}
+        old["optimizer_states"][0]["state"] = {}
+    assert_same(old, new)
+    module, run = PlainModule(), trainer(max_epochs=2)
+    seen = {}
+
+    class Look(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.update({name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
+
+    run.callbacks.append(Look())
+    run.fit(module, datamodule=PlainData(), ckpt_path=str(tmp_path / "out.ckpt"), weights_only=False)
+    assert_same(dict(new["state_dict"]), seen)
+    assert run.current_epoch == 2
+    steps = 4 if drop else 8  # of Adam: 4 batches an epoch
+    assert run.optimizers[0].state[module.net[0].weight]["step"] == steps
+
+
+def tiny_gpt2():
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=8, bos_token_id=0, eos_token_id=0)
+    return hf.GPT2LMHeadModel(config)
+
+
+def assert_is_fire_of(new: nn.Module, old: nn.Module, steps: int) -> None:
+    """Queries, keys and values, and the other Conv1D layers, stored (in, out); the embedding and its tied head stay."""
+    expected = dict(old.state_dict())
+    for name, tensor in expected.items():
+        if "c_attn.weight" in name:
+            expected[name] = torch.cat([fire(part.T, steps=steps).T for part in tensor.chunk(3, dim=1)], dim=1)
+        elif "c_fc.weight" in name or "c_proj.weight" in name:
+            expected[name] = fire(tensor.T, steps=steps).T
+    assert new.lm_head.weight is new.transformer.wte.weight
+    for name, tensor in new.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("shard", [None, "8KB"])
+def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
+    import transformers as hf
+
+    old = tiny_gpt2()
+    old.save_pretrained(tmp_path / "in", **({"max_shard_size": shard} if shard else {}))
+    source, target = tmp_path / "in", tmp_path / "out"
+    if shard:
+        assert len(list(source.glob("*.safetensors"))) > 2
+        reinit(source / "model.safetensors.index.json", "-o", target, "--preset", "gpt", "--steps", 5)
+    else:
+        target.mkdir()
+        shutil.copy(source / "config.json", target)
+        words = ["--preset", "gpt", "--steps", 5]
+        reinit(source / "model.safetensors", "-o", target / "model.safetensors", *words)
+    assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(target), old, steps=5)
+    if shard:
+        assert {file.name for file in target.iterdir()} == {file.name for file in source.iterdir()}
+        for file in source.glob("*.json"):
+            assert (target / file.name).read_bytes() == file.read_bytes()
+        for file in source.glob("*.safetensors"):
+            assert header_of(target / file.name) == header_of(file)
+        assert "exists: --force" in refused("reinit", source, "-o", source)
+        reinit(source, "-o", source, "--force", "--preset", "gpt", "--steps", 5)
+        assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(source), old, steps=5)
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_folder_that_is_replaced_comes_back_after_a_failure(tmp_path, monkeypatch):
+    import os
+
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "file").write_text("old")
+    rename = os.rename
+
+    def failing(source, target):
+        if Path(target).name == "old" and not (Path(source) / "file").exists():
+            raise OSError("no")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="no"), atomic_folder(tmp_path / "old") as part:
+        part.mkdir()
+    assert [file.name for file in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old" / "file").read_text() == "old"

@@ -1,0 +1,252 @@
+"""`lightning-fire diagnose` and `reinit` on what they refuse: arguments, files broken anywhere, too little memory."""
+
+import contextlib
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_files import draw, load, refused, reinit, small_state, write_safetensors
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lightning_fire.checkpoints import diagnose_command, reinit_command
+from lightning_fire.cli import main
+
+# what is refused
+
+
+def test_not_finite_weights_are_refused(tmp_path):
+    for bad in (float("nan"), float("inf")):
+        state = small_state()
+        state["fc.weight"][1, 2] = bad
+        torch.save(state, tmp_path / "in.pt")
+        for path in (write_safetensors(tmp_path / "in.safetensors", state), tmp_path / "in.pt"):
+            out = path.with_stem("out")
+            message = refused("reinit", path, "-o", out)
+            assert "NaN or Inf in fc.weight of the checkpoint; nothing has been written" in message
+            reinit(path, "-o", out, "--exclude", "fc")
+            out.unlink()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def broken_files(folder: Path) -> dict[str, Path]:
+    good = write_safetensors(folder / "good.safetensors", small_state())
+    torch.save(small_state(), folder / "good.pt")
+    files = {
+        "empty.safetensors": b"",
+        "half.safetensors": good.read_bytes()[:-10],
+        "long.safetensors": good.read_bytes() + b"more",
+        "lfs.safetensors": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+        "empty.pt": b"",
+        "half.pt": (folder / "good.pt").read_bytes()[:-100],
+        "text.pt": b"hello",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    torch.save({"fc.bias": torch.ones(2)}, folder / "biases.pt")
+    torch.save([1, 2], folder / "list.pt")
+    write_safetensors(folder / "biases.safetensors", {"fc.bias": torch.ones(2)})
+    (folder / "folder").mkdir()
+    shutil.copy(good, folder / "folder" / "model.safetensors")
+    for name, index in {
+        "no_json": "{",
+        "no_map": "{}",
+        "outside": json.dumps({"weight_map": {"a": "../good.safetensors"}}),
+        "missing": json.dumps({"weight_map": {"a": "gone.safetensors"}}),
+        "lost": json.dumps({"weight_map": {"a": "model.safetensors"}}),
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors.index.json").write_text(index)
+        shutil.copy(good, folder / name / "model.safetensors")
+    return {file.name: file for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.safetensors", "does not exist"),
+        ("empty.safetensors", "no complete safetensors file: .*header too small"),
+        ("half.safetensors", "no complete safetensors file: "),
+        ("long.safetensors", "no complete safetensors file: "),
+        ("lfs.safetensors", "pointer of Git LFS"),
+        ("empty.pt", "empty.pt is empty"),
+        ("half.pt", "no complete checkpoint of torch: "),
+        ("text.pt", "no complete checkpoint of torch: "),
+        ("list.pt", "holds no tensors by name, but list"),
+        ("biases.pt", "no weight is taken by .*: 1 not a matrix"),
+        ("biases.safetensors", "no weight is taken by .*: 1 not a matrix"),
+        ("folder", "folder without model.safetensors.index.json: name a file, such as .*model.safetensors"),
+        ("no_json", "is no index: "),
+        ("no_map", "no `weight_map`"),
+        ("outside", "no file of its folder"),
+        ("missing", "lacks gone.safetensors, which its index names"),
+        ("lost", "does not hold a, as the index says"),
+    ],
+)
+def test_broken_files_are_refused_in_one_line(tmp_path, name, message):
+    files = broken_files(tmp_path)
+    path = files.get(name, tmp_path / name)
+    before = sorted(tmp_path.iterdir())
+    out = tmp_path / f"out{path.suffix}"
+    assert re.search(message, refused("diagnose", path, "--json", tmp_path / "d.json"))
+    assert re.search(message, refused("reinit", path, "-o", out))
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-o", "gone/out.safetensors"], "the folder of gone/out.safetensors does not exist"),
+        (["-o", "out.pt"], "must be of the same kind as in.safetensors, got out.pt"),
+        (["-o", "folder.safetensors", "--force"], "folder.safetensors is a folder: name a file"),
+        (["-o", "out.safetensors", "--include", "nothing"], "`include` has 'nothing', which matches no weight"),
+        (["-o", "out.safetensors", "--exclude", "("], "which is no regular expression"),
+        (["-o", "out.safetensors", "--preset", "vit"], "no weight is taken by .*3 not in preset vit"),
+        (["-o", "out.safetensors", "--strength", "0.5"], "--strength does not belong to --method fire"),
+        (["-o", "out.safetensors", "--method", "full_reset"], "needs initial values: --initial FILE"),
+        (
+            ["-o", "out.safetensors", "--method", "full_reset", "--initial", "in.safetensors", "--steps", "3"],
+            "--steps does not belong to --method full_reset",
+        ),
+        (
+            ["-o", "out.safetensors", "--method", "full_reset", "--initial", "other.safetensors"],
+            "other.safetensors has no initial values of embed.weight.*leave them out with --exclude",
+        ),
+        (
+            ["-o", "out.safetensors", "--method", "full_reset", "--initial", "other.safetensors", "--include", "head"],
+            r"holds head.weight with shape \(1, 1\), not \(3, 5\)",
+        ),
+        (
+            [
+                "-o",
+                "out.safetensors",
+                "--method",
+                "shrink_and_perturb",
+                "--initial",
+                "in.safetensors",
+                "--strength",
+                "2",
+            ],
+            r"`strength` must be in \[0, 1\], got 2.0",
+        ),
+    ],
+)
+def test_arguments_that_are_refused(tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    write_safetensors(Path("in.safetensors"), small_state())
+    write_safetensors(Path("other.safetensors"), {"head.weight": torch.ones(1, 1)})
+    Path("folder.safetensors").mkdir()
+    before = sorted(Path().iterdir())
+    assert re.search(message, refused("reinit", "in.safetensors", *words))
+    assert sorted(Path().iterdir()) == before
+
+
+def test_outputs_of_diagnose_do_not_replace_the_checkpoint(tmp_path):
+    path = write_safetensors(tmp_path / "m.safetensors", small_state())
+    assert "exists" in refused("diagnose", path, "--json", path)
+    assert torch.equal(load(path)["fc.weight"], small_state()["fc.weight"])
+
+
+@pytest.mark.parametrize("words", [["--steps", "0"], ["--steps", "many"], ["--preset", "rnn"], ["--colour"]])
+def test_words_that_are_refused_by_the_parser(words, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["diagnose", "in.pt", *words])
+    assert leaving.value.code == 2
+    assert "lightning-fire diagnose: error:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["diagnose", "reinit"])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main([command, "--help"])
+    assert leaving.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: lightning-fire {command}" in text
+    assert "--unsafe-pickle" in text and "DANGER" in text
+
+
+def test_without_safetensors(tmp_path, monkeypatch):
+    path = write_safetensors(tmp_path / "m.safetensors", small_state())
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert "needs safetensors: pip install 'lightning-fire[safetensors]'" in refused("diagnose", path)
+
+
+# files broken anywhere
+
+
+def attempt(name: str, content: bytes) -> None:
+    """Either a result that can be read again, or one line and no file."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        path, out = Path(folder, name), Path(folder, f"out{Path(name).suffix}")
+        path.write_bytes(content)
+        words = [str(path), "-o", str(out), "--steps", "1"]
+        try:
+            reinit_command.main(words)
+        except SystemExit as refusal:
+            assert str(refusal).startswith("lightning-fire reinit: error: ")
+            assert not out.exists()
+        else:
+            diagnose_command.main([str(out)])
+        assert {file.name for file in Path(folder).iterdir()} <= {path.name, out.name}
+
+
+def in_bytes(name: str) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, name)
+        if path.suffix == ".safetensors":
+            return write_safetensors(path, small_state(), {"format": "pt"}).read_bytes()
+        torch.save({"state_dict": small_state(), "epoch": 1}, path, _use_new_zipfile_serialization=name != "old.pt")
+        return path.read_bytes()
+
+
+GOOD = {name: in_bytes(name) for name in ("model.safetensors", "model.ckpt", "old.pt")}
+names, places = st.sampled_from(sorted(GOOD)), st.integers(0, 2**20)
+
+
+@settings(max_examples=150, deadline=None)
+@given(names, places)
+def test_files_cut_anywhere(name, place):
+    attempt(name, GOOD[name][: place % len(GOOD[name])])
+
+
+@settings(max_examples=300, deadline=None)
+@given(names, st.lists(st.tuples(places, st.integers(0, 7)), min_size=1, max_size=3))
+@example("model.safetensors", [(0, 0)])
+@example("model.safetensors", [(7, 7)])
+def test_files_with_flipped_bits(name, flips):
+    content = bytearray(GOOD[name])
+    size = 8 + int.from_bytes(content[:8], "little") if name.endswith("safetensors") else len(content)
+    for place, bit in flips:
+        content[place % size] ^= 1 << bit
+    attempt(name, bytes(content))
+
+
+# memory
+
+
+def peak_memory(path: Path, out: Path) -> int:
+    """In MiB, of a process of its own. Its `ru_maxrss` would begin with the memory of the process that starts it."""
+    code = (
+        "import re, sys; from lightning_fire.checkpoints.reinit_command import main; main(sys.argv[1:]);"
+        " print(int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) // 1024)"
+    )
+    words = [sys.executable, "-c", code, str(path), "-o", str(out), "--steps", "1"]
+    return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_that_of_the_largest_tensor(tmp_path):
+    weight = draw(2048, 1024)  # 8 MiB
+    peaks = []
+    for count in (1, 20):
+        state = {f"layers.{index}.weight": weight for index in range(count)}
+        path = write_safetensors(tmp_path / f"{count}.safetensors", state)
+        peaks.append(peak_memory(path, tmp_path / f"{count}_out.safetensors"))
+    assert peaks[1] - peaks[0] < 64, peaks  # MiB, of 152 more in the file
