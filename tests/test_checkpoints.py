@@ -52,7 +52,7 @@ from lightning_fire.nets import ResNet
             "conv.weight",
             (8, 1, 3, 3),
             "F32",
-            "depthwise convolution, or one input channel: single columns, no matrices",
+            "depthwise convolution, or one input channel: single columns",
         ),
         ("up.deconv.weight", (8, 4, 2, 2), "F32", "transposed convolution, which may be grouped"),
         ("block_sparse_moe.input_linear.weight", (4, 8, 6), "F32", "stack of expert matrices"),
@@ -136,6 +136,7 @@ def test_packed_keys_of_fewer_heads_are_taken_as_one_matrix():
         (None, ["model.fc.weight"]),
         (["model"], ["model.fc.weight"]),  # matches all names, and names none
         (["weight"], ["model.fc.weight"]),
+        ([".", "w"], ["model.fc.weight"]),
         (["wte"], ["model.wte.weight"]),
         (["lm_head"], ["model.wte.weight"]),
         (["model.wte", "fc"], ["model.wte.weight", "model.fc.weight"]),
@@ -146,6 +147,12 @@ def test_an_embedding_is_taken_only_where_a_pattern_names_it(include, taken):
     selection = StoredWeights(include=include).select([table, Stored("model.fc.weight", (4, 4), "F32")])
     assert list(selection.by_tensor()) == taken
     assert "tied with lm_head.weight" in selection.rows[0].verdict
+
+
+def test_a_convolution_of_one_input_channel_is_taken_where_it_is_named():
+    tensors = [Stored("stem.0.weight", (8, 1, 3, 3), "F32"), Stored("fc.weight", (4, 8), "F32")]
+    assert list(StoredWeights(include=["."]).select(tensors).by_tensor()) == ["fc.weight"]
+    assert list(StoredWeights(include=[".", "stem.0"]).select(tensors).by_tensor()) == ["stem.0.weight", "fc.weight"]
 
 
 # measures

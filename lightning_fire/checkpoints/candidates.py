@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from lightning_fire.checkpoints.names import EMBEDDING, path_of, why_not
+from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of, why_not
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.where import WeightView
 from lightning_fire.where.attention import parts_of, role_of
@@ -68,7 +68,7 @@ def _is_conv1d(stored: Stored) -> bool:
 
 def _candidate(stored: Stored, conv1d: bool, layers: dict[str, set[str]]) -> Candidate:
     reason = why_not(stored)
-    if reason not in ("", EMBEDDING):
+    if reason and reason not in UNLESS_NAMED:
         return Candidate(stored, obstacle=reason)
     parents, layer, leaf = path_of(stored.name)
     layout = "in_out" if conv1d and layer in _CONV1D else "out_in"

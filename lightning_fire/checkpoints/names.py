@@ -7,6 +7,8 @@ from lightning_fire.checkpoints.stored import FLOATING, Stored
 from lightning_fire.where.candidates import plain
 
 EMBEDDING = "embedding"
+SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
+UNLESS_NAMED = (EMBEDDING, SINGLE_COLUMNS)  # reasons that hold unless the name of the layer is spelt out
 
 _WEIGHTS = {"weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
 _EMBEDDING = re.compile(r"embed|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
@@ -37,7 +39,7 @@ def why_not(stored: Stored) -> str:
         stored: The tensor.
 
     Returns:
-        The reason; empty if it is one. `EMBEDDING` comes last: nothing else speaks against it.
+        The reason; empty if it is one. Those of `UNLESS_NAMED` come last: nothing else speaks against it.
 
     Example:
         >>> why_not(Stored("wte.weight", (50257, 768), "F32"))
@@ -82,12 +84,9 @@ _VERDICTS: tuple[tuple[str, Callable[[Stored], object]], ...] = (
         lambda stored: len(stored.shape) == 3 and ("expert" in stored.name or "moe" in stored.name),
     ),
     (
-        "depthwise convolution, or one input channel: single columns, no matrices",
-        lambda stored: len(stored.shape) > 2 and stored.shape[1] == 1,
-    ),
-    (
         "transposed convolution, which may be grouped",
         lambda stored: len(stored.shape) > 2 and _TRANSPOSED.search(stored.name.lower()),
     ),
+    (SINGLE_COLUMNS, lambda stored: len(stored.shape) > 2 and stored.shape[1] == 1),
     (EMBEDDING, _is_embedding),
 )

@@ -114,4 +114,4 @@ def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".rstrip(": ")

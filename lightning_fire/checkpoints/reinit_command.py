@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> Tally:
     options = parser().parse_args(args)
     try:
         return _run(options)
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         raise SystemExit(f"lightning-fire reinit: error: {error}") from None
 
 

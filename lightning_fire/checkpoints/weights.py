@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from lightning_fire.checkpoints.candidates import Candidate, candidates_of
-from lightning_fire.checkpoints.names import EMBEDDING, path_of
+from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of
 from lightning_fire.checkpoints.selection import StoredSelection, about
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.where import WeightView
@@ -17,7 +17,8 @@ class StoredWeights(ByName):
     """Selects weight matrices of a file by a preset, narrowed by names: `lightning_fire.Weights` without a module.
 
     Taken are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings are left
-    alone, and so is an output layer tied to one, unless a pattern of `include` matches in the layer's own name.
+    alone, with an output layer tied to one, and so are convolutions of one column: these are taken only where a pattern
+    of `include` spells out the layer's own name.
 
     Args:
         preset: `cnn`: every matrix and convolution. `vit`: query and key projections. `gpt`: every matrix, a fused
@@ -72,9 +73,7 @@ class StoredWeights(ByName):
         return selection
 
     def _why_not(self, preset: str, candidate: Candidate, view: WeightView) -> str:
-        if candidate.obstacle == EMBEDDING:
-            return self._refusal(candidate, view) if self._names(candidate.stored) else EMBEDDING
-        if candidate.obstacle:
+        if candidate.obstacle and not (candidate.obstacle in UNLESS_NAMED and self._names(candidate.stored)):
             return candidate.obstacle
         return self._refusal(candidate, view) if PRESETS[preset](candidate.kind, view) else f"not in preset {preset}"
 
@@ -84,14 +83,14 @@ class StoredWeights(ByName):
         return "excluded" if "excluded" in reasons else "" if "" in reasons else "not included"
 
     def _names(self, stored: Stored) -> bool:
-        """Whether some pattern matches in the layer's own name, not only in that of the whole model."""
+        """Whether some pattern spells out the layer's own name, and does not only match that of the whole model."""
         for name in stored.names:
             layer = path_of(name)[1]
             first = name.rindex(layer)
-            for pattern in self.include or ():
-                matches = re.finditer(pattern, name)
-                if any(match.start() < first + len(layer) and match.end() > first for match in matches):
-                    return True
+            last = first + len(layer)
+            found = [match.span() for pattern in self.include or () for match in re.finditer(pattern, name)]
+            if any(start <= first and end >= last and end > start + 1 for start, end in found):
+                return True
         return False
 
 
