@@ -413,6 +413,26 @@ class Stranger:
     """What `torch.load` refuses by default."""
 
 
+class Attack:
+    """Runs a command when it is unpickled."""
+
+    def __init__(self, command: str):
+        self.command = command
+
+    def __reduce__(self):
+        import os
+
+        return os.system, (self.command,)
+
+
+def test_a_file_that_runs_commands_is_told_apart(tmp_path):
+    torch.save({"fc.weight": draw(3, 3), "x": Attack(f"touch {tmp_path}/done")}, tmp_path / "in.pt")
+    message = refused("diagnose", tmp_path / "in.pt")
+    assert "would run posix.system when it is loaded" in message
+    assert "--unsafe-pickle" not in message
+    assert not (tmp_path / "done").exists()
+
+
 def test_python_objects_are_loaded_only_on_request(tmp_path):
     torch.save({"state_dict": {"fc.weight": draw(3, 3)}, "hyper_parameters": Stranger()}, tmp_path / "in.ckpt")
     message = refused("reinit", tmp_path / "in.ckpt", "-o", tmp_path / "out.ckpt")

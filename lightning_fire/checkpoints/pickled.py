@@ -91,12 +91,18 @@ def _load(path: Path, unsafe: bool) -> Any:
         # files from before torch 1.6 are no zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
-        if found := re.search(r"(?:GLOBAL|global:?|class) ([\w.]+\.\w+)", str(error)) if not unsafe else None:
-            raise ValueError(
-                f"{path} holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code"
-                " that the file contains. If you trust where it comes from: --unsafe-pickle"
-            ) from None
-        raise ValueError(f"{path} is no complete checkpoint of torch: {_first_line(error)}") from None
+        raise ValueError(f"{path} {_what_is_wrong(error)}") from None
+
+
+def _what_is_wrong(error: Exception) -> str:
+    if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
+        return f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
+    if found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+        return (
+            f"holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code that the"
+            " file contains. If you trust where it comes from: --unsafe-pickle"
+        )
+    return f"is no complete checkpoint of torch: {_first_line(error)}"
 
 
 def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
