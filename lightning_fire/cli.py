@@ -21,8 +21,8 @@ import lightning_fire.modules
 import lightning_fire.nets
 import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
-from lightning_fire.compare import ablation, sweep
 from lightning_fire.checkpoints import diagnose_command, reinit_command
+from lightning_fire.compare import ablation, sweep
 from lightning_fire.compare import command as compare
 
 
