@@ -27,11 +27,11 @@ from lightning_fire.modules import Classifier
 from lightning_fire.nets import VGG
 
 METHODS = {
-    "fire": lambda when, batches: FIRECallback(when, steps=10),
-    "fire, exact": lambda when, batches: FIRECallback(when, steps="exact"),
-    "shrink_and_perturb": lambda when, batches: ShrinkAndPerturb(when),
-    "full_reset": lambda when, batches: FullReset(when),
-    "dash": lambda when, batches: DASH(when, num_batches=batches),
+    "fire": lambda when, batches: FIRECallback(when, steps=10, curvature=False),
+    "fire, exact": lambda when, batches: FIRECallback(when, steps="exact", curvature=False),
+    "shrink_and_perturb": lambda when, batches: ShrinkAndPerturb(when, curvature=False),
+    "full_reset": lambda when, batches: FullReset(when, curvature=False),
+    "dash": lambda when, batches: DASH(when, num_batches=batches, curvature=False),
 }
 
 

@@ -69,7 +69,7 @@ def feature_covariance_bound(
     return 4 * input_norm / feature_norm * norms.new_tensor(lipschitz).prod() * gain * change.sqrt()
 
 
-def hessian_bound(dfi: Tensor, loss_curvature: float, loss_gradient: float, input_eigenvalue: float = 1.0) -> Tensor:
+def hessian_bound(dfi: Tensor, output_curvature: float, output_gradient: float, input_eigenvalue: float = 1.0) -> Tensor:
     """Bound the sharpness of the loss, where all samples switch the same ReLUs on: ‖∇²L‖₂ over all weights.
 
     This is the paper's theorem. Its proof needs one pattern of active units for all samples, as in a linear network;
@@ -83,9 +83,9 @@ def hessian_bound(dfi: Tensor, loss_curvature: float, loss_gradient: float, inpu
     Args:
         dfi: DfI of each layer, shape `(..., layers)`, at least 0: `dfi(weight.mT)`, or `dfi(weight)`, which holds too;
             the smaller of the two gives the tighter bound.
-        loss_curvature: β, the largest eigenvalue, over the samples, of the Hessian of a sample's loss with respect to
+        output_curvature: β, the largest eigenvalue, over the samples, of the Hessian of a sample's loss with respect to
             the outputs: 1 for ½‖u − y‖², at most ½ for the cross-entropy.
-        loss_gradient: γ, the largest norm of the gradient there: ‖u − y‖, at most √2 for the cross-entropy.
+        output_gradient: γ, the largest norm of the gradient there: ‖u − y‖, at most √2 for the cross-entropy.
         input_eigenvalue: Largest eigenvalue of ZᵀZ/n, the second moments of the inputs Z, shape (n, in); 1 if whitened.
 
     Returns:
@@ -96,14 +96,14 @@ def hessian_bound(dfi: Tensor, loss_curvature: float, loss_gradient: float, inpu
 
     Example:
         >>> import torch
-        >>> hessian_bound(torch.zeros(3), loss_curvature=1.0, loss_gradient=0.5)  # 3 layers, 3 pairs of layers
+        >>> hessian_bound(torch.zeros(3), output_curvature=1.0, output_gradient=0.5)  # 3 layers, 3 pairs of layers
         tensor(6., dtype=torch.float64)
     """
-    return _curvature(dfi, loss_curvature, loss_gradient, input_eigenvalue, input_eigenvalue)
+    return _curvature(dfi, output_curvature, output_gradient, input_eigenvalue, input_eigenvalue)
 
 
 def relu_hessian_bound(
-    dfi: Tensor, loss_curvature: float, loss_gradient: float, input_trace: float, input_eigenvalue: float = 1.0
+    dfi: Tensor, output_curvature: float, output_gradient: float, input_trace: float, input_eigenvalue: float = 1.0
 ) -> Tensor:
     """Bound the sharpness of the loss of a ReLU network, each sample with its own active units: ‖∇²L‖₂.
 
@@ -115,8 +115,8 @@ def relu_hessian_bound(
 
     Args:
         dfi: As in `hessian_bound`, shape `(..., layers)`.
-        loss_curvature: β, as in `hessian_bound`.
-        loss_gradient: γ, as in `hessian_bound`.
+        output_curvature: β, as in `hessian_bound`.
+        output_gradient: γ, as in `hessian_bound`.
         input_trace: Trace of ZᵀZ/n, the mean squared norm of an input; the number of inputs if whitened.
         input_eigenvalue: Largest eigenvalue of ZᵀZ/n; 1 if whitened.
 
@@ -128,19 +128,19 @@ def relu_hessian_bound(
 
     Example:
         >>> import torch
-        >>> relu_hessian_bound(torch.zeros(2), loss_curvature=1.0, loss_gradient=0.0, input_trace=64.0)
+        >>> relu_hessian_bound(torch.zeros(2), output_curvature=1.0, output_gradient=0.0, input_trace=64.0)
         tensor(65., dtype=torch.float64)
     """
     if not input_trace >= input_eigenvalue:
         raise ValueError(f"`input_trace` must be at least `input_eigenvalue` {input_eigenvalue}, got {input_trace}")
-    return _curvature(dfi, loss_curvature, loss_gradient, input_eigenvalue, input_trace)
+    return _curvature(dfi, output_curvature, output_gradient, input_eigenvalue, input_trace)
 
 
-def _curvature(dfi: Tensor, loss_curvature: float, loss_gradient: float, first: float, later: float) -> Tensor:
+def _curvature(dfi: Tensor, output_curvature: float, output_gradient: float, first: float, later: float) -> Tensor:
     """Sum over the layers and over their pairs; `first` and `later`: moment of the inputs in layer 1 and after it."""
     if dfi.ndim == 0 or not (dfi >= 0).all():
         raise ValueError(f"`dfi` must be of shape (..., layers) and at least 0, got {dfi}")
-    _require_at_least_zero(loss_curvature=loss_curvature, loss_gradient=loss_gradient, input_eigenvalue=first)
+    _require_at_least_zero(output_curvature=output_curvature, output_gradient=output_gradient, input_eigenvalue=first)
     growth = 1 + dfi.detach().double().sqrt()
     moments = torch.full_like(growth, later)
     moments[..., :1] = first
@@ -148,7 +148,7 @@ def _curvature(dfi: Tensor, loss_curvature: float, loss_gradient: float, first: 
     pairs = growth.unsqueeze(-2).expand(*growth.shape, growth.shape[-1])  # the layer left out, all layers
     earlier = torch.where(_diagonal(growth), 1, pairs)
     two = (moments.sqrt().unsqueeze(-1) * _products_of_others(earlier)).triu(1).sum((-2, -1))
-    return loss_curvature * one + 2 * loss_gradient * two
+    return output_curvature * one + 2 * output_gradient * two
 
 
 def _products_of_others(values: Tensor) -> Tensor:

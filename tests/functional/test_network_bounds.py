@@ -227,9 +227,9 @@ def test_errors_of_the_hessian_bounds():
     for wrong in (torch.tensor(1.0), torch.tensor([1.0, -1.0]), torch.tensor([float("nan")] * 2)):
         with pytest.raises(ValueError, match=r"`dfi` must be of shape \(..., layers\) and at least 0, got"):
             hessian_bound(wrong, 1.0, 0.0)
-    with pytest.raises(ValueError, match=r"`loss_curvature` must be at least 0, got -1.0"):
+    with pytest.raises(ValueError, match=r"`output_curvature` must be at least 0, got -1.0"):
         hessian_bound(zeros, -1.0, 0.0)
-    with pytest.raises(ValueError, match=r"`loss_gradient` must be at least 0, got nan"):
+    with pytest.raises(ValueError, match=r"`output_gradient` must be at least 0, got nan"):
         hessian_bound(zeros, 1.0, float("nan"))
     with pytest.raises(ValueError, match=r"`input_eigenvalue` must be at least 0, got -2.0"):
         hessian_bound(zeros, 1.0, 0.0, input_eigenvalue=-2.0)
