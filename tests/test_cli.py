@@ -12,7 +12,7 @@ import yaml
 from lightning_fire import FIRECallback, FullReset
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import main
-from lightning_fire.when import AnyOf, AtEpochs, AtNewData
+from lightning_fire.when import AnyOf, AtEpochs, AtNewData, WhenMetric
 
 BASE = """
 seed_everything: 0
@@ -118,6 +118,17 @@ trainer:
 )
 def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, words, message, capsys):
     assert message in refused([*recipe, *words], capsys)
+
+
+def test_a_schedule_by_a_measure_in_yaml(recipe):
+    Path("when.yaml").write_text(
+        "intervention: {init_args: {when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}}}\n"
+        "trainer: {callbacks+: [{class_path: PlasticityMonitor, init_args: {data_every_n_steps: 4}}]}"
+    )
+    cli = main([*recipe, "-c", "when.yaml"])
+    assert method_of(cli).when == WhenMetric("val/accuracy", below=2.0)
+    assert method_of(cli).num_events == 1  # never back at 2
+    assert 0 <= cli.trainer.callback_metrics["plasticity/dormant_fraction"] <= 1
 
 
 def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
