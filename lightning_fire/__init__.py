@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         ShrinkAndPerturb,
         UseMuon,
         announce_new_data,
+        module_curvature,
         wrap_heads,
     )
     from lightning_fire.optim import Muon, muon_groups
@@ -71,6 +72,7 @@ __all__ = [
     "WhenMetric",
     "announce_new_data",
     "functional",
+    "module_curvature",
     "muon_groups",
     "wrap_heads",
 ]

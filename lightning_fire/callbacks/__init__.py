@@ -7,6 +7,7 @@ from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.l2_init import L2Init
+from lightning_fire.callbacks.module_curvature import module_curvature
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
 from lightning_fire.callbacks.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
@@ -35,5 +36,6 @@ __all__ = [
     "TimedCallback",
     "UseMuon",
     "announce_new_data",
+    "module_curvature",
     "wrap_heads",
 ]

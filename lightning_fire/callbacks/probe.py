@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import Metric
@@ -96,7 +96,7 @@ def forward_on_new_data(
 
 
 @contextlib.contextmanager
-def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
+def leaving_no_trace(pl_module: nn.Module) -> Iterator[None]:
     """Put buffers, metrics and random states back at the end as they were; drop what is logged in between.
 
     Args:
@@ -120,7 +120,7 @@ def leaving_no_trace(pl_module: LightningModule) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(pl_module: LightningModule) -> Iterator[None]:
+def evaluating(pl_module: nn.Module) -> Iterator[None]:
     """Run the module as one plain function: in evaluation mode, without `torch.compile`.
 
     Args:
@@ -205,8 +205,8 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
     return output["loss"] if isinstance(output, dict) else output
 
 
-def _is_compiled(pl_module: LightningModule) -> bool:
-    return pl_module._compiler_ctx is not None or any(
+def _is_compiled(pl_module: nn.Module) -> bool:
+    return getattr(pl_module, "_compiler_ctx", None) is not None or any(
         type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
         for module in pl_module.modules()
     )

@@ -2,29 +2,14 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
-from lightning_fire.callbacks.probe import (
-    Loss,
-    batches_of,
-    evaluating,
-    leaving_no_trace,
-    training_loss,
-    why_not_look,
-)
-from lightning_fire.functional import Eigenvalue, hessian_product, largest_eigenvalue
-from lightning_fire.functional.curvature import random_start
-
-_HALF = (torch.float16, torch.bfloat16)
+from lightning_fire.callbacks.module_curvature import module_curvature
+from lightning_fire.callbacks.probe import Loss, batches_of, leaving_no_trace, why_not_look
+from lightning_fire.functional import Eigenvalue
 
 
 def curvature_around(
@@ -65,9 +50,6 @@ def curvature_around(
 class UpcomingBatch:
     """The first batch of an epoch, for measuring: training will see it as if nobody had looked.
 
-    Everything is measured in evaluation mode (no dropout, BatchNorm with its running statistics), in float32 or better,
-    without `torch.compile` and fused attention, whose results have no second derivatives.
-
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
@@ -78,38 +60,25 @@ class UpcomingBatch:
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):
-        self._trainer, self._module = trainer, pl_module
-        self._loss = _WithLoss(pl_module, training_loss if loss is None else loss)
+        self._trainer, self._module, self._loss = trainer, pl_module, loss
         with leaving_no_trace(pl_module), contextlib.closing(batches_of(trainer)) as batches:
             self._batch = next(batches, None)
         if self._batch is None:
             raise ValueError("the epoch has no batches to look at")
 
-    def lambda_max(self, tolerance: float = 0.01, max_products: int = 50) -> Eigenvalue:
+    def lambda_max(self) -> Eigenvalue:
         """Return the largest eigenvalue of the Hessian of the loss, by all trainable parameters.
 
         Of several ranks: of the mean of their losses, the same on each.
-
-        Args:
-            tolerance: Stop when the residual is at most this share of the eigenvalue.
-            max_products: Products with the Hessian at most.
 
         Raises:
             ValueError: If the Hessian has a NaN or Inf.
             RuntimeError: If some operation of the module cannot be differentiated twice.
         """
-        values = {name: _widened(value) for name, value in self._state().items()}
-        trainable = [name for name, parameter in self._loss.named_parameters() if parameter.requires_grad]
-        parameters = [values[name] for name in trainable]
-        with _differentiable_twice(self._module), torch.enable_grad():
-            batch = tree_map(_widened, self._batch) if self._has_halves() else self._batch
-            product = hessian_product(functional_call(self._loss, values, (batch,)), parameters)
-            return largest_eigenvalue(
-                lambda vector: self._trainer.strategy.reduce(product(vector), reduce_op="mean"),
-                random_start(parameters),
-                tolerance,
-                max_products,
-            )
+        strategy = self._trainer.strategy
+        return module_curvature(
+            self._module, self._batch, self._loss, reduce=lambda vector: strategy.reduce(vector, reduce_op="mean")
+        )
 
     def measured(self, key: str) -> dict[str, float]:
         """Return λ_max under a key; nothing where it cannot be computed, and say why.
@@ -124,36 +93,3 @@ class UpcomingBatch:
         except RuntimeError as error:  # some operation has no second derivative, or too little memory
             rank_zero_warn(f"{key} is not logged: {error}. curvature=False does without it.", category=RuntimeWarning)
         return {}
-
-    def _state(self) -> dict[str, Tensor]:
-        return {**dict(self._loss.named_parameters()), **dict(self._loss.named_buffers())}
-
-    def _has_halves(self) -> bool:
-        return any(parameter.dtype in _HALF for parameter in self._module.parameters())
-
-
-class _WithLoss(nn.Module):
-    """A module, to be called with a batch for its loss."""
-
-    def __init__(self, module: LightningModule, loss: Loss):
-        super().__init__()
-        self.module, self.loss = module, loss
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.loss(self.module, batch)
-
-
-def _widened(value: Any) -> Any:
-    """Return tensors of half precision in float32, parameters ready for derivatives; anything else as it is."""
-    if not isinstance(value, Tensor) or value.dtype not in _HALF:
-        return value
-    return value.detach().float().requires_grad_(value.requires_grad)
-
-
-@contextlib.contextmanager
-def _differentiable_twice(pl_module: LightningModule) -> Iterator[None]:
-    """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
-    recurrent = any(isinstance(module, nn.RNNBase) for module in pl_module.modules())
-    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with evaluating(pl_module), leaving_no_trace(pl_module), sdpa_kernel(SDPBackend.MATH), cudnn:
-        yield

@@ -69,7 +69,9 @@ def feature_covariance_bound(
     return 4 * input_norm / feature_norm * norms.new_tensor(lipschitz).prod() * gain * change.sqrt()
 
 
-def hessian_bound(dfi: Tensor, output_curvature: float, output_gradient: float, input_eigenvalue: float = 1.0) -> Tensor:
+def hessian_bound(
+    dfi: Tensor, output_curvature: float, output_gradient: float, input_eigenvalue: float = 1.0
+) -> Tensor:
     """Bound the sharpness of the loss, where all samples switch the same ReLUs on: ‖∇²L‖₂ over all weights.
 
     This is the paper's theorem. Its proof needs one pattern of active units for all samples, as in a linear network;

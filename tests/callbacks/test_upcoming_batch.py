@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of, state_of
 from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from lightning_fire import DASH, FIRECallback, FullReset, ReDo, ShrinkAndPerturb
+from lightning_fire import DASH, FIRECallback, FullReset, ReDo, ShrinkAndPerturb, module_curvature
 
 KEYS = ("lambda_max_before", "lambda_max_after", "lambda_max_seconds")
 
@@ -236,3 +236,29 @@ def test_manual_optimization_with_a_loss_is_measured():
     callback = logging(FIRECallback)(loss=lambda module, batch: PlainModule.training_step(module, batch, 0))
     fitted(callback, module=Manual())
     assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
+
+
+def test_by_itself_it_leaves_no_trace_of_any_module():
+    torch.manual_seed(0)
+    module = Smooth()
+    module.net[1].running_mean.fill_(0.3)
+    batch = first_batch(0)
+    before, random = state_of(module), torch.get_rng_state()
+    result = module_curvature(module, batch)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert result.value == pytest.approx(exact_lambda_max(module, before, batch), rel=2e-3)
+    own = module_curvature(module.net, batch, lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    assert own.value == pytest.approx(result.value)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_errors_leave_no_trace_either():
+    module = OnceOnly()
+    with pytest.raises(RuntimeError, match="_ctc_loss_backward is not implemented"):
+        module_curvature(module, first_batch(0))
+    assert all(part.training for part in module.modules())
+    assert "log" not in vars(module)
+    with pytest.raises(ValueError, match="`parameters` must hold at least one"):
+        module_curvature(module.requires_grad_(False), first_batch(0))

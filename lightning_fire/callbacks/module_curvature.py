@@ -1,0 +1,92 @@
+"""How sharply the loss of a module bends on a batch."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from lightning_fire.callbacks.probe import Loss, evaluating, leaving_no_trace, training_loss
+from lightning_fire.functional import Eigenvalue, hessian_product, largest_eigenvalue
+from lightning_fire.functional.curvature import random_start
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def module_curvature(
+    module: nn.Module,
+    batch: Any,
+    loss: Loss | None = None,
+    tolerance: float = 0.01,
+    max_products: int = 50,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Eigenvalue:
+    """Return the largest eigenvalue of the Hessian of a module's loss on a batch, by all its trainable parameters.
+
+    The module is taken as one function: in evaluation mode (no dropout, BatchNorm with its running statistics), in
+    float32 or better, without autocast, `torch.compile` and fused attention, whose results have no second derivatives.
+    Its parameters, gradients, buffers, metrics, logs, modes and the random states are left as they are.
+
+    Args:
+        module: A LightningModule, or with `loss` any module.
+        batch: A batch, on the device of the module.
+        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
+            optimization; what it logs is dropped.
+        tolerance: Stop when the residual is at most this share of the eigenvalue.
+        max_products: Products with the Hessian at most, each of about 1.7 gradients.
+        reduce: Makes of a product the mean over ranks. Default: this process alone.
+
+    Returns:
+        The eigenvalue, its residual and the number of products.
+
+    Raises:
+        ValueError: If the Hessian has a NaN or Inf, or there is nothing to train.
+        RuntimeError: If some operation of the module cannot be differentiated twice.
+
+    Example:
+        >>> net = nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+        >>> round(module_curvature(net, x, lambda module, batch: module(batch).square().sum(), 1e-6).value, 3)
+        18.0
+    """
+    with_loss = _WithLoss(module, training_loss if loss is None else loss)
+    halves = any(parameter.dtype in _HALF for parameter in module.parameters())
+    state = {**dict(with_loss.named_parameters()), **dict(with_loss.named_buffers())}
+    values = {name: _widened(value) for name, value in state.items()}
+    parameters = [values[name] for name, parameter in with_loss.named_parameters() if parameter.requires_grad]
+    with _differentiable_twice(module), torch.enable_grad():
+        batch = tree_map(_widened, batch) if halves else batch
+        product = hessian_product(functional_call(with_loss, values, (batch,)), parameters)
+        mean = product if reduce is None else lambda vector: reduce(product(vector))
+        return largest_eigenvalue(mean, random_start(parameters), tolerance, max_products)
+
+
+class _WithLoss(nn.Module):
+    """A module, to be called with a batch for its loss."""
+
+    def __init__(self, module: nn.Module, loss: Loss):
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.module, batch)
+
+
+def _widened(value: Any) -> Any:
+    """Return tensors of half precision in float32, parameters ready for derivatives; anything else as it is."""
+    if not isinstance(value, Tensor) or value.dtype not in _HALF:
+        return value
+    return value.detach().float().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def _differentiable_twice(module: nn.Module) -> Iterator[None]:
+    """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
+    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with evaluating(module), leaving_no_trace(module), sdpa_kernel(SDPBackend.MATH), cudnn:
+        yield
