@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor
+from torch import Tensor, distributed
 
 from lightning_fire.callbacks.base import EventCallback, explain_data
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
@@ -103,7 +103,8 @@ class FIRECallback(EventCallback):
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         views = self.where.select(pl_module)
-        values, zeros = rewrite(views, self.new_weight, self.name)
+        ranks = trainer.world_size if distributed.is_available() and distributed.is_initialized() else 1
+        values, zeros = rewrite(views, self.new_weight, self.name, trainer.global_rank, ranks)
         if zeros:
             rank_zero_warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
         forget_state(self.optimizer, trainer.optimizers, [view.parameter for view in views])

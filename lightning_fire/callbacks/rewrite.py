@@ -1,10 +1,11 @@
 """Replace selected weights in place, and measure what that did to plasticity and stability."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe, singular_values
 from lightning_fire.where import WeightView
@@ -14,16 +15,23 @@ _MEASURES = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized
 
 @torch.no_grad()
 def rewrite(
-    views: Sequence[WeightView], new_weight: Callable[[WeightView, Tensor], Tensor], group: str
+    views: Sequence[WeightView],
+    new_weight: Callable[[WeightView, Tensor], Tensor],
+    group: str,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> tuple[dict[str, float], list[str]]:
     """Put a new weight in the place of each selected one.
 
-    All weights are checked before the first is changed.
+    All weights are checked before the first is changed. Several ranks share the work: each computes some of the new
+    weights, and sends them to the others.
 
     Args:
         views: The weights to replace.
         new_weight: From a view and its weight, shape `(out, in / groups, *kernel)`, to the new weight, same shape.
         group: Prefix of the keys, such as `"fire"`.
+        rank: Number of this process.
+        world_size: Number of processes; all have the same weights and call this.
 
     Returns:
         What to log, by key, and the names of the views that hold an all-zero matrix. Keys, as means over the weights:
@@ -36,12 +44,61 @@ def rewrite(
     """
     start = time.perf_counter()
     require_finite(views)
+    owners = share_out([cost(view.shape) for view in views], world_size)
     rows = []
-    for view in views:
+    for view, owner in zip(views, owners, strict=True):
+        if owner != rank:
+            rows.append(torch.zeros(len(_MEASURES), device=view.parameter.device))
+            continue
         before = _snapshot(view)
         view.write(new_weight(view, view.read()))
         rows.append(_change(view, before))
+    if world_size > 1:
+        _exchange(views, owners, rank)
+        table = torch.stack(rows)
+        distributed.all_reduce(table)  # zeros from all but the owner
+        rows = list(table)
     return _report(views, rows, group, start)
+
+
+def cost(shape: Sequence[int]) -> int:
+    """Return what a new weight costs beside others, in multiplications of one Gram matrix.
+
+    Args:
+        shape: Of the weight, `(out, in / groups, *kernel)`.
+    """
+    return math.prod(shape) * min(shape[:2])
+
+
+def share_out(costs: Sequence[int], world_size: int) -> list[int]:
+    """Share work out among ranks, so that none has much more than the others: the dearest first, to the least laden.
+
+    Args:
+        costs: Of each piece.
+        world_size: Number of ranks.
+
+    Returns:
+        The rank of each piece.
+
+    Example:
+        >>> share_out([1, 7, 3, 2], 2)
+        [1, 0, 1, 1]
+    """
+    load = [0] * world_size
+    owners = [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda i: -costs[i]):
+        owners[piece] = min(range(world_size), key=load.__getitem__)
+        load[owners[piece]] += costs[piece]
+    return owners
+
+
+def _exchange(views: Sequence[WeightView], owners: Sequence[int], rank: int) -> None:
+    """Send each weight from its owner to the others."""
+    for view, owner in zip(views, owners, strict=True):
+        weight = view.read().clone(memory_format=torch.contiguous_format)
+        distributed.broadcast(weight, owner)
+        if owner != rank:
+            view.write(weight)
 
 
 @torch.no_grad()
