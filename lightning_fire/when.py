@@ -319,12 +319,6 @@ class WhenMetric(Schedule):
         back = self.below if self.rearm is None else self.rearm
         return reading.value < self.below and (reading.events == 0 or reading.highest >= back)
 
-    def problem(self, horizon: Horizon) -> str | None:
-        """Tell whether training ends with the epoch in which the measure is logged for the first time."""
-        if horizon.max_epochs is not None and horizon.max_epochs < 2:
-            return f"training ends after epoch 0, before the measure is read (max_epochs={horizon.max_epochs})"
-        return None
-
 
 @dataclass(frozen=True)
 class AnyOf(Schedule):

@@ -219,5 +219,3 @@ def test_when_metric_refuses_what_makes_no_sense():
         WhenMetric("m", above=0.5, rearm=0.6)
     with pytest.raises(ValueError, match=re.escape("`rearm` must be at or above the threshold 0.5, got 0.4")):
         WhenMetric("m", below=0.5, rearm=0.4)
-    assert "before the measure is read" in problem_of(WhenMetric("m", above=0.5), Horizon(max_epochs=1))
-    assert problem_of(WhenMetric("m", above=0.5), Horizon(max_epochs=2)) is None

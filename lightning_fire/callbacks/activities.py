@@ -1,5 +1,6 @@
 """How active hidden units are on batches of the training data."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +19,8 @@ def mean_activities(
     layers: Sequence[UnitLayer],
     num_batches: int,
     forward: Forward | None = None,
-) -> list[Tensor]:
-    """Return, for each layer of units, the mean of |h| over samples, places and ranks.
+) -> Tensor:
+    """Return, for each layer of units, the mean of |h| over samples and places of this rank.
 
     Args:
         trainer: The Trainer, its data loaded.
@@ -29,12 +30,13 @@ def mean_activities(
         forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
 
     Returns:
-        A tensor for each layer, shape `(units,)`, float32.
+        Shape `(units of all layers,)`, float32; NaN for a layer that has not run.
     """
     sums = [torch.zeros(layer.size, device=pl_module.device) for layer in layers]
     counts = [0] * len(layers)
 
     def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
+        @torch.no_grad()
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             activity = layer.activity(args[0].detach())
             sums[index] += activity.abs().sum(0, dtype=torch.float32)
@@ -48,6 +50,4 @@ def mean_activities(
     finally:
         for handle in handles:
             handle.remove()
-    means = torch.cat([total / count for total, count in zip(sums, counts, strict=True)])
-    means = trainer.strategy.reduce(means, reduce_op="mean")
-    return list(means.split([layer.size for layer in layers]))
+    return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

@@ -31,12 +31,17 @@ class TimedCallback(Callback):
 
     Args:
         name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
+
+    Raises:
+        ValueError: If `name` has a slash.
     """
 
     name = "timed"
 
     def __init__(self, name: str | None = None):
         self.name = name or type(self).name
+        if "/" in self.name:
+            raise ValueError(f"`name` must have no slash, which sets off the parts of a key, got {self.name!r}")
         self.timekeeper = Timekeeper()
         self.chunk = 0
         self._module: Any = None  # weak reference to that of the last fit
@@ -211,7 +216,8 @@ class EventCallback(TimedCallback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.num_events == self._events_before:
             rank_zero_info(f"{type(self).__name__} did not act in this fit: {self.when} was never due.")
-        if unseen := [key for key in watched_by(self.when) if key not in self.timekeeper.readings]:
+        known = {*self.timekeeper.readings, *trainer.callback_metrics}
+        if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
                 f"{type(self).__name__} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."

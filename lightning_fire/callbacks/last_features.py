@@ -37,7 +37,7 @@ class LastFeatures:
         self._last: Tensor | None = None
 
     def __enter__(self) -> "LastFeatures":
-        self._handles = [layer.register_forward_pre_hook(self._see) for layer in self._layers]
+        self._handles = [layer.register_forward_pre_hook(self._see, with_kwargs=True) for layer in self._layers]
         return self
 
     def __exit__(
@@ -64,8 +64,8 @@ class LastFeatures:
         self.gram = gram if self.gram is None else self.gram + gram
         return features
 
-    def _see(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        value = args[0].detach()
+    def _see(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        value = (args[0] if args else next(iter(kwargs.values()))).detach()
         channels_first = not isinstance(layer, nn.Linear) and hasattr(layer, "kernel_size")
         value = value.movedim(-1 - len(layer.kernel_size), -1) if channels_first else value
         self._last = value.reshape(-1, value.shape[-1])
@@ -75,7 +75,7 @@ class LastFeatures:
 def gram_of_last_features(
     trainer: Trainer, pl_module: LightningModule, num_batches: int, forward: Forward | None = None
 ) -> Tensor:
-    """Return the sum of hᵀh over the features h of all samples, places and ranks.
+    """Return the sum of hᵀh over the features h of all samples and places of this rank.
 
     Args:
         trainer: The Trainer, its data loaded.
@@ -94,4 +94,6 @@ def gram_of_last_features(
 
     with LastFeatures(pl_module) as features:
         forward_on_new_data(trainer, pl_module, num_batches, run_and_take)
-    return trainer.strategy.reduce(features.gram, reduce_op="sum")
+    if features.gram is None:
+        raise ValueError("the epoch has no batches to look at")
+    return features.gram

@@ -10,11 +10,13 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from lightning_fire.callbacks.probe import Loss, evaluating, leaving_no_trace, training_loss
+from lightning_fire.callbacks.no_trace import evaluating, leaving_no_trace
+from lightning_fire.callbacks.probe import Loss, training_loss
 from lightning_fire.functional import Eigenvalue, hessian_product, largest_eigenvalue
 from lightning_fire.functional.curvature import random_start
 
 _HALF = (torch.float16, torch.bfloat16)
+_AT_LEAST = 4  # products, so that no lucky vector of a lesser eigenvalue ends it
 
 
 def module_curvature(
@@ -54,15 +56,36 @@ def module_curvature(
         18.0
     """
     with_loss = _WithLoss(module, training_loss if loss is None else loss)
-    halves = any(parameter.dtype in _HALF for parameter in module.parameters())
     state = {**dict(with_loss.named_parameters()), **dict(with_loss.named_buffers())}
     values = {name: _widened(value) for name, value in state.items()}
     parameters = [values[name] for name, parameter in with_loss.named_parameters() if parameter.requires_grad]
-    with _differentiable_twice(module), torch.enable_grad():
-        batch = tree_map(_widened, batch) if halves else batch
-        product = hessian_product(functional_call(with_loss, values, (batch,)), parameters)
-        mean = product if reduce is None else lambda vector: reduce(product(vector))
-        return largest_eigenvalue(mean, random_start(parameters), tolerance, max_products)
+    if not parameters:
+        raise ValueError("the module has nothing to train")
+    failures: list[Exception] = []
+    with _differentiable_twice(module, parameters[0]), torch.enable_grad():
+        try:
+            product = hessian_product(functional_call(with_loss, values, (tree_map(_widened, batch),)), parameters)
+        except Exception as error:
+            if reduce is None:
+                raise
+            failures.append(error)
+
+        def mean(vector: Tensor) -> Tensor:  # of the others too: none may wait for one that has failed
+            own = torch.full_like(vector, torch.nan)
+            if not failures:
+                try:
+                    own = product(vector)
+                except Exception as error:
+                    failures.append(error)
+            return reduce(own)
+
+        try:
+            start = random_start(parameters)
+            return largest_eigenvalue(product if reduce is None else mean, start, tolerance, max_products, _AT_LEAST)
+        except ValueError:
+            if failures:
+                raise failures[0] from None
+            raise
 
 
 class _WithLoss(nn.Module):
@@ -84,9 +107,15 @@ def _widened(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _differentiable_twice(module: nn.Module) -> Iterator[None]:
+def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None]:
     """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    with evaluating(module), leaving_no_trace(module), sdpa_kernel(SDPBackend.MATH), cudnn:
-        yield
+    full = torch.autocast(parameter.device.type, enabled=False)
+    with evaluating(module), leaving_no_trace(module), sdpa_kernel(SDPBackend.MATH), cudnn, full:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if parameter.dtype == torch.float64 else torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)

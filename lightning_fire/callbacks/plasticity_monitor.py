@@ -1,5 +1,6 @@
 """Watches plasticity while a network trains, whatever the method."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,14 +8,17 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.activities import mean_activities
 from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.last_features import gram_of_last_features
+from lightning_fire.callbacks.no_trace import evaluating
 from lightning_fire.callbacks.optimizer_state import loss_scale
-from lightning_fire.callbacks.probe import Loss, evaluating, forward_on_new_data, why_not_look
+from lightning_fire.callbacks.probe import Loss, forward_on_new_data, on_all_ranks, why_not_look
 from lightning_fire.callbacks.rewrite import measure
+from lightning_fire.callbacks.target import measurable
 from lightning_fire.callbacks.upcoming_batch import UpcomingBatch
 from lightning_fire.functional import (
     dormant,
@@ -32,7 +36,7 @@ class PlasticityMonitor(TimedCallback):
 
     Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi`, `plasticity/dfi_normalized`, means
     over the weights; `plasticity/weight_norm`, ‖·‖_F of all of them; `plasticity/gradient_norm`, of the gradient with
-    which the last step of the epoch was made, before clipping.
+    which the last step of the epoch was made, before clipping; with what callbacks before this one have added to it.
 
     Of the network on batches of its training data, in evaluation mode, at the end of the first epoch after each
     `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
@@ -84,6 +88,7 @@ class PlasticityMonitor(TimedCallback):
         if dormancy_threshold < 0:
             raise ValueError(f"`dormancy_threshold` must be at least 0, got {dormancy_threshold}")
         srank_of(torch.ones(1), srank_delta)  # refuses what is out of range
+        self._chosen = where is not None
         self.where = where if where is not None else Weights()
         self.units = units if units is not None else HiddenUnits()
         self.every_n_epochs, self.data_every_n_steps, self.num_batches = every_n_epochs, data_every_n_steps, num_batches
@@ -92,29 +97,44 @@ class PlasticityMonitor(TimedCallback):
         self._layers: Sequence[UnitLayer] = ()
         self._looks = False
         self._last_look = 0  # steps done then
-        self._squared_gradient: float | None = None
+        self._gradients: dict[Optimizer, float] = {}  # norms, by optimizer
         self._began = self._seconds = 0.0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.where.select(pl_module)  # raises before training where nothing is matched
+        if self._chosen:
+            self.where.select(pl_module)  # raises before training where nothing is matched
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return ""  # it acts on nothing
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._began, self._seconds, self._squared_gradient = time.perf_counter(), 0.0, None
+        self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
+        self._last_look = min(self._last_look, self.timekeeper.step)  # that of another Trainer counts anew
         if self.data_every_n_steps is None:
             return
         reason = why_not_look(trainer, pl_module, explained=self.loss is not None)
         self._looks = not reason
         if reason:
             rank_zero_info(f"PlasticityMonitor measures weights only: {reason}.")
-            return
+        else:
+            self._find_units(trainer, pl_module)
+
+    def _find_units(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        failure: Exception | None = None
         try:
-            self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.loss))
-        except ValueError as error:
-            rank_zero_info(f"{self.name}/dormant_fraction is not logged: {error}.")
+            with evaluating(pl_module):
+                self._layers = self.units.select(
+                    pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.loss)
+                )
+        except Exception as error:  # what watches a training must not end it
+            failure = error
+        if on_all_ranks(trainer, failure is None):
+            return
+        self._layers = ()
+        if isinstance(failure, ValueError) and (self.units.include or self.units.exclude):
+            raise failure
+        rank_zero_info(f"{self.name}/dormant_fraction is not logged: {failure}.")
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
@@ -127,16 +147,17 @@ class PlasticityMonitor(TimedCallback):
         gradients = [p.grad.float() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if gradients:
             norm = torch.stack([gradient.norm() for gradient in gradients]).norm() / loss_scale(trainer, optimizer)
-            self._squared_gradient = (self._squared_gradient or 0.0) + float(norm) ** 2
+            self._gradients[optimizer] = float(norm)  # where one steps several times, of the last of them
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         start, values = time.perf_counter(), {}
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            values |= measure(self.where.select(pl_module), self.name)
-            if self._squared_gradient is not None:
-                values[f"{self.name}/gradient_norm"] = self._squared_gradient**0.5
-        self._squared_gradient = None
+            views = self.where.select(pl_module) if self._chosen else measurable(pl_module)
+            values |= measure(views, self.name) if views else {}
+            if self._gradients:
+                values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
+        self._gradients = {}
         if self._looks and self.timekeeper.step - self._last_look >= self.data_every_n_steps:
             self._last_look = self.timekeeper.step
             values |= self._look(trainer, pl_module)
@@ -152,11 +173,20 @@ class PlasticityMonitor(TimedCallback):
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         """Return the measures of the network on data."""
-        values = {}
-        with evaluating(pl_module):
-            if self._layers:
-                values |= self._dormant(trainer, pl_module)
-            gram = gram_of_last_features(trainer, pl_module, self.num_batches, self.loss)
+        means, gram, failure = None, None, None
+        try:
+            with evaluating(pl_module):
+                if self._layers:
+                    means = mean_activities(trainer, pl_module, self._layers, self.num_batches, self.loss)
+                gram = gram_of_last_features(trainer, pl_module, self.num_batches, self.loss)
+        except Exception as error:  # what watches a training must not end it
+            failure = error
+        if not on_all_ranks(trainer, failure is None):
+            self._looks = False
+            rank_zero_info(f"PlasticityMonitor measures weights only from now on: {failure or 'another rank failed'}.")
+            return {}
+        values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
+        gram = trainer.strategy.reduce(gram, reduce_op="sum")
         if gram.isfinite().all():
             singular = singular_values_of_gram(gram)
             values |= {
@@ -168,15 +198,14 @@ class PlasticityMonitor(TimedCallback):
             values |= UpcomingBatch(trainer, pl_module, self.loss).measured(f"{self.name}/lambda_max")
         return values
 
-    def _dormant(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        activities = mean_activities(trainer, pl_module, self._layers, self.num_batches, self.loss)
-        counts = torch.stack([dormant(activity, self.dormancy_threshold).sum() for activity in activities]).tolist()
-        shares = zip(self._layers, counts, strict=True)
-        total = sum(layer.size for layer in self._layers)
-        return {
-            f"{self.name}/dormant_fraction": sum(counts) / total,
-            **{f"{self.name}.layers/dormant_fraction/{layer.name}": n / layer.size for layer, n in shares},
-        }
+    def _dormant(self, means: Tensor) -> dict[str, float]:
+        """Return the dormant fractions, of layers that have run."""
+        activities = means.split([layer.size for layer in self._layers])
+        ran = [(layer, a) for layer, a in zip(self._layers, activities, strict=True) if not a.isnan().any()]
+        counts = {layer: int(dormant(activity, self.dormancy_threshold).sum()) for layer, activity in ran}
+        total = sum(layer.size for layer in counts)
+        shares = {f"{self.name}.layers/dormant_fraction/{layer.name}": n / layer.size for layer, n in counts.items()}
+        return {f"{self.name}/dormant_fraction": sum(counts.values()) / total, **shares} if total else {}
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._layers = ()
@@ -184,11 +213,11 @@ class PlasticityMonitor(TimedCallback):
     @property
     def state_key(self) -> str:
         """Key in the checkpoint: several monitors may stand side by side."""
-        return f"PlasticityMonitor({self.where!r})"
+        return f"PlasticityMonitor({self.where!r}, name={self.name!r})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the layers of the module out of copies and pickles."""
-        return {**super().__getstate__(), "_layers": ()}
+        return {**super().__getstate__(), "_layers": (), "_gradients": {}}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values only, so that a checkpoint loads with `weights_only=True`."""

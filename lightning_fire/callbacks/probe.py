@@ -2,29 +2,27 @@
 
 import contextlib
 import copy
+import random
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.seed import isolate_rng
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, IterableDataset
-from torchmetrics import Metric
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from lightning_fire.callbacks.no_trace import leaving_no_trace
 
 Loss = Callable[[LightningModule, Any], Tensor]
 Forward = Callable[[LightningModule, Any], Any]
-_looking = False
-
-
-def is_looking() -> bool:
-    """Tell whether the module runs only for somebody to look: hooks that learn from training leave it alone."""
-    return _looking
+_DEPTH = 6  # a sampler in a sampler of Lightning's, in a batch sampler, in a loader
 
 
 def gradients_on_new_data(
@@ -56,8 +54,8 @@ def gradients_on_new_data(
         )
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
-    with leaving_no_trace(pl_module), torch.enable_grad():
-        for index, batch in enumerate(islice(batches_of(trainer), num_batches)):
+    with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
+        for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
                 value = training_loss(pl_module, batch, index) if loss is None else loss(pl_module, batch)
             gradients = torch.autograd.grad(value * scale, parameters, allow_unused=True)
@@ -89,52 +87,14 @@ def forward_on_new_data(
             "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
             " batch, forward=lambda module, batch: …"
         )
-    with leaving_no_trace(pl_module), torch.no_grad():
-        for index, batch in enumerate(islice(batches_of(trainer), num_batches)):
+    with (
+        contextlib.closing(batches_of(trainer)) as batches,
+        leaving_no_trace(pl_module),
+        torch.enable_grad(),
+    ):  # some training steps derive by themselves
+        for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
-                training_loss(pl_module, batch, index) if forward is None else forward(pl_module, batch)
-
-
-@contextlib.contextmanager
-def leaving_no_trace(pl_module: nn.Module) -> Iterator[None]:
-    """Put buffers, metrics and random states back at the end as they were; drop what is logged in between.
-
-    Args:
-        pl_module: The module.
-    """
-    global _looking
-    buffers = [(buffer, buffer.clone()) for buffer in pl_module.buffers()]
-    metrics = [(metric, _state_of(metric)) for metric in pl_module.modules() if isinstance(metric, Metric)]
-    pl_module.log, _looking = _drop, True
-    try:
-        with isolate_rng():
-            yield
-    finally:
-        del pl_module.log
-        _looking = False
-        with torch.no_grad():
-            for buffer, value in buffers:
-                buffer.copy_(value)
-        for metric, state in metrics:
-            vars(metric).update(state)
-
-
-@contextlib.contextmanager
-def evaluating(pl_module: nn.Module) -> Iterator[None]:
-    """Run the module as one plain function: in evaluation mode, without `torch.compile`.
-
-    Args:
-        pl_module: The module; its modes are put back at the end.
-    """
-    modes = [(module, module.training) for module in pl_module.modules()]
-    eager = torch.compiler.set_stance("force_eager") if _is_compiled(pl_module) else contextlib.nullcontext()
-    pl_module.eval()
-    try:
-        with eager:
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+                _training_step(pl_module, batch, index) if forward is None else forward(pl_module, batch)
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) -> str:
@@ -150,6 +110,8 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
             "the training_step of manual optimization takes optimizer steps by itself; say how to run the module on a"
             " batch, loss=lambda module, batch: …"
         )
+    if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True) and not explained:
+        return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return f"the data of {type(loader).__name__} may be there only once, and training needs it"
@@ -157,39 +119,64 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
 
 
 def batches_of(trainer: Trainer) -> Iterator[Any]:
-    """Yield this epoch's batches from loaders of their own, on the device.
+    """Yield this epoch's batches from loaders of their own, on the device; as many as training will see.
 
-    The random generators that the loaders and their samplers hold are put back, so that training sees its own order.
+    The random generators that the loaders, their samplers and data sets hold are put back, so that training sees its
+    own order.
 
     Args:
         trainer: The Trainer, its data loaded.
     """
     combined = trainer.fit_loop._combined_loader
-    generators = [(g, g.get_state()) for loader in tree_leaves(combined.iterables) for g in _generators(loader)]
+    own = CombinedLoader(tree_map(_own, combined.iterables), combined._mode)
+    number = trainer.num_training_batches
+    generators: dict[int, tuple[Any, Any]] = {}
+    for loader in tree_leaves(combined.iterables):
+        _collect_generators(loader, generators, depth=_DEPTH)
     try:
-        for batch, _, _ in CombinedLoader(tree_map(_own, combined.iterables), combined._mode):
+        for batch, _, _ in islice(own, None if number == float("inf") else number):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
             yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     finally:
-        for generator, state in generators:
-            generator.set_state(state)
+        for generator, state in generators.values():
+            _state_of_generator(generator)[1](state)
 
 
 def _own(loader: Any) -> Any:
-    """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds."""
+    """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds.
+
+    Without worker processes, whose start would take longer than a batch, unless they have something to set up.
+    """
     if not isinstance(loader, DataLoader):
         return loader
     own = copy.copy(loader)
     own._iterator = None
+    if loader.worker_init_fn is None and not isinstance(loader.dataset, IterableDataset):
+        vars(own).update(num_workers=0, persistent_workers=False, prefetch_factor=None, timeout=0)
     return own
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(holder, "generator", None) for holder in holders]
-    return [generator for generator in found if isinstance(generator, torch.Generator)]
+def _collect_generators(thing: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
+    """Find the random generators that an object holds, or one that it holds, and so on; with their states."""
+    if depth == 0 or not hasattr(thing, "__dict__"):
+        return
+    for value in vars(thing).values():
+        if id(value) in found:
+            continue
+        if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
+            found[id(value)] = value, _state_of_generator(value)[0]
+        elif isinstance(value, Dataset | Sampler | DataLoader) or depth == _DEPTH:
+            _collect_generators(value, found, depth - 1)
+
+
+def _state_of_generator(generator: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Return the state, and what sets another one."""
+    if isinstance(generator, random.Random):
+        return generator.getstate(), generator.setstate
+    if isinstance(generator, np.random.Generator):
+        return copy.deepcopy(generator.bit_generator.state), partial(setattr, generator.bit_generator, "state")
+    return generator.get_state(), generator.set_state
 
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
@@ -199,23 +186,28 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
         pl_module: The module, of automatic optimization.
         batch: The batch, on the device.
         index: Its number in the epoch.
+
+    Raises:
+        ValueError: If that is no loss.
     """
+    output = _training_step(pl_module, batch, index)
+    loss = output.get("loss") if isinstance(output, dict) else output
+    if not isinstance(loss, Tensor):
+        raise ValueError(f"training_step has returned {loss!r} in the place of a loss")
+    return loss
+
+
+def _training_step(pl_module: LightningModule, batch: Any, index: int) -> Any:
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
-    output = pl_module.training_step(batch, *([index] if with_index else []))
-    return output["loss"] if isinstance(output, dict) else output
+    return pl_module.training_step(batch, *([index] if with_index else []))
 
 
-def _is_compiled(pl_module: nn.Module) -> bool:
-    return getattr(pl_module, "_compiler_ctx", None) is not None or any(
-        type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
-        for module in pl_module.modules()
-    )
+def on_all_ranks(trainer: Trainer, done: bool) -> bool:
+    """Tell whether all ranks have done something; all must ask.
 
-
-def _state_of(metric: Metric) -> dict[str, Any]:
-    names = [*metric._defaults, "_update_count", "_computed", "_forward_cache", "_is_synced", "_cache"]
-    return {name: copy.deepcopy(vars(metric)[name]) for name in names if name in vars(metric)}
-
-
-def _drop(*args: Any, **kwargs: Any) -> None:
-    """Stand in for `LightningModule.log`."""
+    Args:
+        trainer: The Trainer.
+        done: Whether this one has.
+    """
+    flag = torch.tensor(float(done), device=trainer.strategy.root_device)
+    return bool(trainer.strategy.reduce(flag, reduce_op="mean") == 1.0)

@@ -79,7 +79,9 @@ class ReDo(WithHiddenUnits, EventCallback):
             super().at(trainer, pl_module, clock)
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        activities = mean_activities(trainer, pl_module, self.layers, self.num_batches, self.forward)
+        means = mean_activities(trainer, pl_module, self.layers, self.num_batches, self.forward)
+        means = trainer.strategy.reduce(means, reduce_op="mean")
+        activities = means.split([layer.size for layer in self.layers])
         resets = [dormant(activity, self.threshold).nonzero().flatten() for activity in activities]
         chosen = list(zip(self.layers, resets, strict=True))
         reset_units(chosen, seed_of_draw(self.seed, self.num_events), trainer.optimizers)

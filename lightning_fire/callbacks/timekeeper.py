@@ -178,7 +178,8 @@ class Timekeeper:
     def state_dict(self) -> dict[str, Any]:
         """Return all that a resumed run must know, as plain values; of an epoch that has ended, also what it logged."""
         trainer = self._trainer() if self._fitting and self._watched else None
-        readings = self._updated_readings({} if trainer is None else trainer.callback_metrics)
+        ended = trainer is not None and trainer.is_last_batch and trainer._logger_connector._first_loop_iter is None
+        readings = self._updated_readings(trainer.callback_metrics if ended else {})
         return {
             "step": self._step,
             "global_step": self._global_step,

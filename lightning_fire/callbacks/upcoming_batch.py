@@ -2,13 +2,15 @@
 
 import contextlib
 import time
+import weakref
 from collections.abc import Callable, Mapping
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fire.callbacks.module_curvature import module_curvature
-from lightning_fire.callbacks.probe import Loss, batches_of, leaving_no_trace, why_not_look
+from lightning_fire.callbacks.no_trace import leaving_no_trace
+from lightning_fire.callbacks.probe import Loss, batches_of, on_all_ranks, why_not_look
 from lightning_fire.functional import Eigenvalue
 
 
@@ -35,9 +37,9 @@ def curvature_around(
         `{prefix}/lambda_max_seconds`, the time that both took.
     """
     if reason := why_not_look(trainer, pl_module, explained=loss is not None):
-        rank_zero_info(f"{prefix}/lambda_max is not logged: {reason}.")
+        _tell_once(trainer, f"{prefix}/lambda_max is not logged: {reason}.")
         return dict(act())
-    batch, start = UpcomingBatch(trainer, pl_module, loss), time.perf_counter()
+    start, batch = time.perf_counter(), UpcomingBatch(trainer, pl_module, loss)
     before, seconds = batch.measured(f"{prefix}/lambda_max_before"), time.perf_counter() - start
     values = act()
     if not before:
@@ -55,30 +57,36 @@ class UpcomingBatch:
         pl_module: Its module.
         loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns.
 
-    Raises:
-        ValueError: If the epoch has no batches.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):
         self._trainer, self._module, self._loss = trainer, pl_module, loss
-        with leaving_no_trace(pl_module), contextlib.closing(batches_of(trainer)) as batches:
-            self._batch = next(batches, None)
-        if self._batch is None:
-            raise ValueError("the epoch has no batches to look at")
+        self._batch, self._failure = None, None
+        try:
+            with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module):
+                self._batch = next(batches)
+        except StopIteration:
+            self._failure = ValueError("the epoch has no batches to look at")
+        except Exception as error:  # the data set's own; training will meet it, or not
+            self._failure = error
 
-    def lambda_max(self) -> Eigenvalue:
+    def lambda_max(self, tolerance: float = 0.01) -> Eigenvalue:
         """Return the largest eigenvalue of the Hessian of the loss, by all trainable parameters.
 
         Of several ranks: of the mean of their losses, the same on each.
 
+        Args:
+            tolerance: Stop when the residual is at most this share of the eigenvalue.
+
         Raises:
-            ValueError: If the Hessian has a NaN or Inf.
-            RuntimeError: If some operation of the module cannot be differentiated twice.
+            Exception: Of any kind, on every rank, if it cannot be computed on one.
         """
+        if not on_all_ranks(self._trainer, self._failure is None):
+            raise self._failure or ValueError("another rank has no batch to look at")
         strategy = self._trainer.strategy
-        return module_curvature(
-            self._module, self._batch, self._loss, reduce=lambda vector: strategy.reduce(vector, reduce_op="mean")
-        )
+        several = self._trainer.world_size > 1
+        mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
+        return module_curvature(self._module, self._batch, self._loss, tolerance, reduce=mean)
 
     def measured(self, key: str) -> dict[str, float]:
         """Return λ_max under a key; nothing where it cannot be computed, and say why.
@@ -86,10 +94,29 @@ class UpcomingBatch:
         Args:
             key: What to log it as.
         """
+        tolerance = 0.01
         try:
-            return {key: self.lambda_max().value}
+            found = self.lambda_max(tolerance)
         except ValueError as error:
-            rank_zero_info(f"{key} is not logged: {error}.")
-        except RuntimeError as error:  # some operation has no second derivative, or too little memory
-            rank_zero_warn(f"{key} is not logged: {error}. curvature=False does without it.", category=RuntimeWarning)
-        return {}
+            _tell_once(self._trainer, f"{key} is not logged: {error}.")
+            return {}
+        except Exception as error:  # what watches a training must not end it
+            kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+            message = f"{key} is not logged: {kind}{error}. curvature=False does without it."
+            rank_zero_warn(message, category=RuntimeWarning)
+            return {}
+        if found.residual > tolerance * abs(found.value):
+            message = f"{key} is only known to ± {found.residual:.2g} after {found.products} products with the Hessian."
+            _tell_once(self._trainer, message)
+        return {key: found.value}
+
+
+_told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
+
+
+def _tell_once(trainer: Trainer, message: str) -> None:
+    """Tell something once in the life of a Trainer."""
+    told = _told.setdefault(trainer, set())
+    if message not in told:
+        rank_zero_info(message)
+    told.add(message)

@@ -180,7 +180,8 @@ def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
         there = {m: runs for m, runs in by_method.items() if not np.isnan([run[measure] for run in runs]).any()}
         _bars(axis, there, measure)
         axis.set_ylabel(name)
-    bars[0].set_yscale("log")
+    negative = any(run["lambda_max_after"] <= 0 for runs in by_method.values() for run in runs)
+    bars[0].set_yscale("symlog" if negative else "log")
     figure.savefig(path, dpi=140)
     plt.close(figure)
 

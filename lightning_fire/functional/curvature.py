@@ -24,7 +24,9 @@ class Eigenvalue(NamedTuple):
     products: int
 
 
-def largest_eigenvalue(product: Product, start: Tensor, tolerance: float = 0.01, max_products: int = 100) -> Eigenvalue:
+def largest_eigenvalue(
+    product: Product, start: Tensor, tolerance: float = 0.01, max_products: int = 100, min_products: int = 1
+) -> Eigenvalue:
     """Return the largest (not the largest in size) eigenvalue of a symmetric matrix, by Lanczos' iteration.
 
     Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears as a ghost. It stops when
@@ -32,9 +34,12 @@ def largest_eigenvalue(product: Product, start: Tensor, tolerance: float = 0.01,
 
     Args:
         product: From a vector, shape `(n,)`, to the product of the matrix with it, same shape and dtype.
-        start: First vector, shape `(n,)`, float32 or float64, not 0; a random one misses no eigenvector.
+        start: First vector, shape `(n,)`, float32 or float64, not 0; a random one surely has a part of
+            every eigenvector.
         tolerance: Stop when the residual is at most this share of the eigenvalue.
         max_products: Stop after so many products in any case.
+        min_products: Do not stop before. A small residual only says that some eigenvalue is near: if the largest one
+            hardly shows in the first vectors, more of them find it.
 
     Returns:
         The eigenvalue; its residual tells whether the tolerance was reached.
@@ -73,7 +78,9 @@ def largest_eigenvalue(product: Product, start: Tensor, tolerance: float = 0.01,
         values, vectors = _tridiagonal(diagonal, beside[:-1])
         value, residual = float(values[-1]), beside[-1] * float(vectors[-1, -1].abs())
         enough = max(tolerance * abs(value), rounding * float(values.abs().max()))
-        if residual <= enough or len(basis) == min(max_products, start.numel()):
+        exhausted = beside[-1] <= rounding * float(values.abs().max())  # nothing is left to find
+        converged = residual <= enough and (len(basis) >= min_products or exhausted)
+        if converged or len(basis) == min(max_products, start.numel()):
             return Eigenvalue(value, residual, len(basis))
         basis.append(vector / beside[-1])
 

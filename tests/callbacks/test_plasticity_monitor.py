@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_fire import FIRECallback, PlasticityMonitor, Weights, WhenMetric
+from lightning_fire import FIRECallback, HiddenUnits, PlasticityMonitor, Weights, WhenMetric
 from lightning_fire.functional import entropy_rank, loss_curvature, srank, stable_rank
 
 STEPS = [2, 4, 8, 12, 18, 24]  # done at the end of each epoch
@@ -185,3 +185,59 @@ def test_errors():
         PlasticityMonitor(dormancy_threshold=-1)
     with pytest.raises(ValueError, match="`delta` must be at least 0 and below 1, got 1"):
         PlasticityMonitor(srank_delta=1.0)
+
+
+def test_a_later_trainer_is_looked_at_as_well(tmp_path):
+    monitor, module = PlasticityMonitor(data_every_n_steps=10), Wide()
+    for fit in range(3):
+        fitted(monitor, module=module, folder=tmp_path / str(fit))
+        assert list(scalars(tmp_path / str(fit), "plasticity/srank")) == [11, 23]
+
+
+def test_two_monitors_side_by_side(tmp_path):
+    rare = PlasticityMonitor(name="rare", data_every_n_steps=24)
+    fitted(PlasticityMonitor(data_every_n_steps=1), rare, module=Wide(), folder=tmp_path)
+    assert len(scalars(tmp_path, "plasticity/srank")) == 6
+    assert list(scalars(tmp_path, "rare/srank")) == [23]
+
+
+class Auxiliary(Wide):
+    """With a head that runs in training only."""
+
+    def __init__(self):
+        super().__init__()
+        self.aux = nn.Sequential(nn.Linear(16, 50), nn.ReLU(), nn.Linear(50, 3))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = super().training_step(batch, batch_idx)
+        return loss + nn.functional.cross_entropy(self.aux(self.net[:-1](x)), y) if self.training else loss
+
+
+def test_units_that_do_not_run_in_evaluation_do_not_count(tmp_path):
+    torch.manual_seed(0)
+    fitted(PlasticityMonitor(data_every_n_steps=1), module=Auxiliary(), folder=tmp_path, max_epochs=1)
+    (fraction,) = scalars(tmp_path, "plasticity/dormant_fraction").values()
+    assert fraction >= 4 / 16
+
+
+def test_the_gradient_norm_is_that_of_the_last_evaluation(tmp_path):
+    class Quasi(Wide):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=4)
+
+    keep = Keep()
+    torch.manual_seed(0)
+    fitted(keep, PlasticityMonitor(data_every_n_steps=None), module=Quasi(), folder=tmp_path)
+    for logged, last in zip(scalars(tmp_path, "plasticity/gradient_norm").values(), keep.gradients, strict=True):
+        assert logged == pytest.approx(last, rel=1e-5)
+
+
+def test_a_misspelt_layer_is_an_error():
+    with pytest.raises(ValueError, match="nonsense"):
+        fitted(PlasticityMonitor(data_every_n_steps=1, units=HiddenUnits(include=["nonsense"])), module=Wide())
+
+
+def test_a_name_with_a_slash_is_an_error():
+    with pytest.raises(ValueError, match=r"`name` must have no slash, .* got 'a/b'"):
+        PlasticityMonitor(name="a/b")

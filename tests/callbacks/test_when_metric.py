@@ -90,3 +90,20 @@ def test_a_measure_that_is_nan_says_nothing(monkeypatch):
     method = spy(above=0.5)
     fitted(method, data=PlainData(), module=Measuring(), max_epochs=3)
     assert method.epochs == [2]
+
+
+@pytest.mark.parametrize("step", [9, 10])
+def test_a_checkpoint_in_the_middle_of_an_epoch_reads_nothing_early(tmp_path, step):
+    class ByStep(PlainModule):
+        def training_step(self, batch, batch_idx):
+            low = self.current_epoch == 2 and batch_idx < 3
+            self.log("measure", 0.1 if low else 0.9, on_step=True, on_epoch=False)
+            return super().training_step(batch, batch_idx)
+
+    save = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    method = spy(above=0.5)
+    fitted(method, save, data=PlainData(), module=ByStep(), max_epochs=5)
+    assert method.epochs == [1]
+    resumed = spy(above=0.5)
+    fitted(resumed, data=PlainData(), module=ByStep(), max_epochs=5, ckpt_path=tmp_path / f"step={step}.ckpt")
+    assert not hasattr(resumed, "epochs")
