@@ -17,6 +17,7 @@ from lightning_fire.functional import loss_curvature
 
 SCRIPT = """
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -45,13 +46,19 @@ class Data(GrowingData):
         return DataLoader(dataset(size=12 * (self.chunk + 1), seed={own_data} * rank), batch_size=6)
 
 
+class FailsOnRankOne(PlainModule):
+    def training_step(self, batch, batch_idx):
+        if not self.training and int(os.environ.get("LOCAL_RANK", 0)):
+            raise RuntimeError("out of memory, on this rank only")
+        return super().training_step(batch, batch_idx)
+
+
 if __name__ == "__main__":
-    import os
 
     rank = int(os.environ.get("LOCAL_RANK", 0))
     torch.manual_seed(rank if {unseeded} else 0)
     options = dict(strategy="ddp", devices={devices}, use_distributed_sampler=False) if {devices} > 1 else {{}}
-    module = PlainModule()
+    module = {module}()
     methods = [{methods}]
     folder = Path({folder!r}, "log{devices}")
     trainer(*methods, Save(rank), max_epochs=6, folder=folder, **options).fit(module, datamodule=Data())
@@ -69,12 +76,17 @@ UNITS = "ReDo(EveryNEpochs(2), threshold=0.5), ContinualBackprop(0.1, maturity=2
 
 
 def states(
-    folder: Path, devices: int, methods: str = REWRITES, unseeded: bool = False, own_data: bool = False
+    folder: Path,
+    devices: int,
+    methods: str = REWRITES,
+    unseeded: bool = False,
+    own_data: bool = False,
+    module: str = "PlainModule",
 ) -> list[list[dict[str, torch.Tensor]]]:
     """Train; return for each rank its states at the first batch of each epoch."""
     script = folder / f"train{devices}.py"
     tests = str(Path(__file__).parent)
-    names = {"tests": tests, "folder": str(folder), "devices": devices, "methods": methods}
+    names = {"tests": tests, "folder": str(folder), "devices": devices, "methods": methods, "module": module}
     script.write_text(SCRIPT.format(**names, unseeded=unseeded, own_data=int(own_data)))
     result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -128,6 +140,17 @@ def test_the_curvature_is_that_of_the_mean_loss_of_all_ranks(tmp_path):
             losses.append(nn.functional.cross_entropy(functional_call(net, shared, (x,)), y))
         assert logged == pytest.approx(loss_curvature(sum(losses) / 2, parameters).value, rel=1e-3)
         assert logged != pytest.approx(loss_curvature(losses[0], parameters).value, rel=0.02)
+
+
+def test_a_rank_that_cannot_measure_keeps_no_other_waiting(tmp_path):
+    methods = "PlasticityMonitor(data_every_n_steps=1), FIRECallback(AtEpochs([1]))"
+    first, second = states(tmp_path, 2, methods, module="FailsOnRankOne")
+    assert_ranks_agree(first, second)
+    log = EventAccumulator(str(tmp_path / "log2"))
+    log.Reload()
+    tags = set(log.Tags()["scalars"])
+    assert {"fire/sfe", "plasticity/dfi"} <= tags
+    assert not tags & {"fire/lambda_max_before", "plasticity/srank", "plasticity/dormant_fraction"}
 
 
 def test_ranks_that_were_built_differently_are_reset_to_the_same_values(tmp_path):
