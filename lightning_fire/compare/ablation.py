@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", nargs="+", type=_steps, default=[1, 2, 3, 5, 10, 20], help="numbers of Newton–Schulz steps, or exact"
     )
-    add_common_arguments(parser)
+    add_common_arguments(parser, output="runs/<recipe>_ablation")
     return parser
 
 

@@ -44,16 +44,17 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
     """Add what all commands over a recipe have.
 
     Args:
         parser: The parser.
+        output: What to say of the folder for results.
     """
     parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
-    parser.add_argument("--output", type=Path, help="folder for logs and results (default: runs/<recipe>)")
+    parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
     parser.add_argument(
         "--jobs", type=int, default=default_jobs(), help="processes (default: one for each GPU, or else for each core)"
     )

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--measure", choices=["final", "average"], default="final", help="accuracy to maximise (default: final)"
     )
-    add_common_arguments(parser)
+    add_common_arguments(parser, output="runs/<recipe>_<method>")
     return parser
 
 
