@@ -196,7 +196,7 @@ def _bars(axis: Axes, numbers: Numbers, measure: str) -> None:
     mean, spread = _mean_and_spread(numbers, measure)
     colors = ["C0" if method == "fire" else "0.7" for method in numbers]
     axis.bar(list(numbers), mean, yerr=spread, color=colors, capsize=3)
-    axis.tick_params(axis="x", rotation=30)
+    axis.set_xticks(range(len(numbers)), list(numbers), rotation=30, ha="right")
     axis.grid(axis="y", alpha=0.25)
 
 
