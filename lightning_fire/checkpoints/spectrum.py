@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional import as_matrices
-from lightning_fire.functional.orthogonal import COEFFICIENTS, Coefficients, Scale, newton_schulz
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
+from lightning_fire.functional.orthogonal import Coefficients, Scale
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional.checks import real
-from lightning_fire.functional.orthogonal import unit_norm
+from lightning_fire.functional.newton_schulz import unit_norm
 
 
 def normalized_feature_covariance(features: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.orthogonal import COEFFICIENTS, newton_schulz, unit_norm
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, unit_norm
 
 MuonScale = Literal["original", "match_rms_adamw"]
 

@@ -7,22 +7,34 @@ Vocabulary used throughout:
   Frobenius norm (paper, eq. 4). *Isometry* is the state of having such a factor as weight.
 * A *weight* has shape `(out, in / groups, *kernel)`, as PyTorch stores Linear and convolution weights; `as_matrices`
   turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE treats singly.
+
+Matrices on a CPU are treated one by one, by eigendecompositions where these are cheaper; small ones, and those on any
+other device, as a batch.
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lightning_fire.functional.newton_schulz import (
+    COEFFICIENTS,
+    cheaper_by_spectrum,
+    moderate,
+    newton_schulz,
+    newton_schulz_by_spectrum,
+    unit_norm,
+)
+from lightning_fire.functional.polar_factor import (
+    cheaper_by_deflation,
+    polar_factor_by_deflation,
+    polar_factor_by_svd,
+)
+
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
-
-COEFFICIENTS: dict[str, tuple[float, ...]] = {
-    "cubic": (1.5, -0.5),  # paper, Algorithm 1, and all of the authors' code
-    "quintic": (2.0, -1.5, 0.5),  # paper, appendix "Coefficients for Newton-Schulz iteration"
-    "muon": (3.4445, -4.7750, 2.0315),  # same appendix; singular values end up near 1, not at 1
-}
 
 
 def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = "cubic") -> Tensor:
@@ -54,20 +66,14 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     """
     if not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, got {steps!r}")
-    if coefficients not in COEFFICIENTS:
-        raise ValueError(f"`coefficients` must be one of {sorted(COEFFICIENTS)}, got {coefficients!r}")
-    x = _checked(matrix)
-    if x.numel() == 0:
-        return matrix.clone()
-    x = newton_schulz(unit_norm(x), steps, COEFFICIENTS[coefficients])
-    return x.to(matrix.dtype).contiguous()
+    numbers = _numbers(coefficients)
+    return _iterated(_checked(matrix), steps, numbers).to(matrix.dtype)
 
 
 def polar(matrix: Tensor) -> Tensor:
     """Project a matrix onto the nearest one with orthonormal rows or columns: its polar factor (paper, eq. 4).
 
-    From a singular value decomposition, polished by one cubic Newton–Schulz step: ‖QᵀQ − I‖_F / √r is about 3e-7 in
-    float32.
+    Polished by cubic Newton–Schulz steps: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32.
 
     Args:
         matrix: Shape `(..., m, n)`, real floating dtype, finite.
@@ -86,13 +92,7 @@ def polar(matrix: Tensor) -> Tensor:
         tensor([[0., 1.],
                 [1., 0.]])
     """
-    x = _checked(matrix)
-    if x.numel() == 0:
-        return matrix.clone()
-    u, singular_values, vh = torch.linalg.svd(unit_norm(x), full_matrices=False)
-    q = newton_schulz(u @ vh, 1, COEFFICIENTS["cubic"])
-    zero = (singular_values[..., :1] == 0).unsqueeze(-1)
-    return q.masked_fill(zero, 0.0).to(matrix.dtype).contiguous()
+    return _projected(_checked(matrix)).to(matrix.dtype)
 
 
 def fire(
@@ -133,9 +133,9 @@ def fire(
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(_checked(weight), groups)
-    isometry = polar(matrices) if steps == "exact" else orthogonalize(matrices, steps, coefficients)
-    scaled = isometry * _scale(matrices, isometry, scale, taps=math.prod(weight.shape[2:]))
-    return _from_matrices(scaled, weight.shape).to(weight.dtype).contiguous()
+    isometry = _projected(matrices) if steps == "exact" else _iterated(matrices, steps, _numbers(coefficients))
+    isometry *= _scale(matrices, isometry, scale, taps=math.prod(weight.shape[2:]))
+    return _from_matrices(isometry, weight.shape).to(weight.dtype).contiguous()
 
 
 def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
@@ -168,35 +168,52 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
     return grid.movedim(-1, 1)
 
 
-def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Iterate X ← aX + bX(XᵀX) + cX(XᵀX)²; the Gram matrix is taken on the short side.
+def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Take Newton–Schulz steps from X / ‖X‖_F; a new, contiguous tensor."""
+    if not _on_cpu(x) or not cheaper_by_spectrum(*x.shape[-2:], steps, coefficients):
+        return newton_schulz(unit_norm(x), steps, coefficients).contiguous() if x.numel() else x.clone()
+
+    def of_one(matrix: Tensor) -> Tensor:
+        result = newton_schulz_by_spectrum(matrix, steps, coefficients)
+        return newton_schulz(unit_norm(matrix), steps, coefficients) if result is None else result
+
+    return _one_by_one(of_one, x)
+
+
+def _projected(x: Tensor) -> Tensor:
+    """Find polar factors, zeros for zeros; a new, contiguous tensor."""
+    if _on_cpu(x) and cheaper_by_deflation(*x.shape[-2:]):
+        return _one_by_one(polar_factor_by_deflation, x)
+    zero = (x == 0).all(-1).all(-1)[..., None, None]
+    return polar_factor_by_svd(unit_norm(x)).masked_fill(zero, 0.0).contiguous() if x.numel() else x.clone()
+
+
+def _on_cpu(x: Tensor) -> bool:
+    """Tell whether there is anything on a CPU: that choice is made by measurements there."""
+    return x.device.type == "cpu" and x.numel() > 0
+
+
+def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function of one matrix to each matrix that is not zero, with entries whose squares are in range.
 
     Args:
-        x: Shape `(..., m, n)`, singular values at most 1; nothing is checked.
-        steps: Number of iterations.
-        coefficients: a, b and maybe c.
+        of_one: From a matrix, shape `(m, n)`, to one of that shape, which does not depend on its scale.
+        x: Shape `(..., m, n)`, finite; at most one matrix is copied beside the result.
     """
-    a, b, *c = coefficients
-    tall = x.shape[-2] >= x.shape[-1]
-    x = x if tall else x.mT
-    for _ in range(steps):
-        gram = x.mT @ x
-        polynomial = b * gram + c[0] * (gram @ gram) if c else b * gram
-        x = torch.add(x @ polynomial, x, alpha=a)
-    return x if tall else x.mT
 
+    def safely(matrix: Tensor) -> Tensor:
+        low, high = (float(value) for value in matrix.aminmax())
+        largest = max(-low, high)
+        if largest == 0:
+            return torch.zeros_like(matrix)
+        return of_one(matrix if 1e-9 < largest < 1e9 else moderate(matrix))
 
-def unit_norm(x: Tensor) -> Tensor:
-    """Divide each matrix by its Frobenius norm, safely for entries of any size; zero stays zero.
-
-    Args:
-        x: Shape `(..., m, n)`, finite.
-    """
-    largest = x.abs().amax((-2, -1), keepdim=True)
-    power_of_two = largest / (2 * torch.frexp(largest).mantissa)  # exact, and dividing by it is
-    x = x / torch.where(largest == 0, 1.0, power_of_two)  # largest entry now in [1, 2)
-    norm = torch.linalg.matrix_norm(x, keepdim=True)
-    return x / norm.masked_fill(norm == 0, 1.0)
+    if x.shape[:-2].numel() == 1:
+        return safely(x.reshape(x.shape[-2:])).reshape(x.shape).contiguous()
+    result = x.clone(memory_format=torch.contiguous_format)
+    for matrix in result.flatten(0, -3):
+        matrix.copy_(safely(matrix))
+    return result
 
 
 def _from_matrices(matrices: Tensor, shape: torch.Size) -> Tensor:
@@ -223,9 +240,15 @@ def _checked(tensor: Tensor) -> Tensor:
         raise TypeError(f"expected a tensor of a real floating dtype, got {tensor.dtype}")
     if tensor.ndim < 2:
         raise ValueError(f"expected a tensor of at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    if not torch.isfinite(tensor).all():
+    if tensor.numel() and not torch.stack(tensor.detach().aminmax()).isfinite().all():
         raise ValueError(f"expected finite values, got a NaN or Inf in a tensor of shape {tuple(tensor.shape)}")
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _numbers(coefficients: str) -> tuple[float, ...]:
+    if coefficients not in COEFFICIENTS:
+        raise ValueError(f"`coefficients` must be one of {sorted(COEFFICIENTS)}, got {coefficients!r}")
+    return COEFFICIENTS[coefficients]
 
 
 def _is_count(steps: object) -> bool:

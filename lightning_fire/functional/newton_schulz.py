@@ -1,0 +1,137 @@
+"""Newton–Schulz: a fixed number of steps that move all singular values of a matrix towards 1, in two ways.
+
+One step is X ← aX + bX(XᵀX) + cX(XᵀX)². It leaves singular vectors as they are and takes each singular value σ to
+σp(σ²), with p(λ) = a + bλ + cλ². N steps therefore amount to X ← X h(XᵀX) with one polynomial h, of which
+
+* `newton_schulz` takes the product step by step: 2N products of matrices or more, whole batches at once;
+* `newton_schulz_by_spectrum` takes the value at each eigenvalue of XᵀX: one eigendecomposition and three products.
+
+They differ by rounding only. A wide matrix is treated as its transpose.
+"""
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+COEFFICIENTS: dict[str, tuple[float, ...]] = {
+    "cubic": (1.5, -0.5),  # paper, Algorithm 1, and all of the authors' code
+    "quintic": (2.0, -1.5, 0.5),  # paper, appendix "Coefficients for Newton-Schulz iteration"
+    "muon": (3.4445, -4.7750, 2.0315),  # same appendix; singular values end up near 1, not at 1
+}
+
+
+def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Iterate X ← aX + bX(XᵀX) + cX(XᵀX)²; the Gram matrix is taken on the short side.
+
+    Args:
+        x: Shape `(..., m, n)`, singular values at most 1; nothing is checked.
+        steps: Number of iterations.
+        coefficients: a, b and maybe c.
+    """
+    a, b, *c = coefficients
+    tall = x.shape[-2] >= x.shape[-1]
+    y = (x if tall else x.mT).reshape(-1, max(x.shape[-2:]), min(x.shape[-2:]))
+    for _ in range(steps):
+        gram = y.mT @ y
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c[0]) if c else gram.mul_(b)
+        y = torch.baddbmm(y, y, polynomial, beta=a)
+    return (y if tall else y.mT).reshape(x.shape)
+
+
+def newton_schulz_by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:
+    """Return what `newton_schulz` makes of X / ‖X‖_F, from the eigenvalues of the Gram matrix.
+
+    The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless as far as h is flat on that
+    scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients.
+
+    Args:
+        x: Shape `(m, n)`, finite, not all zero, with squares of its entries within the range of its dtype.
+        steps: Number of iterations.
+        coefficients: a, b and maybe c.
+
+    Returns:
+        Shape `(m, n)`; or None where the rounding error would show: relative errors in float32 then pass 2e-5.
+    """
+    tall = x.shape[-2] >= x.shape[-1]
+    gram = x.mT @ x if tall else x @ x.mT
+    squared_norm = gram.trace()
+    gram /= squared_norm
+    limit = 80.0  # in units of ε; measured errors are up to 4 ε times this, for one σ far above the others up to 9
+    steepness = _steepness(steps, coefficients)
+    if steepness > limit and steepness * _largest_eigenvalue(gram) > limit:
+        return None
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    factor = _polynomial(eigenvalues.double().clamp(min=0), steps, coefficients) / squared_norm.double().sqrt()
+    polynomial = (vectors * factor.to(x.dtype)) @ vectors.mT
+    return x @ polynomial if tall else polynomial @ x
+
+
+def cheaper_by_spectrum(m: int, n: int, steps: int, coefficients: tuple[float, ...]) -> bool:
+    """Tell whether the spectrum of a matrix takes less time than the steps, on a CPU.
+
+    Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition takes as long as 5 of them for
+    large r, and more for small ones (measured, float32, MKL).
+
+    Args:
+        m: Rows.
+        n: Columns.
+        steps: Number of iterations.
+        coefficients: a, b and maybe c.
+    """
+    short, long = min(m, n), max(m, n)
+    application = long / short
+    return 5 + 900 / short + 1 + 2 * application < steps * (2 * application + len(coefficients) - 2)
+
+
+def unit_norm(x: Tensor) -> Tensor:
+    """Divide each matrix by its Frobenius norm, safely for entries of any size; zero stays zero.
+
+    Args:
+        x: Shape `(..., m, n)`, finite.
+    """
+    x = moderate(x)
+    norm = torch.linalg.matrix_norm(x, keepdim=True)
+    return x / norm.masked_fill(norm == 0, 1.0)
+
+
+def moderate(x: Tensor) -> Tensor:
+    """Divide each matrix by a power of two, which is exact, so that its largest entry is in [1, 2); zero stays zero.
+
+    Args:
+        x: Shape `(..., m, n)`, finite.
+    """
+    largest = x.abs().amax((-2, -1), keepdim=True)
+    power_of_two = largest / (2 * torch.frexp(largest).mantissa)
+    return x / torch.where(largest == 0, 1.0, power_of_two)
+
+
+def _polynomial(squares: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Return h(λ): the factor by which N steps multiply a singular value √λ."""
+    a, b, *c = coefficients
+    result = torch.ones_like(squares)
+    for _ in range(steps):
+        factor = a + b * squares + (c[0] * squares**2 if c else 0.0)
+        result, squares = result * factor, squares * factor**2
+    return result
+
+
+@lru_cache
+def _steepness(steps: int, coefficients: tuple[float, ...]) -> float:
+    """Return the maximum over λ in [0, 1] of √λ |h'(λ)|: how much an error in λ moves a singular value.
+
+    By differences between points 0.5 % apart, down to where h is flat.
+    """
+    flat = -2 * steps * math.log10(coefficients[0]) - 3
+    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64)
+    slopes = _polynomial(points, steps, coefficients).diff() / points.diff()
+    return float((points[1:].sqrt() * slopes.abs()).max())
+
+
+def _largest_eigenvalue(gram: Tensor) -> float:
+    """Estimate the largest eigenvalue of a symmetric matrix from below, mostly within a few per cent."""
+    vector = gram[:, gram.diagonal().argmax()]
+    for _ in range(8):
+        vector = gram @ (vector / vector.norm())
+    return float(vector.norm())

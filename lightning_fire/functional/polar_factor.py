@@ -1,0 +1,94 @@
+"""The polar factor of a matrix, the nearest one with orthonormal rows or columns, in two ways.
+
+Both end with cubic Newton–Schulz steps, which square the deviation from orthonormality: ‖QᵀQ − I‖_F / √r is about 3e-7
+in float32 after them. A wide matrix is treated as its transpose.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
+
+_GAP = 0.03  # singular values below this share of the largest wait for the next round
+_SMALL = 32  # short side up to which a singular value decomposition is as cheap as anything
+
+
+def polar_factor_by_svd(x: Tensor) -> Tensor:
+    """Return U Vᵀ of each X = U diag(σ) Vᵀ.
+
+    Args:
+        x: Shape `(..., m, n)`, finite, not empty.
+
+    Returns:
+        Shape `(..., m, n)`; rank-deficient matrices are completed, those of zeros too.
+    """
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    return newton_schulz(u @ vh, 1, COEFFICIENTS["cubic"])
+
+
+def polar_factor_by_deflation(x: Tensor) -> Tensor:
+    """Return U Vᵀ of a matrix X = U diag(σ) Vᵀ, from eigendecompositions of Gram matrices.
+
+    The eigenvectors V of XᵀX belong to large σ reliably, to small ones not: squaring loses those below √ε σ_max. So the
+    columns of X V that belong to large σ are divided by their lengths, and the others, made orthogonal to them, are a
+    smaller matrix with a σ_max of its own, which is treated likewise.
+
+    Args:
+        x: Shape `(m, n)`, finite, not empty.
+
+    Returns:
+        Shape `(m, n)`; by `polar_factor_by_svd` where the result would not be orthonormal, as for columns of zeros.
+    """
+    tall = x.shape[-2] >= x.shape[-1]
+    y = x if tall else x.mT
+    q = _polished(_deflated(y))
+    if q is None:
+        q = polar_factor_by_svd(y)
+    return q if tall else q.mT
+
+
+def cheaper_by_deflation(m: int, n: int) -> bool:
+    """Tell whether deflation takes less time than a singular value decomposition, on a CPU (measured, float32, MKL).
+
+    Args:
+        m: Rows.
+        n: Columns.
+    """
+    return min(m, n) > 2 * _SMALL
+
+
+def _deflated(y: Tensor) -> Tensor:
+    """Return the polar factor of a tall matrix with a deviation from orthonormality of mostly less than 1e-4."""
+    if y.shape[-1] <= _SMALL:
+        u, _, vh = torch.linalg.svd(y, full_matrices=False)
+        return u @ vh
+    eigenvalues, vectors = torch.linalg.eigh(y.mT @ y)
+    y = y @ vectors
+    split = int((eigenvalues < _GAP**2 * eigenvalues[-1]).sum())
+    small, large = y[:, :split], y[:, split:]
+    large = large / large.norm(dim=0)
+    if 0 < split < len(eigenvalues):
+        for _ in range(2):  # twice is enough
+            small = small - large @ (large.mT @ small)
+        small = _deflated(small / small.norm().clamp_min(torch.finfo(small.dtype).tiny))
+        small = small - large @ (large.mT @ small)
+        large = torch.cat([small, large], dim=1)
+    return large @ vectors.mT
+
+
+def _polished(q: Tensor) -> Tensor | None:
+    """Take cubic steps until QᵀQ is the identity to rounding; None where it is too far from that, or NaN."""
+    size = q.shape[-1]
+    goal = 2 * torch.finfo(q.dtype).eps  # 2.4e-7 in float32
+    for _ in range(4):
+        gram = q.mT @ q
+        deviation = float((gram - torch.eye(size, dtype=q.dtype)).norm()) / math.sqrt(size)
+        if not deviation < 0.1:
+            return None
+        gram.mul_(-0.5).diagonal().add_(1.5)
+        q = q @ gram
+        if 0.75 * deviation**2 * math.sqrt(size) < goal:  # bound on the deviation after this step
+            return q
+    return q
