@@ -15,6 +15,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from lightning_fire.functional.symmetric_product import symmetric_product
+
 COEFFICIENTS: dict[str, tuple[float, ...]] = {
     "cubic": (1.5, -0.5),  # paper, Algorithm 1, and all of the authors' code
     "quintic": (2.0, -1.5, 0.5),  # paper, appendix "Coefficients for Newton-Schulz iteration"
@@ -55,7 +57,8 @@ def newton_schulz_by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, 
         Shape `(m, n)`; or None where the rounding error would show: relative errors in float32 then pass 2e-5.
     """
     tall = x.shape[-2] >= x.shape[-1]
-    gram = x.mT @ x if tall else x @ x.mT
+    y = x if tall else x.mT
+    gram = symmetric_product(y, y)
     squared_norm = gram.trace()
     gram /= squared_norm
     limit = 80.0  # in units of ε; measured errors are up to 4 ε times this, for one σ far above the others up to 9
@@ -64,7 +67,7 @@ def newton_schulz_by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, 
         return None
     eigenvalues, vectors = torch.linalg.eigh(gram)
     factor = _polynomial(eigenvalues.double().clamp(min=0), steps, coefficients) / squared_norm.double().sqrt()
-    polynomial = (vectors * factor.to(x.dtype)) @ vectors.mT
+    polynomial = symmetric_product((vectors * factor.to(x.dtype)).mT, vectors.mT)
     return x @ polynomial if tall else polynomial @ x
 
 
@@ -72,7 +75,7 @@ def cheaper_by_spectrum(m: int, n: int, steps: int, coefficients: tuple[float, .
     """Tell whether the spectrum of a matrix takes less time than the steps, on a CPU.
 
     Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition takes as long as 5 of them for
-    large r, and more for small ones (measured, float32, MKL).
+    large r, and more for small ones; the calls of one matrix as long as 3e6 multiplications (measured, float32, MKL).
 
     Args:
         m: Rows.
@@ -82,7 +85,8 @@ def cheaper_by_spectrum(m: int, n: int, steps: int, coefficients: tuple[float, .
     """
     short, long = min(m, n), max(m, n)
     application = long / short
-    return 5 + 900 / short + 1 + 2 * application < steps * (2 * application + len(coefficients) - 2)
+    spectrum = 5 + 900 / short + 3e6 / short**3
+    return spectrum + 1 + 2 * application < steps * (2 * application + len(coefficients) - 2)
 
 
 def unit_norm(x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
+from lightning_fire.functional.symmetric_product import symmetric_product
 
 _GAP = 0.03  # singular values below this share of the largest wait for the next round
 _SMALL = 32  # short side up to which a singular value decomposition is as cheap as anything
@@ -64,31 +65,32 @@ def _deflated(y: Tensor) -> Tensor:
     if y.shape[-1] <= _SMALL:
         u, _, vh = torch.linalg.svd(y, full_matrices=False)
         return u @ vh
-    eigenvalues, vectors = torch.linalg.eigh(y.mT @ y)
+    eigenvalues, vectors = torch.linalg.eigh(symmetric_product(y, y))
     y = y @ vectors
     split = int((eigenvalues < _GAP**2 * eigenvalues[-1]).sum())
     small, large = y[:, :split], y[:, split:]
-    large = large / large.norm(dim=0)
+    large /= large.norm(dim=0)
     if 0 < split < len(eigenvalues):
-        for _ in range(2):  # twice is enough
-            small = small - large @ (large.mT @ small)
-        small = _deflated(small / small.norm().clamp_min(torch.finfo(small.dtype).tiny))
-        small = small - large @ (large.mT @ small)
-        large = torch.cat([small, large], dim=1)
-    return large @ vectors.mT
+        small -= large @ (large.mT @ small)
+        small -= large @ (large.mT @ small)  # twice is enough
+        small /= small.norm().clamp_min(torch.finfo(small.dtype).tiny)
+        small.copy_(_deflated(small))
+        small -= large @ (large.mT @ small)
+    return y @ vectors.mT
 
 
 def _polished(q: Tensor) -> Tensor | None:
     """Take cubic steps until QᵀQ is the identity to rounding; None where it is too far from that, or NaN."""
     size = q.shape[-1]
-    goal = 2 * torch.finfo(q.dtype).eps  # 2.4e-7 in float32
+    goal = 2 * torch.finfo(q.dtype).eps
     for _ in range(4):
-        gram = q.mT @ q
-        deviation = float((gram - torch.eye(size, dtype=q.dtype)).norm()) / math.sqrt(size)
-        if not deviation < 0.1:
+        deviation = symmetric_product(q, q)
+        deviation.diagonal().sub_(1)
+        error = float(deviation.norm()) / math.sqrt(size)
+        if not error < 0.1:
             return None
-        gram.mul_(-0.5).diagonal().add_(1.5)
-        q = q @ gram
-        if 0.75 * deviation**2 * math.sqrt(size) < goal:  # bound on the deviation after this step
-            return q
+        deviation.mul_(-0.5).diagonal().add_(1)
+        q = q @ deviation
+        if 0.75 * error**2 * math.sqrt(size) < goal:  # bound on the error after this step
+            break
     return q
