@@ -170,8 +170,10 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
 
 def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
     """Take Newton–Schulz steps from X / ‖X‖_F; a new, contiguous tensor."""
-    if not _on_cpu(x) or not cheaper_by_spectrum(*x.shape[-2:], steps, coefficients):
-        return newton_schulz(unit_norm(x), steps, coefficients).contiguous() if x.numel() else x.clone()
+    if not x.numel():
+        return x.clone()
+    if x.device.type != "cpu" or not cheaper_by_spectrum(*x.shape[-2:], steps, coefficients):
+        return newton_schulz(unit_norm(x.contiguous()), steps, coefficients).contiguous()
 
     def of_one(matrix: Tensor) -> Tensor:
         result = newton_schulz_by_spectrum(matrix, steps, coefficients)
@@ -182,15 +184,12 @@ def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
 
 def _projected(x: Tensor) -> Tensor:
     """Find polar factors, zeros for zeros; a new, contiguous tensor."""
-    if _on_cpu(x) and cheaper_by_deflation(*x.shape[-2:]):
+    if not x.numel():
+        return x.clone()
+    if x.device.type == "cpu" and cheaper_by_deflation(*x.shape[-2:]):
         return _one_by_one(polar_factor_by_deflation, x)
-    zero = (x == 0).all(-1).all(-1)[..., None, None]
-    return polar_factor_by_svd(unit_norm(x)).masked_fill(zero, 0.0).contiguous() if x.numel() else x.clone()
-
-
-def _on_cpu(x: Tensor) -> bool:
-    """Tell whether there is anything on a CPU: that choice is made by measurements there."""
-    return x.device.type == "cpu" and x.numel() > 0
+    x = unit_norm(x.contiguous())
+    return polar_factor_by_svd(x).masked_fill(x.abs().amax((-2, -1), keepdim=True) == 0, 0.0).contiguous()
 
 
 def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
 from lightning_fire.functional.symmetric_product import symmetric_product
 
-_GAP = 0.03  # singular values below this share of the largest wait for the next round
-_SMALL = 32  # short side up to which a singular value decomposition is as cheap as anything
+_GAP = 0.02  # singular values below this share of the largest wait for the next round
+_SMALL = 64  # columns up to which a round takes longer than a singular value decomposition
+_NOISE = 1e-9  # in the place of zeros, as a share of the largest entry: far below rounding
 
 
 def polar_factor_by_svd(x: Tensor) -> Tensor:
@@ -40,11 +41,12 @@ def polar_factor_by_deflation(x: Tensor) -> Tensor:
         x: Shape `(m, n)`, finite, not empty.
 
     Returns:
-        Shape `(m, n)`; by `polar_factor_by_svd` where the result would not be orthonormal, as for columns of zeros.
+        Shape `(m, n)`; rank-deficient matrices are completed. By `polar_factor_by_svd` where the result would not be
+        orthonormal.
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
-    q = _polished(_deflated(y))
+    q = _polished(_deflated(_without_zeros(y)))
     if q is None:
         q = polar_factor_by_svd(y)
     return q if tall else q.mT
@@ -57,7 +59,16 @@ def cheaper_by_deflation(m: int, n: int) -> bool:
         m: Rows.
         n: Columns.
     """
-    return min(m, n) > 2 * _SMALL
+    return min(m, n) >= 3 * _SMALL
+
+
+def _without_zeros(y: Tensor) -> Tensor:
+    """Put noise in the place of zeros, so that the images of null vectors have directions; the same one each time."""
+    zeros = y == 0
+    if not zeros.any():
+        return y
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    return torch.where(zeros, noise * (_NOISE * y.abs().amax()), y)
 
 
 def _deflated(y: Tensor) -> Tensor:
@@ -72,7 +83,6 @@ def _deflated(y: Tensor) -> Tensor:
     large /= large.norm(dim=0)
     if 0 < split < len(eigenvalues):
         small -= large @ (large.mT @ small)
-        small -= large @ (large.mT @ small)  # twice is enough
         small /= small.norm().clamp_min(torch.finfo(small.dtype).tiny)
         small.copy_(_deflated(small))
         small -= large @ (large.mT @ small)
@@ -82,7 +92,7 @@ def _deflated(y: Tensor) -> Tensor:
 def _polished(q: Tensor) -> Tensor | None:
     """Take cubic steps until QᵀQ is the identity to rounding; None where it is too far from that, or NaN."""
     size = q.shape[-1]
-    goal = 2 * torch.finfo(q.dtype).eps
+    goal = 4 * torch.finfo(q.dtype).eps
     for _ in range(4):
         deviation = symmetric_product(q, q)
         deviation.diagonal().sub_(1)
