@@ -13,7 +13,7 @@ from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
 from lightning_fire.functional.symmetric_product import symmetric_product
 
 _GAP = 0.02  # singular values below this share of the largest wait for the next round
-_SMALL = 64  # columns up to which a round takes longer than a singular value decomposition
+_SMALL = 32  # columns up to which a round takes longer than a singular value decomposition
 _NOISE = 1e-9  # in the place of zeros, as a share of the largest entry: far below rounding
 
 
@@ -59,16 +59,15 @@ def cheaper_by_deflation(m: int, n: int) -> bool:
         m: Rows.
         n: Columns.
     """
-    return min(m, n) >= 3 * _SMALL
+    return min(m, n) >= 192
 
 
 def _without_zeros(y: Tensor) -> Tensor:
     """Put noise in the place of zeros, so that the images of null vectors have directions; the same one each time."""
-    zeros = y == 0
-    if not zeros.any():
+    if y.count_nonzero() == y.numel():
         return y
     noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
-    return torch.where(zeros, noise * (_NOISE * y.abs().amax()), y)
+    return torch.where(y == 0, noise * (_NOISE * y.abs().amax()), y)
 
 
 def _deflated(y: Tensor) -> Tensor:
@@ -82,10 +81,10 @@ def _deflated(y: Tensor) -> Tensor:
     small, large = y[:, :split], y[:, split:]
     large /= large.norm(dim=0)
     if 0 < split < len(eigenvalues):
-        small -= large @ (large.mT @ small)
+        small.addmm_(large, large.mT @ small, alpha=-1)
         small /= small.norm().clamp_min(torch.finfo(small.dtype).tiny)
         small.copy_(_deflated(small))
-        small -= large @ (large.mT @ small)
+        small.addmm_(large, large.mT @ small, alpha=-1)
     return y @ vectors.mT
 
 
