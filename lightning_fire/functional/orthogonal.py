@@ -27,6 +27,7 @@ from lightning_fire.functional.newton_schulz import (
     newton_schulz_by_spectrum,
     unit_norm,
 )
+from lightning_fire.functional.one_thread_each import one_thread_each
 from lightning_fire.functional.polar_factor import (
     cheaper_by_deflation,
     polar_factor_by_deflation,
@@ -197,7 +198,7 @@ def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
     Args:
         of_one: From a matrix, shape `(m, n)`, to one of that shape, which does not depend on its scale.
-        x: Shape `(..., m, n)`, finite; at most one matrix is copied beside the result.
+        x: Shape `(..., m, n)`, finite.
     """
 
     def safely(matrix: Tensor) -> Tensor:
@@ -210,8 +211,7 @@ def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     if x.shape[:-2].numel() == 1:
         return safely(x.reshape(x.shape[-2:])).reshape(x.shape).contiguous()
     result = x.clone(memory_format=torch.contiguous_format)
-    for matrix in result.flatten(0, -3):
-        matrix.copy_(safely(matrix))
+    one_thread_each(lambda matrix: matrix.copy_(safely(matrix)), result.flatten(0, -3).unbind())
     return result
 
 

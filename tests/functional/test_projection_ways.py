@@ -15,6 +15,7 @@ from lightning_fire.functional.newton_schulz import (
     newton_schulz_by_spectrum,
     unit_norm,
 )
+from lightning_fire.functional.one_thread_each import one_thread_each
 from lightning_fire.functional.polar_factor import (
     cheaper_by_deflation,
     polar_factor_by_deflation,
@@ -220,6 +221,34 @@ def test_groups_and_kernel_positions_of_large_weights(steps, groups):
     slices = [matrix_of((192 * groups, 200), "condition 10") * (tap + 1) for tap in range(2)]
     weight = torch.stack(slices, -1)
     assert_near(fire(weight, steps, groups=groups), reference.fire(weight, steps, groups=groups))
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("steps", [10, "exact"])
+def test_number_of_threads_changes_nothing(steps, inference):
+    weight = torch.randn(256, 200, 2, 2, generator=torch.Generator().manual_seed(0))
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(inference):
+                results.append(fire(weight, steps))
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[1], results[0])
+    assert torch.equal(results[2], results[0])
+
+
+def test_errors_in_threads_are_raised_and_the_number_of_threads_is_restored():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(RuntimeError, match="singular"):
+            one_thread_each(lambda matrix: torch.linalg.inv(matrix), torch.zeros(3, 2, 2).unbind())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (300, 129), (128, 256), (129, 128)])
