@@ -38,14 +38,14 @@ def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Ten
     """
     a, b, *c = coefficients
     tall = x.shape[-2] >= x.shape[-1]
-    y = (x if tall else x.mT).reshape(-1, max(x.shape[-2:]), min(x.shape[-2:]))
+    y = x.reshape(-1, *x.shape[-2:])
     y, add_product = (y[0], torch.addmm) if len(y) == 1 else (y, torch.baddbmm)  # fewer calls than a batch of one
     for _ in range(steps):
-        gram = y.mT @ y
+        gram = y.mT @ y if tall else y @ y.mT
         if c:
             gram = add_product(gram, gram, gram, beta=b, alpha=c[0])
-        y = add_product(y, y, gram, beta=a, alpha=1 if c else b)
-    return (y if tall else y.mT).reshape(x.shape)
+        y = add_product(y, *((y, gram) if tall else (gram, y)), beta=a, alpha=1 if c else b)
+    return y.reshape(x.shape)
 
 
 def newton_schulz_by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:

@@ -46,7 +46,7 @@ def polar_factor_by_deflation(x: Tensor) -> Tensor:
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
-    q = _polished(_deflated(_without_zeros(y)))
+    q = _polished(*_deflated(_without_zeros(y)))
     if q is None:
         q = polar_factor_by_svd(y)
     return q if tall else q.mT
@@ -70,11 +70,11 @@ def _without_zeros(y: Tensor) -> Tensor:
     return torch.where(y == 0, noise * (_NOISE * y.abs().amax()), y)
 
 
-def _deflated(y: Tensor) -> Tensor:
-    """Return the polar factor of a tall matrix with a deviation from orthonormality of mostly less than 1e-4."""
+def _deflated(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the polar factor of a tall matrix as a product of two with orthonormal columns, to 1e-4 in most cases."""
     if y.shape[-1] <= _SMALL:
         u, _, vh = torch.linalg.svd(y, full_matrices=False)
-        return u @ vh
+        return u, vh
     eigenvalues, vectors = torch.linalg.eigh(symmetric_product(y, y))
     y = y @ vectors
     split = int((eigenvalues < _GAP**2 * eigenvalues[-1]).sum())
@@ -83,23 +83,28 @@ def _deflated(y: Tensor) -> Tensor:
     if 0 < split < len(eigenvalues):
         small.addmm_(large, large.mT @ small, alpha=-1)
         small /= small.norm().clamp_min(torch.finfo(small.dtype).tiny)
-        small.copy_(_deflated(small))
+        small.copy_(torch.mm(*_deflated(small)))
         small.addmm_(large, large.mT @ small, alpha=-1)
-    return y @ vectors.mT
+    return y, vectors.mT
 
 
-def _polished(q: Tensor) -> Tensor | None:
-    """Take cubic steps until QᵀQ is the identity to rounding; None where it is too far from that, or NaN."""
-    size = q.shape[-1]
-    goal = 4 * torch.finfo(q.dtype).eps
-    for _ in range(4):
-        deviation = symmetric_product(q, q)
-        deviation.diagonal().sub_(1)
-        error = float(deviation.norm()) / math.sqrt(size)
-        if not error < 0.1:
-            return None
-        deviation.mul_(-0.5).diagonal().add_(1)
-        q = q @ deviation
-        if 0.75 * error**2 * math.sqrt(size) < goal:  # bound on the error after this step
-            break
-    return q
+def _polished(columns: Tensor, rotation: Tensor) -> Tensor | None:
+    """Take cubic steps from the product of both until it is orthonormal; None where it is too far from that, or NaN."""
+    goal = 4 * torch.finfo(columns.dtype).eps
+    if columns.shape[0] > 3 * columns.shape[1]:  # products of the short side are cheap
+        factor, error = _cubic_factor(rotation.mT @ symmetric_product(columns, columns) @ rotation)
+        q = columns @ (rotation @ factor)
+    else:
+        q, error = columns @ rotation, 0.01
+    while goal <= error < 0.1:
+        factor, error = _cubic_factor(symmetric_product(q, q))
+        q = q @ factor
+    return q if error < goal else None
+
+
+def _cubic_factor(gram: Tensor) -> tuple[Tensor, float]:
+    """Return 1.5 I − 0.5 QᵀQ from QᵀQ, and a bound on ‖QᵀQ − I‖_F / √r after Q has been multiplied by it."""
+    gram.diagonal().sub_(1)
+    norm = float(gram.norm())
+    gram.mul_(-0.5).diagonal().add_(1)
+    return gram, 0.75 * norm**2 / math.sqrt(len(gram)) if norm < 1 else math.inf
