@@ -46,7 +46,14 @@ def polar_factor_by_deflation(x: Tensor) -> Tensor:
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
-    q = _polished(*_deflated(_without_zeros(y)))
+    columns, rotation = _deflated(_without_zeros(y))
+    error = 0.01
+    if columns.shape[0] > 3 * columns.shape[1]:  # products of the short side are cheap: polish before multiplying out
+        factor, error = _cubic_factor(rotation.mT @ symmetric_product(columns, columns) @ rotation)
+        rotation = rotation @ factor
+    q = columns @ rotation
+    del columns
+    q = _polished(q, error)
     if q is None:
         q = polar_factor_by_svd(y)
     return q if tall else q.mT
@@ -88,14 +95,14 @@ def _deflated(y: Tensor) -> tuple[Tensor, Tensor]:
     return y, vectors.mT
 
 
-def _polished(columns: Tensor, rotation: Tensor) -> Tensor | None:
-    """Take cubic steps from the product of both until it is orthonormal; None where it is too far from that, or NaN."""
-    goal = 4 * torch.finfo(columns.dtype).eps
-    if columns.shape[0] > 3 * columns.shape[1]:  # products of the short side are cheap
-        factor, error = _cubic_factor(rotation.mT @ symmetric_product(columns, columns) @ rotation)
-        q = columns @ (rotation @ factor)
-    else:
-        q, error = columns @ rotation, 0.01
+def _polished(q: Tensor, error: float) -> Tensor | None:
+    """Take cubic steps until Q is orthonormal to rounding; None where it is too far from that, or NaN.
+
+    Args:
+        q: Shape `(m, n)`.
+        error: Estimate of ‖QᵀQ − I‖_F / √n.
+    """
+    goal = 4 * torch.finfo(q.dtype).eps
     while goal <= error < 0.1:
         factor, error = _cubic_factor(symmetric_product(q, q))
         q = q @ factor

@@ -85,6 +85,12 @@ def test_spectrum_gives_up_for_steep_polynomials():
     assert newton_schulz_by_spectrum(matrix, 5, COEFFICIENTS["muon"]) is None
 
 
+@pytest.mark.parametrize("steps", [40, 400])
+def test_many_steps_reach_the_polar_factor(steps):
+    matrix = matrix_of((200, 200), "condition 10")
+    assert_near(orthogonalize(matrix, steps), reference.polar(matrix), torch.float32)
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_polar_factors_of_large_matrices(shape, spectrum):
