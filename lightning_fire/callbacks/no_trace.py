@@ -114,18 +114,14 @@ def _save(value: Any, restores: list[Restore], seen: set[int], depth: int, whole
             _save_tensor(value, restores)
     elif isinstance(value, list | dict | set | deque):
         _save_container(value, restores, seen, depth, whole)
-    elif isinstance(value, nn.Module) or (
-        hasattr(value, "__dict__")
-        and not isinstance(value, type)
-        and type(value).__module__.split(".")[0] not in _FOREIGN
-    ):
+    elif isinstance(value, nn.Module) or _is_plain(value):
         _save_object(value, restores, seen, depth - 1)
 
 
 def _is_plain(value: Any) -> bool:
     """Tell an object of the user's own, such as a running average, from those of the libraries."""
     foreign = type(value).__module__.split(".")[0] in _FOREIGN
-    return hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value) and not foreign
+    return hasattr(value, "__dict__") and not isinstance(value, type) and not foreign
 
 
 def _save_container(value: Any, restores: list[Restore], seen: set[int], depth: int, whole: bool) -> None:

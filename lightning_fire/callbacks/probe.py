@@ -87,11 +87,8 @@ def forward_on_new_data(
             "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
             " batch, forward=lambda module, batch: …"
         )
-    with (
-        contextlib.closing(batches_of(trainer)) as batches,
-        leaving_no_trace(pl_module),
-        torch.enable_grad(),
-    ):  # some training steps derive by themselves
+    # with gradients, as some training steps derive by themselves
+    with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
                 _training_step(pl_module, batch, index) if forward is None else forward(pl_module, batch)
@@ -130,7 +127,7 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
     combined = trainer.fit_loop._combined_loader
     own = CombinedLoader(tree_map(_own, combined.iterables), combined._mode)
     number = trainer.num_training_batches
-    generators: dict[int, tuple[Any, Any]] = {}
+    generators: dict[int, Callable[[], None]] = {}
     for loader in tree_leaves(combined.iterables):
         _collect_generators(loader, generators, depth=_DEPTH)
     try:
@@ -139,8 +136,8 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
             batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
             yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     finally:
-        for generator, state in generators.values():
-            _state_of_generator(generator)[1](state)
+        for restore in generators.values():
+            restore()
 
 
 def _own(loader: Any) -> Any:
@@ -157,26 +154,26 @@ def _own(loader: Any) -> Any:
     return own
 
 
-def _collect_generators(thing: Any, found: dict[int, tuple[Any, Any]], depth: int) -> None:
-    """Find the random generators that an object holds, or one that it holds, and so on; with their states."""
+def _collect_generators(thing: Any, found: dict[int, Callable[[], None]], depth: int) -> None:
+    """Find the random generators that an object holds, or one that it holds, and so on; with what puts each back."""
     if depth == 0 or not hasattr(thing, "__dict__"):
         return
     for value in vars(thing).values():
         if id(value) in found:
             continue
         if isinstance(value, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
-            found[id(value)] = value, _state_of_generator(value)[0]
+            found[id(value)] = _restore_of_generator(value)
         elif isinstance(value, Dataset | Sampler | DataLoader) or depth == _DEPTH:
             _collect_generators(value, found, depth - 1)
 
 
-def _state_of_generator(generator: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Return the state, and what sets another one."""
+def _restore_of_generator(generator: Any) -> Callable[[], None]:
+    """Return what to call, to have a random generator as it is now."""
     if isinstance(generator, random.Random):
-        return generator.getstate(), generator.setstate
+        return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
-        return copy.deepcopy(generator.bit_generator.state), partial(setattr, generator.bit_generator, "state")
-    return generator.get_state(), generator.set_state
+        return partial(setattr, generator.bit_generator, "state", copy.deepcopy(generator.bit_generator.state))
+    return partial(generator.set_state, generator.get_state())
 
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:

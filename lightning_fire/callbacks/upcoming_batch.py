@@ -56,7 +56,6 @@ class UpcomingBatch:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
         loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns.
-
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):
