@@ -9,8 +9,8 @@ from lightning_fire.checkpoints.selection import StoredSelection, about
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.where import WeightView
 from lightning_fire.where.patterns import ByName
-from lightning_fire.where.selection import Row
-from lightning_fire.where.weights import PRESETS, Preset
+from lightning_fire.where.selection import Row, times
+from lightning_fire.where.weights import PRESETS, Preset, preset_for, require_preset, verdict_of
 
 
 class StoredWeights(ByName):
@@ -39,8 +39,7 @@ class StoredWeights(ByName):
     """
 
     def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
-        if preset != "auto" and preset not in PRESETS:
-            raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
+        require_preset(preset)
         self.preset = preset
         super().__init__(include, exclude)
 
@@ -59,9 +58,7 @@ class StoredWeights(ByName):
         candidates = candidates_of(tensors)
         names = [view.name for candidate in candidates for view in candidate.views]
         self.check([*names, *(alias for stored in tensors for alias in stored.aliases)])
-        preset = self.preset
-        if preset == "auto":
-            preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
+        preset = preset_for(self.preset, any(candidate.attention for candidate in candidates))
         taken, rows = [], []
         for candidate in candidates:
             reasons = {view: self._why_not(preset, candidate, view) for view in candidate.views}
@@ -95,18 +92,10 @@ class StoredWeights(ByName):
 
 
 def _row(candidate: Candidate, reasons: dict[WeightView, str]) -> Row:
-    views = ", ".join(f"{view.role} {_times(view.shape)}".strip() for view in candidate.views)
-    verdict = candidate.obstacle
-    if len(set(reasons.values())) == 1:
-        verdict = next(iter(reasons.values())) or "taken"
-    elif reasons:
-        verdict = ", ".join(f"{view.role} {reason or 'taken'}" for view, reason in reasons.items())
+    views = ", ".join(f"{view.role} {times(view.shape)}".strip() for view in candidate.views)
+    verdict = verdict_of(reasons) if reasons else candidate.obstacle
     if candidate.note:
         verdict += f" ({candidate.note})"
     if candidate.stored.aliases:
         verdict += f" (tied with {', '.join(candidate.stored.aliases)})"
     return Row(candidate.stored.name, candidate.stored.shape, views, verdict)
-
-
-def _times(shape: Sequence[int]) -> str:
-    return "×".join(map(str, shape))

@@ -43,7 +43,7 @@ class Selection(Sequence[WeightView]):
     def __str__(self) -> str:
         cells = [
             ("parameter", "shape", "matrices", ""),
-            *((r.name, _times(r.shape), r.views, r.verdict) for r in self.rows),
+            *((r.name, times(r.shape), r.views, r.verdict) for r in self.rows),
         ]
         return f"{columns(cells)}\n{len(self)} weight matrices taken"
 
@@ -66,7 +66,7 @@ def table_of(module: nn.Module, verdicts: dict[nn.Parameter, tuple[Candidate, st
         name, views = aliases[0], ""
         if parameter in verdicts:
             candidate, verdict = verdicts[parameter]
-            name, views = candidate.name, ", ".join(f"{v.role} {_times(v.shape)}".strip() for v in candidate.views)
+            name, views = candidate.name, ", ".join(f"{v.role} {times(v.shape)}".strip() for v in candidate.views)
         else:
             verdict = _why_no_candidate(name, parameter, type(owner).__name__)
         tied = _tied(alias for alias in aliases if alias != name)
@@ -87,5 +87,10 @@ def _tied(names: Iterable[str]) -> str:
     return f" (tied with {listed})" if listed else ""
 
 
-def _times(shape: Sequence[int]) -> str:
+def times(shape: Sequence[int]) -> str:
+    """Write a shape for people, as `8×3×3×3`.
+
+    Args:
+        shape: The shape.
+    """
     return "×".join(map(str, shape))

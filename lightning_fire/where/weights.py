@@ -48,8 +48,7 @@ class Weights(ByName):
     """
 
     def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
-        if preset != "auto" and preset not in PRESETS:
-            raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
+        require_preset(preset)
         self.preset = preset
         super().__init__(include, exclude)
 
@@ -68,9 +67,7 @@ class Weights(ByName):
         """
         candidates = candidates_of(module)
         self.check([view.name for candidate in candidates for view in candidate.views])
-        preset = self.preset
-        if preset == "auto":
-            preset = "vit" if any(candidate.attention for candidate in candidates) else "cnn"
+        preset = preset_for(self.preset, any(candidate.attention for candidate in candidates))
         taken, lost, verdicts = [], [], {}
         for candidate in candidates:
             reasons = {
@@ -80,7 +77,7 @@ class Weights(ByName):
             lost += [candidate] if chosen and candidate.parametrization else []
             taken += chosen
             parameter = candidate.views[0].parameter
-            verdicts[parameter] = (candidate, _verdict(reasons))
+            verdicts[parameter] = (candidate, verdict_of(reasons))
         if lost:
             raise ValueError(_about_parametrizations(lost))
         rows = table_of(module, verdicts)
@@ -94,7 +91,35 @@ class Weights(ByName):
         return self.refusal(view.name)
 
 
-def _verdict(reasons: dict[WeightView, str]) -> str:
+def require_preset(preset: str) -> None:
+    """Refuse a preset that there is not.
+
+    Args:
+        preset: Its name.
+
+    Raises:
+        ValueError: Names those that there are.
+    """
+    if preset != "auto" and preset not in PRESETS:
+        raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
+
+
+def preset_for(preset: str, attention: bool) -> str:
+    """Return which of `PRESETS` a preset stands for.
+
+    Args:
+        preset: Its name, or `auto`.
+        attention: Whether the model has query or key projections.
+    """
+    return preset if preset != "auto" else "vit" if attention else "cnn"
+
+
+def verdict_of(reasons: dict[WeightView, str]) -> str:
+    """Say what becomes of a weight.
+
+    Args:
+        reasons: For each of its parts, one at least, why it is not taken; empty if it is.
+    """
     if len(set(reasons.values())) == 1:
         return next(iter(reasons.values())) or "taken"
     return ", ".join(f"{view.role} {reason or 'taken'}" for view, reason in reasons.items())
