@@ -1,12 +1,11 @@
 """Processes on the CPU: an event leaves the same weights on all of them, and those that one process gets."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import run
 from small_training import PlainModule, dataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -88,8 +87,7 @@ def states(
     tests = str(Path(__file__).parent)
     names = {"tests": tests, "folder": str(folder), "devices": devices, "methods": methods, "module": module}
     script.write_text(SCRIPT.format(**names, unseeded=unseeded, own_data=int(own_data)))
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run(script)
     return [torch.load(folder / f"{devices}-{rank}.pt", weights_only=True) for rank in range(devices)]
 
 
@@ -101,11 +99,13 @@ def assert_ranks_agree(first, second):
                 assert torch.equal(first[epoch][name], second[epoch][name]), (epoch, name)
 
 
-@pytest.mark.parametrize("methods", [REWRITES, UNITS], ids=["rewrites", "units"])
-def test_two_processes_get_the_weights_of_one(tmp_path, methods):
+@pytest.mark.parametrize(("methods", "devices"), [(REWRITES, 2), (REWRITES, 4), (UNITS, 2)])
+def test_processes_get_the_weights_of_one(tmp_path, methods, devices):
     (one,) = states(tmp_path, 1, methods)
-    first, second = states(tmp_path, 2, methods)
-    assert_ranks_agree(first, second)
+    first, *others = states(tmp_path, devices, methods)
+    assert len(others) == devices - 1
+    for other in others:
+        assert_ranks_agree(first, other)
     for epoch in range(6):
         for name in one[epoch]:
             torch.testing.assert_close(first[epoch][name], one[epoch][name], rtol=1e-4, atol=1e-5)

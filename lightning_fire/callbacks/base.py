@@ -10,21 +10,22 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
-from lightning_fire.callbacks.probe import Loss
+from lightning_fire.callbacks.probe import Loss, weights_are_sharded
 from lightning_fire.callbacks.rewrite import spectra
 from lightning_fire.callbacks.timekeeper import Timekeeper, chunk_of, data_source_of, horizon_of
 from lightning_fire.callbacks.upcoming_batch import curvature_around
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
-from lightning_fire.where import WeightView
+from lightning_fire.where import WeightView, reshard
 
-_SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy", "XLAFSDPStrategy"}
+_HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
 
 class TimedCallback(Callback):
-    """Knows the time of training, over fits and resumes, and that it has whole weights to look at or to change.
+    """Knows the time of training, over fits and resumes, and that its strategy lets it look at weights and change them.
 
     Attributes:
+        acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         name: Prefix of what is logged.
         timekeeper: Counts steps and changes of the data.
         chunk: How often the data has changed so far.
@@ -36,6 +37,7 @@ class TimedCallback(Callback):
         ValueError: If `name` has a slash.
     """
 
+    acts_on_shards = False
     name = "timed"
 
     def __init__(self, name: str | None = None):
@@ -75,12 +77,7 @@ class TimedCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        sharded = {kind.__name__ for kind in type(trainer.strategy).__mro__} & _SHARDED
-        if sharded:
-            raise MisconfigurationException(
-                f"{type(self).__name__} needs whole weights, which {sharded.pop()} shards or copies."
-                " Use strategy='ddp', or a single device."
-            )
+        self._check_strategy({kind.__name__ for kind in type(trainer.strategy).__mro__})
         if self._module is not None and self._module() is not pl_module:
             rank_zero_warn(
                 f"{type(self).__name__} was in a fit of another module before, and takes this one for the same training"
@@ -94,6 +91,20 @@ class TimedCallback(Callback):
                     f' for example {type(self).__name__}(…, name="{self.name}_2").'
                 )
         self.timekeeper.prepare()
+
+    def _check_strategy(self, kinds: set[str]) -> None:
+        """Refuse strategies under which this callback cannot act, by the names of their classes."""
+        name = type(self).__name__
+        if hiding := kinds & _HIDING:
+            raise MisconfigurationException(
+                f"{name} cannot act under {hiding.pop()}, which keeps the weights in pieces or copies of its own. Use"
+                " strategy='ddp', a single device, or, where the callback allows it, ModelParallelStrategy (FSDP2)."
+            )
+        if "ModelParallelStrategy" in kinds and not self.acts_on_shards:
+            raise MisconfigurationException(
+                f"{name} needs whole weights, which ModelParallelStrategy shards. Use strategy='ddp' or one device;"
+                " FIRECallback, and FullReset and ShrinkAndPerturb with target='initial', act on sharded weights too."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.timekeeper.start(trainer)
@@ -235,12 +246,15 @@ class EventCallback(TimedCallback):
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
         """Return the weights whose singular values TensorBoard shall show before and after each event; here none.
 
+        Not asked for where weights are sharded: rank 0 alone writes the log, and could not gather them alone.
+
         Args:
             pl_module: The module.
         """
         return ()
 
     def _act_and_measure(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
+        reshard(pl_module)
         if not self.curvature:
             return self._act_and_show(trainer, pl_module)
         return curvature_around(
@@ -249,7 +263,8 @@ class EventCallback(TimedCallback):
 
     def _act_and_show(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         shown = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
-        views = self.views_to_show(pl_module) if shown and trainer.is_global_zero else ()
+        shown &= trainer.is_global_zero and not weights_are_sharded(trainer)
+        views = self.views_to_show(pl_module) if shown else ()
         before = spectra(views)
         values = self.act(trainer, pl_module)
         for moment, of_views in (("before", before), ("after", spectra(views))):

@@ -54,6 +54,7 @@ class FIRECallback(EventCallback):
         >>> trainer = Trainer(callbacks=[FIRECallback()], logger=False, enable_checkpointing=False)
     """
 
+    acts_on_shards = True
     name = "fire"
 
     def __init__(

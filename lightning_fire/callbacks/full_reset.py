@@ -9,7 +9,7 @@ from lightning_fire.callbacks.initial_values import tensors_of
 from lightning_fire.callbacks.optimizer_state import forget_state
 from lightning_fire.callbacks.rewrite import watch
 from lightning_fire.callbacks.target import TargetCallback, measurable
-from lightning_fire.where import WeightView
+from lightning_fire.where import WeightView, put
 
 
 class FullReset(TargetCallback):
@@ -52,4 +52,4 @@ class FullReset(TargetCallback):
     def _reset(self, pl_module: LightningModule) -> None:
         targets = self.targets(pl_module)
         for name, tensor in tensors_of(pl_module).items():
-            tensor.copy_(targets[name])
+            put(tensor, targets[name])

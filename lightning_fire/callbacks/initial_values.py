@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from lightning_fire.callbacks.base import TimedCallback
+from lightning_fire.where import gathered
 
 
 class InitialValues:
@@ -92,6 +93,15 @@ class WithInitialValues(TimedCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
+        if not trainer.strategy.restore_checkpoint_after_setup:
+            self._complete(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if trainer.strategy.restore_checkpoint_after_setup:  # then on_fit_start comes before the checkpoint
+            self._complete(trainer, pl_module)
+
+    def _complete(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.wants_initial_values:
             self.initial.complete(trainer, pl_module)
 
@@ -183,4 +193,5 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
 
 def _copy(module: nn.Module) -> dict[str, Tensor]:
     tensors = tensors_of(module).items()
-    return {name: tensor.detach().cpu().clone() for name, tensor in tensors if not is_lazy(tensor)}
+    there = {name: tensor for name, tensor in tensors if not is_lazy(tensor) and not tensor.is_meta}
+    return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}

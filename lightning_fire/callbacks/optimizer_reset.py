@@ -19,6 +19,7 @@ class OptimizerReset(EventCallback):
         name: Prefix of the logged keys in the place of `optimizer_reset`.
     """
 
+    acts_on_shards = True
     name = "optimizer_reset"
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:

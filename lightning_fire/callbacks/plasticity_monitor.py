@@ -28,7 +28,7 @@ from lightning_fire.functional import (
     stable_rank_of,
 )
 from lightning_fire.when import Clock
-from lightning_fire.where import HiddenUnits, UnitLayer, Weights
+from lightning_fire.where import HiddenUnits, UnitLayer, Weights, gathered, reshard
 
 
 class PlasticityMonitor(TimedCallback):
@@ -65,6 +65,7 @@ class PlasticityMonitor(TimedCallback):
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
     """
 
+    acts_on_shards = True
     name = "plasticity"
 
     def __init__(
@@ -146,13 +147,15 @@ class PlasticityMonitor(TimedCallback):
             return
         gradients = [p.grad.float() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if gradients:
-            norm = torch.stack([gradient.norm() for gradient in gradients]).norm() / loss_scale(trainer, optimizer)
+            norms = torch.stack([gathered(gradient.norm()) for gradient in gradients])
+            norm = norms.norm() / loss_scale(trainer, optimizer)
             self._gradients[optimizer] = float(norm)  # where one steps several times, of the last of them
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         start, values = time.perf_counter(), {}
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            reshard(pl_module)
             views = self.where.select(pl_module) if self._chosen else measurable(pl_module)
             values |= measure(views, self.name) if views else {}
             if self._gradients:

@@ -102,6 +102,8 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
         pl_module: Its module.
         explained: Whether somebody has said how to run it on a batch.
     """
+    if weights_are_sharded(trainer):
+        return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if not explained and not pl_module.automatic_optimization:
         return (
             "the training_step of manual optimization takes optimizer steps by itself; say how to run the module on a"
@@ -113,6 +115,15 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return f"the data of {type(loader).__name__} may be there only once, and training needs it"
     return ""
+
+
+def weights_are_sharded(trainer: Trainer) -> bool:
+    """Tell whether the strategy of a Trainer shards weights (FSDP2, tensor parallelism).
+
+    Args:
+        trainer: The Trainer.
+    """
+    return any(kind.__name__ == "ModelParallelStrategy" for kind in type(trainer.strategy).__mro__)
 
 
 def batches_of(trainer: Trainer) -> Iterator[Any]:

@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, distributed
 
 from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe, singular_values
-from lightning_fire.where import WeightView
+from lightning_fire.where import WeightView, is_sharded
 
 _MEASURES = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "norm", "zero")
 
@@ -43,18 +44,26 @@ def rewrite(
         ValueError: If a weight has a NaN or Inf; names the weight, nothing has been changed.
     """
     start = time.perf_counter()
-    require_finite(views)
     owners = share_out([cost(view.shape) for view in views], world_size)
-    rows = []
-    for view, owner in zip(views, owners, strict=True):
-        if owner != rank:
+    # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
+    weights = [
+        weight if owner == rank else None for owner, weight in zip(owners, map(WeightView.read, views), strict=True)
+    ]
+    _require_finite(views, weights, world_size)
+    rows, kept = [], {}
+    for index, view in enumerate(views):
+        weight, weights[index] = weights[index], None  # frees what was gathered
+        if weight is None:
             rows.append(torch.zeros(len(_MEASURES), device=view.parameter.device))
             continue
-        before = _snapshot(view)
-        view.write(new_weight(view, view.read()))
-        rows.append(_change(view, before))
+        new = new_weight(view, weight)
+        rows.append(_change(weight, new, view.groups))
+        if is_sharded(view.parameter):
+            kept[view] = new
+        else:
+            view.write(new)
     if world_size > 1:
-        _exchange(views, owners, rank)
+        _exchange(views, owners, rank, kept)
         table = torch.stack(rows)
         distributed.all_reduce(table)  # zeros from all but the owner
         rows = list(table)
@@ -92,13 +101,17 @@ def share_out(costs: Sequence[int], world_size: int) -> list[int]:
     return owners
 
 
-def _exchange(views: Sequence[WeightView], owners: Sequence[int], rank: int) -> None:
-    """Send each weight from its owner to the others."""
+def _exchange(views: Sequence[WeightView], owners: Sequence[int], rank: int, kept: dict[WeightView, Tensor]) -> None:
+    """Send each weight from its owner to the others; of sharded ones, the new weights that the owner has kept."""
     for view, owner in zip(views, owners, strict=True):
-        weight = view.read().clone(memory_format=torch.contiguous_format)
-        distributed.broadcast(weight, owner)
-        if owner != rank:
-            view.write(weight)
+        if owner == rank:
+            new = kept.pop(view) if view in kept else view.read()
+            new = new.contiguous()
+        else:
+            new = torch.empty(view.shape, dtype=view.parameter.dtype, device=view.parameter.device)
+        distributed.broadcast(new, owner)
+        if owner != rank or is_sharded(view.parameter):
+            view.write(new)
 
 
 @torch.no_grad()
@@ -114,9 +127,10 @@ def watch(views: Sequence[WeightView], change: Callable[[], None], group: str) -
         What to log, by key, see `rewrite`.
     """
     start = time.perf_counter()
-    before = [_snapshot(view) for view in views]
+    old = {view.parameter: view.parameter.detach().clone() for view in views}
     change()
-    return _report(views, [_change(view, old) for view, old in zip(views, before, strict=True)], group, start)[0]
+    changes = [_change(replace(view, parameter=old[view.parameter]).read(), view.read(), view.groups) for view in views]
+    return _report(views, changes, group, start)[0]
 
 
 def _report(
@@ -151,15 +165,14 @@ def measure(views: Sequence[WeightView], group: str) -> dict[str, float]:
         `{group}/dfi` and `{group}/dfi_normalized`, means over the weights, and per weight
         `{group}.layers/{measure}/{name}`; `{group}/weight_norm`, the Frobenius norm of all of them together.
     """
-    norms = torch.stack([view.read().float().norm() for view in views])
-    rows = torch.stack([_isometry(as_matrices(view.read(), view.groups)) for view in views]).tolist()
+    rows = torch.stack([_health(as_matrices(view.read(), view.groups)) for view in views]).tolist()
     values = {
         f"{group}/dfi": sum(row[0] for row in rows) / len(rows),
         f"{group}/dfi_normalized": sum(row[1] for row in rows) / len(rows),
-        f"{group}/weight_norm": float(norms.norm()),
+        f"{group}/weight_norm": math.sqrt(sum(row[2] for row in rows)),
     }
     for view, row in zip(views, rows, strict=True):
-        values[f"{group}.layers/dfi/{view.name}"], values[f"{group}.layers/dfi_normalized/{view.name}"] = row
+        values[f"{group}.layers/dfi/{view.name}"], values[f"{group}.layers/dfi_normalized/{view.name}"] = row[:2]
     return values
 
 
@@ -179,35 +192,34 @@ def spectra(views: Sequence[WeightView]) -> dict[str, Tensor]:
     return {name: singular_values(matrix).flatten().cpu() for name, matrix in finite.items()}
 
 
-def require_finite(views: Sequence[WeightView]) -> None:
-    """Refuse weights that hold a NaN or Inf.
-
-    Args:
-        views: The weights.
-
-    Raises:
-        ValueError: Names each such weight.
-    """
-    flags = torch.stack([torch.isfinite(view.read()).all() for view in views]).tolist()
-    broken = [view.name for view, finite in zip(views, flags, strict=True) if not finite]
-    if broken:
+def _require_finite(views: Sequence[WeightView], weights: Sequence[Tensor | None], world_size: int) -> None:
+    """Refuse, on every rank, weights that hold a NaN or Inf; None stands for one that another rank looks at."""
+    flags = [
+        torch.zeros((), dtype=torch.bool, device=view.parameter.device) if weight is None else ~weight.isfinite().all()
+        for view, weight in zip(views, weights, strict=True)
+    ]
+    broken = torch.stack(flags).int()
+    if world_size > 1:
+        distributed.all_reduce(broken)
+    if names := [view.name for view, flag in zip(views, broken.tolist(), strict=True) if flag]:
         raise ValueError(
-            f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
+            f"NaN or Inf in {', '.join(names)}: training has diverged; no weight has been changed."
             " Resume from an earlier checkpoint, or lower the learning rate."
         )
 
 
-def _snapshot(view: WeightView) -> Tensor:
-    return as_matrices(view.read(), view.groups).clone()
-
-
-def _change(view: WeightView, before: Tensor) -> Tensor:
-    """Return the `_MEASURES` of one weight, shape (7,), from its matrices before the change."""
-    after = as_matrices(view.read(), view.groups)
+def _change(old: Tensor, new: Tensor, groups: int) -> Tensor:
+    """Return the `_MEASURES` of a weight of shape `(out, in / groups, *kernel)` and of what takes its place, (7,)."""
+    before, after = as_matrices(old, groups), as_matrices(new, groups)
     all_zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
     norm = before.float().square().sum()
     changed = torch.stack([sfe(before, after).sum().float(), norm, all_zero.float()])
     return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
+
+
+def _health(matrices: Tensor) -> Tensor:
+    """Return `_isometry` and the squared Frobenius norm of all matrices together, shape (3,), float32."""
+    return torch.cat([_isometry(matrices), matrices.float().square().sum().unsqueeze(0)])
 
 
 def _isometry(matrices: Tensor) -> Tensor:

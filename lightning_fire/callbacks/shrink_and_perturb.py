@@ -11,7 +11,7 @@ from lightning_fire.callbacks.rewrite import watch
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView
+from lightning_fire.where import Parameters, WeightView, gathered, put
 
 
 class ShrinkAndPerturb(TargetCallback):
@@ -87,4 +87,5 @@ class ShrinkAndPerturb(TargetCallback):
         targets, chosen = self.targets(pl_module), set(selected.values())
         for name, parameter in pl_module.named_parameters():
             if parameter in chosen:
-                parameter.copy_(shrink_and_perturb(parameter, targets[name], self.strength, self.perturb))
+                whole = gathered(parameter)
+                put(parameter, shrink_and_perturb(whole, targets[name], self.strength, self.perturb))

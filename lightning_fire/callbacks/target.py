@@ -53,6 +53,10 @@ class TargetCallback(WithInitialValues, EventCallback):
         self.target, self.seed, self.optimizer = target, seed, optimizer
 
     @property
+    def acts_on_shards(self) -> bool:
+        return self.target == "initial"  # layers draw whole weights
+
+    @property
     def wants_initial_values(self) -> bool:
         return self.target == "initial"
 

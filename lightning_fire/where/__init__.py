@@ -4,6 +4,7 @@ from lightning_fire.where.candidates import weight_layers
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
+from lightning_fire.where.sharded import gathered, is_sharded, put, reshard
 from lightning_fire.where.units import HiddenUnits, UnitLayer
 from lightning_fire.where.views import WeightView
 from lightning_fire.where.weights import Weights
@@ -16,5 +17,9 @@ __all__ = [
     "UnitLayer",
     "WeightView",
     "Weights",
+    "gathered",
+    "is_sharded",
+    "put",
+    "reshard",
     "weight_layers",
 ]

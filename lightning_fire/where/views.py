@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_fire.where.sharded import gathered, is_sharded, put
+
 Layout = Literal["out_in", "in_out", "transposed_conv"]
 
 
@@ -34,38 +36,45 @@ class WeightView:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape `(out, in / groups, *kernel)`."""
-        groups, out, *rest = self.grid().shape
+        groups, out, *rest = self._grid_of(torch.empty(self.parameter.shape, device="meta")).shape
         return (groups * out, *rest)
 
     def read(self) -> Tensor:
-        """Return the weight.
+        """Return the weight; of a sharded parameter it gathers the whole, and all processes must call this.
 
         Returns:
             Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
         """
-        return self.grid().flatten(0, 1)
+        return self._grid_of(gathered(self.parameter)).flatten(0, 1)
 
     @torch.no_grad()
     def write(self, weight: Tensor) -> None:
-        """Replace the weight in place; storage, strides and dtype of the parameter stay.
+        """Replace the weight in place; storage, strides, dtype and sharding of the parameter stay.
 
         Args:
-            weight: Shape `(out, in / groups, *kernel)`.
+            weight: Shape `(out, in / groups, *kernel)`; for a sharded parameter the same on all processes, which must
+                all call this.
 
         Raises:
             ValueError: If the shape is another.
         """
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
-        self.grid().copy_(weight.unflatten(0, (self.groups, -1)))
+        whole = gathered(self.parameter)
+        self._grid_of(whole).copy_(weight.unflatten(0, (self.groups, -1)))
+        if is_sharded(self.parameter):
+            put(self.parameter, whole)
 
     def grid(self) -> Tensor:
-        """Return a strided view of the parameter, to be written into.
+        """Return a strided view of the parameter, which must not be sharded, to be written into.
 
         Returns:
             Shape `(groups, out / groups, in / groups, *kernel)`, detached.
         """
-        stored = self.parameter.detach()
+        return self._grid_of(self.parameter.detach())
+
+    def _grid_of(self, stored: Tensor) -> Tensor:
+        """Arrange what is stored as `(groups, out / groups, in / groups, *kernel)`, without a copy."""
         if self.layout == "in_out":
             grid = stored.mT.unsqueeze(0)
         elif self.layout == "transposed_conv":

@@ -9,22 +9,31 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
-from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from lightning_fire import (
+    DASH,
     AnyOf,
     AtEpochs,
     AtFraction,
     AtNewData,
+    ContinualBackprop,
     EventCallback,
     EveryNEpochs,
     EveryNSteps,
+    FIRECallback,
+    FullReset,
+    L2Init,
+    Parseval,
+    PlasticityInjection,
     PlasticityMonitor,
+    ReDo,
     Schedule,
+    SelfNormalizedReset,
     Weights,
     announce_new_data,
 )
@@ -491,16 +500,42 @@ class OwnFSDP(FSDPStrategy):
     """What a project may derive."""
 
 
-@pytest.mark.parametrize("strategy", [FSDPStrategy, OwnFSDP, ModelParallelStrategy])
-@pytest.mark.parametrize("callback", [Recorder, PlasticityMonitor])
-def test_sharded_strategies_are_refused(strategy, callback):
+class DeepSpeedStrategy(DDPStrategy):
+    """Stands for Lightning's own, which cannot be made without DeepSpeed."""
+
+
+def refused(callback, strategy, match):
     sharded = trainer()
-    sharded._accelerator_connector.strategy = strategy()
-    base = "FSDPStrategy" if issubclass(strategy, FSDPStrategy) else "ModelParallelStrategy"
-    with pytest.raises(
-        MisconfigurationException, match=f"{callback.__name__} needs whole weights, which {base} shards"
-    ):
-        callback().setup(sharded, PlainModule(), "fit")
+    sharded._accelerator_connector.strategy = strategy
+    with pytest.raises(MisconfigurationException, match=match):
+        callback.setup(sharded, PlainModule(), "fit")
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, OwnFSDP, DeepSpeedStrategy])
+@pytest.mark.parametrize("callback", [Recorder, PlasticityMonitor, FIRECallback])
+def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
+    base = "FSDPStrategy" if issubclass(strategy, FSDPStrategy) else "DeepSpeedStrategy"
+    refused(callback(), strategy(), f"{callback.__name__} cannot act under {base}, which keeps the weights in pieces")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        Recorder(),
+        DASH(),
+        ReDo(EveryNEpochs(1)),
+        ContinualBackprop(0.1),
+        SelfNormalizedReset(0.1),
+        L2Init(0.1),
+        Parseval(0.1),
+        PlasticityInjection("net.5"),
+        FullReset(target="fresh"),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_what_needs_whole_weights_is_refused_where_they_are_sharded(callback):
+    match = f"{type(callback).__name__}.* needs whole weights, which ModelParallelStrategy shards"
+    refused(callback, ModelParallelStrategy(), match)
 
 
 def test_averaging_over_an_event_is_warned_of():
