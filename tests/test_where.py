@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -235,6 +236,14 @@ def test_names_alone_do_not_make_attention(module):
     with pytest.raises(ValueError, match="not in preset vit"):
         Weights("vit").select(module)
     assert [view.role for view in Weights().select(module)] == [""]
+
+
+@pytest.mark.parametrize("module", [block(c_attn=Conv1D(12, 4)), block(attention=CodeGenAttention())])
+def test_fsdp_derives_classes_and_changes_no_selection(module):
+    plain = str(Weights("gpt").select(block(body=module, head=nn.Linear(4, 2))))
+    for part in list(module.modules()):  # as `fully_shard` does
+        part.__class__ = type(f"FSDP{type(part).__name__}", (FSDPModule, type(part)), {"__init__": None})
+    assert str(Weights("gpt").select(block(body=module, head=nn.Linear(4, 2)))) == plain
 
 
 def test_a_frozen_attention_is_attention_still():

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from lightning_fire.where.class_name import class_name
+
 _QUERY = {"q", "q_proj", "query", "query_proj", "to_q", "q_lin", "wq", "q_attn"}
 _KEY = {"k", "k_proj", "key", "key_proj", "to_k", "k_lin", "wk"}
 _VALUE = {"v", "v_proj", "value", "value_proj", "to_v", "v_lin", "wv"}
@@ -68,7 +70,7 @@ def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tup
 
 
 def _is_interleaved(parent: nn.Module) -> bool:
-    if type(parent).__name__ in _INTERLEAVED_PARENTS:
+    if class_name(parent) in _INTERLEAVED_PARENTS:
         return True
     # MaxViT and CoAtNet; GPT-BigCode
     return getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False

@@ -9,6 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
 from lightning_fire.where.attention import parts_of, role_of
+from lightning_fire.where.class_name import class_name
 from lightning_fire.where.views import WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -110,7 +111,7 @@ def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> It
 
 def _is_conv1d(module: nn.Module) -> bool:
     """Tell Hugging Face's Conv1D, a Linear whose weight is stored `(in, out)`."""
-    return type(module).__name__.removeprefix("Parametrized") == "Conv1D" and hasattr(module, "nf")
+    return class_name(module) == "Conv1D" and hasattr(module, "nf")
 
 
 def _is_layer(module: nn.Module) -> bool:
