@@ -91,7 +91,11 @@ def train(folder: str, devices: int, data_parallel: int) -> None:
             PlasticityMonitor(),
         ]
         saving = ModelCheckpoint(f"{folder}/checkpoints{devices}", "{epoch}", save_top_k=-1)
-        parts = ModelParallelStrategy(data_parallel_size=data_parallel, tensor_parallel_size=devices // data_parallel)
+        parts = ModelParallelStrategy(
+            data_parallel_size=data_parallel,
+            tensor_parallel_size=devices // data_parallel,
+            save_distributed_checkpoint=devices > 2,
+        )
         options = {"strategy": parts, "devices": devices, "use_distributed_sampler": False} if devices > 1 else {}
         name = "resumed" if checkpoint else "whole"
         fit = trainer(

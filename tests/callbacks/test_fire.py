@@ -7,7 +7,8 @@ import reference
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, fitted, snapshots_of
+from lightning.pytorch.plugins import MixedPrecision
+from small_training import PlainData, PlainModule, assert_same_weights, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 from torch import nn
@@ -135,6 +136,43 @@ def test_precisions(precision):
     for name in WEIGHTS:
         assert after[name].dtype == before[name].dtype
         assert_near(after[name], reference.fire(before[name]))
+
+
+def test_half_precision_with_a_loss_scale():
+    """Lightning itself would take bfloat16 on a CPU."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    callback = Snapshots()
+    fitted(callback, plugins=[MixedPrecision("16-mixed", "cpu", scaler=scaler)])
+    before, after, _ = callback.seen[0]
+    for name in WEIGHTS:
+        assert after[name].dtype == torch.float32
+        assert_near(after[name], reference.fire(before[name]))
+    assert scaler.get_scale() == 2.0**8
+    assert callback.num_events == 2
+
+
+def test_compiled_layers_see_the_new_weights_and_are_not_compiled_anew():
+    compiled = []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    class Compiled(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.net.compile(backend=backend, dynamic=False)
+
+    by_steps = []
+    for when in (AtEpochs([5]), AtEpochs([1, 3, 5])):
+        torch.compiler.reset()
+        compiled.clear()
+        options = {"curvature": False, "optimizer": "all"}
+        torch.manual_seed(0)
+        module = fitted(FIRECallback(when, **options), module=Compiled(), data=PlainData())
+        by_steps.append(len(compiled))
+        assert_same_weights(module, fitted(FIRECallback(when, **options), data=PlainData()))
+    assert by_steps[0] == by_steps[1] > 0
 
 
 def test_convolutions_groups_and_attention_in_a_users_module():
