@@ -1,6 +1,6 @@
 """What an event of each reinitialiser costs: seconds and memory, side by side in one run.
 
-    python benchmarks/event_cost.py [--batch 256] [--batches 1] [--rounds 3]
+    python benchmarks/event_cost.py [--batch 256] [--batches 1] [--rounds 3] [--methods fire dash …] [--json FILE]
 
 VGG-16 of the paper (Tiny ImageNet, 64 × 64) on random images, through a Trainer. Prints, for each method, the median
 seconds of an event and the memory it takes beyond that before the event: on a GPU what PyTorch allocated at the peak,
@@ -10,21 +10,21 @@ on a CPU the peak of the process's resident memory (Linux). Each measurement is 
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
-import time
-import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
-from lightning.pytorch import Trainer
+from machine import parser_of, publish
+from networks import NETS
+from paired import in_turn, seconds
+from quiet_trainer import quiet_trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import DASH, AtEpochs, FIRECallback, FullReset, ShrinkAndPerturb
 from lightning_fire.modules import Classifier
-from lightning_fire.nets import VGG
 
 METHODS = {
     "fire": lambda when, batches: FIRECallback(when, steps=10, curvature=False),
@@ -59,7 +59,7 @@ class NoTraining(Classifier):
         return -1
 
 
-def measured(name: str, batch: int, batches: int) -> dict[str, float]:
+def measured(name: str, net: str, batch: int, batches: int) -> dict[str, float]:
     """Build everything, let one event happen, and return its seconds and bytes."""
     when = AtEpochs([1])
     method, result = METHODS[name](when, batches), {}
@@ -68,56 +68,47 @@ def measured(name: str, batch: int, batches: int) -> dict[str, float]:
     def timed(trainer, module):
         forget_peak()
         held, _ = held_bytes()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        values = act(trainer, module)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        result.update(seconds=time.perf_counter() - start, bytes=held_bytes()[1] - held)
+        values = {}
+        taken = seconds(lambda: values.update(act(trainer, module)))
+        result.update(seconds=taken, bytes=held_bytes()[1] - held)
         return values
 
     method.act = timed
     torch.manual_seed(0)
     size = batch * batches
     data = TensorDataset(torch.randn(size, 3, 64, 64), torch.randint(0, 200, (size,)))
-    trainer = Trainer(
-        max_epochs=2,
-        callbacks=[method],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(NoTraining(VGG(), num_classes=200, warmup=0, channels_last=True), DataLoader(data, batch_size=batch))
+    module = NoTraining(NETS[net](num_classes=200), num_classes=200, warmup=0, channels_last=True)
+    quiet_trainer(method, max_epochs=2).fit(module, DataLoader(data, batch_size=batch))
     return result
+
+
+def in_a_process(name: str, net: str, batch: int, batches: int) -> dict[str, float]:
+    """Return what `measured` does, from a process that has held nothing else before."""
+    words = ["--one", name, "--net", net, "--batch", str(batch), "--batches", str(batches)]
+    run = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+    return json.loads(run.stdout.strip().splitlines()[-1])
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--batch", type=int, default=256, help="images in a batch of DASH")
     parser.add_argument("--batches", type=int, default=1, help="batches that DASH looks at")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each method, alternating")
-    parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
+    parser.add_argument("--net", choices=("vgg-16", "small"), default="vgg-16")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", module="lightning")
-    if options.only:
-        print(json.dumps(measured(options.only, options.batch, options.batches)))
+    what = options.net, options.batch, options.batches
+    if options.one:
+        print(json.dumps(measured(options.one, *what)))
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in METHODS}
-    for _ in range(options.rounds):
-        for name, values in found.items():
-            words = [sys.executable, __file__, "--only", name, "--batch", str(options.batch)]
-            words += ["--batches", str(options.batches)]
-            output = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-            values.append(json.loads(output.strip().splitlines()[-1]))
+    found = in_turn({name: partial(in_a_process, name, *what) for name in options.methods}, options.rounds)
     medians = {name: {k: statistics.median(v[k] for v in values) for k in values[0]} for name, values in found.items()}
     for name, median in medians.items():
-        ratio = median["seconds"] / medians["fire"]["seconds"]
+        ratio = median["seconds"] / medians[options.methods[0]]["seconds"]
         print(f"{name:20s} {median['seconds']:9.3f} s   × {ratio:7.2f}   {median['bytes'] / 2**20:8.0f} MiB")
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
-    print(json.dumps({"medians": medians, "batch": options.batch, "batches": options.batches, "device": device}))
+    publish({"medians": medians, "batch": options.batch, "batches": options.batches}, options.json)
 
 
 if __name__ == "__main__":

@@ -1,25 +1,19 @@
 """What `FIRECallback` costs while it waits: microseconds a step, and as a share of a training step.
 
-    python benchmarks/idle_cost.py [--steps 2000] [--json FILE]
+    python benchmarks/idle_cost.py [--steps 2000] [--net resnet-18] [--json FILE]
 
 A Trainer fits one small layer for many steps with `FIRECallback(AtNewData())`, whose data never changes. All of its
 hooks are timed from outside, so that the noise of the training itself does not count. The share is that of a step of
 the smallest network of the paper on this machine: ResNet-18, batch 16 (the paper's 256 takes many times as long).
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 import time
-import warnings
 from functools import partial
-from pathlib import Path
 
-import lightning
 import torch
-from lightning.pytorch import Trainer
+from machine import parser_of, publish
+from quiet_trainer import quiet_trainer
 from step_cost import step_times
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,40 +37,28 @@ def hook_times(steps: int) -> list[float]:
     for name in HOOKS:
         setattr(callback, name, partial(timed, getattr(callback, name), spent[name]))
     data = TensorDataset(torch.randn(8 * steps, 4), torch.zeros(8 * steps, dtype=torch.long))
-    trainer = Trainer(
-        max_epochs=1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(Classifier(nn.Sequential(nn.Linear(4, 2)), num_classes=2, warmup=0), DataLoader(data, batch_size=8))
+    module = Classifier(nn.Sequential(nn.Linear(4, 2)), num_classes=2, warmup=0)
+    quiet_trainer(callback, max_epochs=1).fit(module, DataLoader(data, batch_size=8))
     return [sum(parts) for parts in zip(*spent.values(), strict=True)]
 
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--net", choices=("resnet-18", "small"), default="resnet-18", help="whose step it is a share of"
+    )
     options = parser.parse_args()
-    warnings.filterwarnings("ignore", module="lightning")
     idle = statistics.median(hook_times(options.steps))
-    step = statistics.median(step_times([], 16, 5))
+    step = statistics.median(step_times([], options.net, 16, 5))
     result = {
-        "command": f"python benchmarks/idle_cost.py --steps {options.steps}",
         "microseconds_a_step": round(1e6 * idle, 1),
-        "resnet_18_batch_16_seconds_a_step": round(step, 4),
+        f"{options.net.replace('-', '_')}_batch_16_seconds_a_step": round(step, 4),
         "share_percent": round(100 * idle / step, 4),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else f"{os.cpu_count()} CPU cores",
-        "torch": torch.__version__,
-        "lightning": lightning.__version__,
-        "python": platform.python_version(),
     }
-    print(json.dumps(result))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{result['microseconds_a_step']:.1f} µs a step, {result['share_percent']:.4f} % of one of {options.net}")
+    publish(result, options.json)
 
 
 if __name__ == "__main__":

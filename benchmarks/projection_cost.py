@@ -16,18 +16,18 @@ the Frobenius norm, against the recursion in float64; of exact mode, the residua
 """
 
 import argparse
-import json
 import math
 import os
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import torch
+from machine import parser_of, publish
+from paired import in_turn, seconds
 from torch import Tensor, nn
 
 from lightning_fire.functional import as_matrices, fire
@@ -99,12 +99,6 @@ def errors(weight: Tensor, steps: int) -> tuple[float, float]:
     return float((paper - expected).norm() / expected.norm()), float(residual)
 
 
-def seconds(function, *arguments) -> float:
-    start = time.perf_counter()
-    function(*arguments)
-    return time.perf_counter() - start
-
-
 def measured(shape: tuple[int, ...], steps: int, rounds: int) -> dict:
     """Times of the three, in turn, and errors. Small weights are repeated within a round."""
     torch.manual_seed(0)
@@ -113,10 +107,11 @@ def measured(shape: tuple[int, ...], steps: int, rounds: int) -> dict:
     repeats = max(1, round(0.02 / seconds(published, weight, steps)))
     for function, n in ways.values():
         function(weight, n)
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds):
-        for name, (function, n) in ways.items():
-            times[name].append(sum(seconds(function, weight, n) for _ in range(repeats)) / repeats)
+
+    def time_of(function, n) -> float:
+        return sum(seconds(function, weight, n) for _ in range(repeats)) / repeats
+
+    times = in_turn({name: partial(time_of, *way) for name, way in ways.items()}, rounds)
     return {"times": times, "errors": errors(weight, steps)}
 
 
@@ -173,12 +168,11 @@ def peak(way: str, steps: int) -> float:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="MODEL")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -196,22 +190,7 @@ def main() -> None:
             run = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
             print(f"{way:6s} {float(run.stdout):6.1f} MiB")
         return
-    load = os.getloadavg()[0]
-    rows = table(options.only, options.steps, options.rounds)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    processor = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
-    words = ["--threads", str(options.threads), "--rounds", str(options.rounds), "--steps", str(options.steps)]
-    words += [] if options.only == list(MODELS) else ["--only", *(f"'{name}'" for name in options.only)]
-    about = {
-        "command": " ".join(["python benchmarks/projection_cost.py", *words]),
-        "processor": f"{processor}, {os.cpu_count()} cores",
-        "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],  # before and after
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    print(json.dumps(about))
-    if options.json:
-        options.json.write_text(json.dumps({**about, "models": rows}, indent=1) + "\n")
+    publish({"models": table(options.only, options.steps, options.rounds)}, options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,57 @@
+"""What a result must tell of the machine that it is from, and how it is written down."""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_LOAD_AT_START = os.getloadavg()[0]
+_GPU = torch.cuda.is_available()
+
+
+def wait_for_device() -> None:
+    """Let a GPU do what it still has to do."""
+    if _GPU:
+        torch.cuda.synchronize()
+
+
+def device() -> str:
+    """Return the name of the GPU, or else that of the processor and the number of its cores."""
+    if _GPU:
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    processor = next((line.split(": ")[1] for line in lines if line.startswith("model name")), platform.machine())
+    return f"{processor}, {os.cpu_count()} cores"
+
+
+def parser_of(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the option that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the result to this file")
+    return parser
+
+
+def publish(result: dict[str, Any], path: Path | None) -> None:
+    """Print a result with the command, the machine and the versions that it is of; write it to a file if asked to."""
+    words = sys.argv[1:]
+    if path is not None:
+        words = [word for word in words if word not in ("--json", str(path), f"--json={path}")]
+    about = {
+        "command": shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words]),
+        "device": device(),
+        "threads": torch.get_num_threads(),
+        "load_average": [round(_LOAD_AT_START, 1), round(os.getloadavg()[0], 1)],  # before and after
+        "torch": torch.__version__,
+        "lightning": version("lightning"),
+        "python": platform.python_version(),
+    }
+    print(json.dumps({**about, **result}))
+    if path is not None:
+        path.write_text(json.dumps({**about, **result}, indent=1) + "\n")
