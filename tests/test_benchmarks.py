@@ -1,0 +1,81 @@
+"""Every benchmark runs on small sizes, and prints and writes a number for each of its rows."""
+
+import json
+import logging
+import math
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
+STEP = {"plain", "l2_init", "parseval", "continual_backprop", "snr", "redo, idle"}
+LOGGING = {
+    "event: FIRE, DfI and SFE",
+    "event: λ_max, twice",
+    "event: histograms, twice",
+    "monitor: weights, 100 epochs",
+    "monitor: data, 196 looks",
+}
+# script: words of a small run, key of its rows in the result, their names
+CASES = {
+    "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
+    "idle_cost": ("--net small --steps 20", None, {"small"}),
+    "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
+    "projection_cost": ("--only dqn --rounds 1 --steps 2", "models", {"dqn"}),
+    "step_cost": ("--net small --batch 2 --steps 1 --rounds 1", "ratios", STEP),
+}
+
+
+def numbers(value):
+    """All numbers in nested lists and dictionaries."""
+    if isinstance(value, dict | list):
+        return [number for part in (value.values() if isinstance(value, dict) else value) for number in numbers(part)]
+    return [value] if isinstance(value, int | float) else []
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Return a function that runs a script in this process, and returns what it printed and what it wrote."""
+    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
+    modules = set(sys.modules)
+
+    def run(name, words):
+        path, result = FOLDER / f"{name}.py", tmp_path / "result.json"
+        monkeypatch.syspath_prepend(FOLDER)
+        monkeypatch.setattr(sys, "argv", [str(path), *words.split(), "--json", str(result)])
+        runpy.run_path(str(path), run_name="__main__")
+        *table, last = capsys.readouterr().out.strip().splitlines()
+        assert json.loads(last) == json.loads(result.read_text())
+        return table, json.loads(last)
+
+    yield run
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    for name in set(sys.modules) - modules:
+        if Path(getattr(sys.modules[name], "__file__", None) or "").parent == FOLDER:
+            del sys.modules[name]
+
+
+def test_every_benchmark_is_among_them():
+    assert {*CASES, "make_small_fashion_mnist"} == SCRIPTS
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_a_small_run_prints_and_writes_every_row(run, name):
+    words, key, rows = CASES[name]
+    table, result = run(name, words)
+    assert result["command"] == f"python benchmarks/{name}.py {words}"
+    assert result["threads"] == 1
+    if key:
+        assert set(result[key]) == rows
+        assert all(numbers(row) for row in result[key].values())
+        result = result[key]
+    found = [number for number in numbers(result) if not isinstance(number, bool)]
+    assert found
+    assert all(math.isfinite(number) and number > 0 for number in found)
+    for row in rows:
+        (line,) = [line for line in table if row in line]
+        assert any(digit in line.replace(row, "") for digit in "123456789")
