@@ -21,6 +21,8 @@ LOGGING = {
 }
 # script: words of a small run, key of its rows in the result, their names
 CASES = {
+    "event_at_scale": ("--models tiny --ranks 2 3 --shrink 2", "models", {"tiny"}),
+    "event_by_ranks": ("--model dqn --rounds 1 --ranks 1 2", "ranks", {"1 ranks", "2 ranks"}),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
