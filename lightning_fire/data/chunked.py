@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset
 
 from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.resumable_loader import ResumableLoader
-from lightning_fire.data.samples import Transformed, is_tensors, labels_of, normalize
+from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
 from lightning_fire.data.trainer_plan import check_trainer, start_epoch_afresh, steps_per_chunk
 
 
@@ -221,7 +221,9 @@ class ChunkedDataModule(LightningDataModule):
 
     def _loader(self, dataset: Dataset, indices: Tensor | None, shuffle: bool) -> ResumableLoader:
         by_batch = is_tensors(dataset)
-        if indices is not None:
-            dataset = Subset(dataset, indices if by_batch else indices.tolist())
+        if by_batch:
+            dataset = TensorSubset(dataset, torch.arange(len(dataset)) if indices is None else indices)
+        elif indices is not None:
+            dataset = Subset(dataset, indices.tolist())
         workers = 0 if by_batch else self.num_workers
         return ResumableLoader(dataset, self.batch_size, by_batch, shuffle, self.seed, workers)

@@ -1,7 +1,6 @@
 """A DataLoader whose batches are a pure function of seed, epoch and batch number, on every rank, after every resume."""
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -41,8 +40,17 @@ class EpochSampler(DistributedSampler):
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed * _SEED_STRIDE)
         self.skip = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        return islice(super().__iter__(), self.skip, None)
+    def order(self) -> torch.Tensor:
+        """Return the sample numbers of the epoch for this rank, without those to leave out, int64 (samples,)."""
+        size = len(self.dataset)
+        numbers = torch.arange(size)
+        if self.shuffle:
+            numbers = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed + self.epoch))
+        share = torch.arange(self.total_size)[self.rank :: self.num_replicas] % size  # the end repeats the first ones
+        return numbers[share[self.skip :]]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.order().tolist())
 
 
 class EpochBatchSampler(EpochSampler):
@@ -59,7 +67,7 @@ class EpochBatchSampler(EpochSampler):
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(torch.tensor(list(super().__iter__()), dtype=torch.int64).split(self.batch_size))
+        return iter(self.order().split(self.batch_size))
 
     def __len__(self) -> int:
         return num_batches(len(self.dataset), self.batch_size, self.num_replicas)

@@ -34,6 +34,29 @@ def is_tensors(dataset: Dataset) -> bool:
     return type(dataset) is TensorDataset  # a subclass may do anything
 
 
+class TensorSubset(Dataset):
+    """Some samples of a `TensorDataset`; by a tensor of numbers, a whole batch of them at once.
+
+    Args:
+        dataset: The data set.
+        indices: Numbers of the samples, int64 (n,).
+    """
+
+    def __init__(self, dataset: TensorDataset, indices: Tensor):
+        self.dataset = dataset
+        self.indices = indices
+
+    def __getitem__(self, index: int | Tensor) -> tuple[Tensor, ...]:
+        rows = self.indices[index]
+        if not rows.ndim:
+            return self.dataset[rows]
+        # copies row by row; `tensor[rows]` goes element by element, and takes 20 times as long for small images
+        return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.dataset.tensors)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
 class Transformed(Dataset):
     """A data set whose inputs go through a function.
 
@@ -72,7 +95,8 @@ def normalize(images: Tensor, mean: Sequence[float] | None = None, std: Sequence
         >>> normalize(torch.full((1, 1, 1, 2), 51, dtype=torch.uint8), mean=[0.1], std=[0.5])
         tensor([[[[0.2000, 0.2000]]]])
     """
-    if images.dtype == torch.uint8:
+    own = images.dtype == torch.uint8
+    if own:
         images = images.float().div_(255)
     if mean is None or not images.is_floating_point():
         return images
@@ -82,4 +106,4 @@ def normalize(images: Tensor, mean: Sequence[float] | None = None, std: Sequence
         torch.tensor(values, dtype=images.dtype).to(images.device, non_blocking=True).view(-1, 1, 1)
         for values in (mean, std)
     )
-    return (images - shift).div_(scale)
+    return (images.sub_(shift) if own else images - shift).div_(scale)

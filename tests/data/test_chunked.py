@@ -7,10 +7,11 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual, WarmStart
 from lightning_fire.data.resumable_loader import EpochBatchSampler, EpochSampler, ResumableLoader
+from lightning_fire.data.samples import TensorSubset
 
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The '.*_dataloader' does not have many workers:UserWarning")]
 
@@ -275,6 +276,19 @@ def test_two_ranks_share_an_epoch(n):
     assert len(sampler) == len(list(sampler)) == 3
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+@pytest.mark.parametrize("n", [0, 3, 20, 23])
+def test_the_order_is_that_of_torchs_own_sampler(n, ranks, shuffle):
+    for rank in range(ranks):
+        ours = EpochSampler(range(n), shuffle, seed=5, num_replicas=ranks, rank=rank)
+        torchs = DistributedSampler(range(n), ranks, rank, shuffle, seed=5 * 1_000_003)
+        torchs.set_epoch(2)
+        assert order_of(ours, 2) == list(torchs)
+        ours.skip = 2
+        assert order_of(ours, 2) == list(torchs)[2:]
+
+
 def test_lightning_tells_two_ranks_apart(monkeypatch):
     """Rank and number of ranks are those of the process group."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
@@ -394,6 +408,14 @@ def test_each_channel_has_its_own_mean():
     torch.testing.assert_close(result, torch.tensor([0.9, 1.6, 2.8]).view(1, 3, 1, 1).expand(2, 3, 1, 1))
     with pytest.raises(ValueError, match=r"`mean` must have one number per channel of images \(\.\.\., C, H, W\)"):
         data.on_after_batch_transfer([torch.zeros(2, 1, 4, 4), None], 0)
+
+
+@pytest.mark.parametrize("pixels", [images().tensors[0], images().tensors[0] / 255])
+def test_the_images_of_a_batch_are_not_written_into(pixels):
+    before = pixels.clone()
+    data = datamodule(WarmStart(), mean=(0.5,), std=(0.25,))
+    data.on_after_batch_transfer([pixels, None], 0)
+    assert torch.equal(pixels, before)
 
 
 @pytest.mark.parametrize("batch", [torch.zeros(2, 3), {"x": torch.zeros(2, 1, 2, 2)}, [torch.zeros(2, 3), None]])
@@ -519,6 +541,18 @@ def test_unsuitable_data_is_found_before_training_starts():
     with pytest.raises(ValueError, match="`num_chunks` must not exceed"):
         trainer_for(data).fit(model, data)
     assert not model.epochs
+
+
+def test_part_of_the_tensors_gives_samples_and_whole_batches():
+    """The images of every other sample lie apart in memory."""
+    whole = TensorDataset(images(2 * N).tensors[0][::2], images().tensors[1])
+    part = TensorSubset(whole, torch.tensor([7, 3, 22]))
+    assert len(part) == 3
+    assert all(map(torch.equal, part[1], whole[3]))
+    rows = torch.tensor([2, 0])
+    assert all(map(torch.equal, part[rows], whole[[22, 7]]))
+    with pytest.raises(IndexError):
+        part[3]
 
 
 def test_a_loader_skips_only_in_the_epoch_it_was_told():
