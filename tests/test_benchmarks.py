@@ -19,8 +19,14 @@ LOGGING = {
     "monitor: weights, 100 epochs",
     "monitor: data, 196 looks",
 }
+PIPELINE = {"ours", "published, 0 workers", "published, 2 workers"}
 # script: words of a small run, key of its rows in the result, their names
 CASES = {
+    "data_pipeline": (
+        "--samples 600 --rounds 1 --workers 0 2 --only fashion-mnist",
+        "shapes/fashion-mnist",
+        PIPELINE,
+    ),
     "event_at_scale": ("--models tiny --ranks 2 3 --shrink 2", "models", {"tiny"}),
     "event_by_ranks": ("--model dqn --rounds 1 --ranks 1 2", "ranks", {"1 ranks", "2 ranks"}),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
@@ -71,10 +77,11 @@ def test_a_small_run_prints_and_writes_every_row(run, name):
     table, result = run(name, words)
     assert result["command"] == f"python benchmarks/{name}.py {words}"
     assert result["threads"] == 1
+    for part in key.split("/") if key else ():
+        result = result[part]
     if key:
-        assert set(result[key]) == rows
-        assert all(numbers(row) for row in result[key].values())
-        result = result[key]
+        assert set(result) == rows
+        assert all(numbers(row) for row in result.values())
     found = [number for number in numbers(result) if not isinstance(number, bool)]
     assert found
     assert all(math.isfinite(number) and number > 0 for number in found)
