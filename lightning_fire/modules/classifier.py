@@ -13,6 +13,8 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fire.modules.mean_loss import MeanLoss
+
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
@@ -59,7 +61,9 @@ class Classifier(pl.LightningModule):
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
         self.parameter_groups = parameter_groups
         self.warmup = warmup
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro")
+        self.train_loss = MeanLoss()
+        # checking its arguments would wait for the GPU at each step
+        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_accuracy_seen = MulticlassAccuracy(num_classes, average="micro")
 
@@ -72,10 +76,15 @@ class Classifier(pl.LightningModule):
         images, labels = batch
         logits = self(images)
         loss = cross_entropy(logits, labels)
-        self.train_accuracy(logits, labels)
-        self.log("train/loss", loss, on_step=False, on_epoch=True, batch_size=len(labels), sync_dist=self._distributed)
-        self.log("train/accuracy", self.train_accuracy, on_step=False, on_epoch=True)
+        self.train_loss.update(loss, len(labels))
+        self.train_accuracy.update(logits, labels)
         return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log what the batches have summed up to: `log` in each of them costs as much as all else Lightning does."""
+        if self.train_loss.update_called:  # not by a training_step of a subclass
+            self.log("train/loss", self.train_loss)
+            self.log("train/accuracy", self.train_accuracy)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Evaluate a batch of the test set."""

@@ -6,12 +6,14 @@ import torch
 from small_training import trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
 from lightning_fire import FullReset
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.modules.classifier import warmup_factors
+from lightning_fire.modules.mean_loss import MeanLoss
 
 MEAN, STD = (0.4,), (0.1,)
 
@@ -89,6 +91,44 @@ def test_accuracies_equal_a_count_by_hand(tmp_path):
     data.setup()
     seen = torch.isin(labels, data.protocol.classes(4, 0)[0])
     assert seen.sum() == 12
+
+
+def test_measures_of_training_are_means_over_samples_logged_once_an_epoch(tmp_path):
+    """23 samples in batches of 5, of a network that learns nothing; a monitor finds them in their own epoch."""
+    module = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), 4, lambda parameters: SGD(parameters, lr=0))
+    data = ChunkedDataModule(images(23, 0), images(8, 1), Continual(1, epochs=2), batch_size=5)
+    save = pl.callbacks.ModelCheckpoint(tmp_path, monitor="train/loss", save_top_k=-1)
+    log, calls = module.log, []
+    module.log = lambda name, *args, **kwargs: (calls.append(name), log(name, *args, **kwargs))
+    trainer(save, folder=tmp_path, max_epochs=2).fit(module, datamodule=data)
+    pixels, labels = images(23, 0).tensors
+    logits = module(pixels / 255)
+    loss = nn.functional.cross_entropy(logits, labels).item()
+    right = (logits.argmax(1) == labels).float().mean().item()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert logged(events, "train/loss") == [(4, pytest.approx(loss)), (9, pytest.approx(loss))]
+    assert logged(events, "train/accuracy") == [(4, pytest.approx(right)), (9, pytest.approx(right))]
+    assert calls.count("train/loss") == calls.count("train/accuracy") == 2
+    assert [score.item() for score in save.best_k_models.values()] == pytest.approx([loss, loss])
+    assert module.train_loss.samples == module.train_accuracy.tp == 0  # the next epoch begins anew
+
+
+def test_the_mean_loss_is_over_all_ranks():
+    """The other rank has one sample, with a loss of 6."""
+    others = {"total": torch.tensor(6.0), "samples": torch.tensor(1)}
+    states = iter(others.values())
+    options = {"dist_sync_fn": lambda own, group: [own, next(states)], "distributed_available_fn": lambda: True}
+    loss = MeanLoss(**options)
+    loss.update(torch.tensor(1.0), 3)
+    loss.update(torch.tensor(3.0), 1)
+    assert loss.compute() == (3 + 3 + 6) / 5
+
+
+def test_a_loss_that_is_not_a_number_stays_so():
+    loss = MeanLoss()
+    loss.update(torch.tensor(torch.nan), 3)
+    loss.update(torch.tensor(1.0), 3)
+    assert loss.compute().isnan()
 
 
 def test_seen_accuracy_leaves_out_classes_to_come(tmp_path):

@@ -1,0 +1,44 @@
+"""The loss of an epoch."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class MeanLoss(Metric):
+    """Mean of a loss over all samples of all batches and ranks.
+
+    Args:
+        **options: Of `torchmetrics.Metric`.
+
+    Example:
+        >>> loss = MeanLoss()
+        >>> loss.update(torch.tensor(1.0), 3)
+        >>> loss.update(torch.tensor(5.0), 1)
+        >>> loss.compute()
+        tensor(2.)
+    """
+
+    full_state_update = False
+    is_differentiable = False
+
+    def __init__(self, **options: Any):
+        super().__init__(**options)
+        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
+        self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, loss: Tensor, samples: int) -> None:
+        """Take in a batch.
+
+        Args:
+            loss: Mean over the batch, a scalar.
+            samples: Size of the batch.
+        """
+        self.total += loss.detach() * samples
+        self.samples += samples
+
+    def compute(self) -> Tensor:
+        """Return the mean, a scalar."""
+        return self.total / self.samples
