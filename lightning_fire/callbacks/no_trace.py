@@ -24,6 +24,13 @@ def is_looking() -> bool:
     return _looking
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Tell whether a module, or a part of it, runs through `torch.compile`."""
+    return getattr(module, "_compiler_ctx", None) is not None or any(
+        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
+    )
+
+
 @contextlib.contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     """Put a module and the random states back at the end as they were; drop what is logged in between.
@@ -61,7 +68,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module: The module; its modes are put back at the end.
     """
     modes = [(part, part.training) for part in module.modules()]
-    eager = torch.compiler.set_stance("force_eager") if _is_compiled(module) else contextlib.nullcontext()
+    eager = torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
     module.eval()
     try:
         with eager:
@@ -147,12 +154,6 @@ def _save_tensor(tensor: Tensor, restores: list[Restore]) -> None:
         tensor.detach().copy_(copied)
 
     restores.append(restore)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return getattr(module, "_compiler_ctx", None) is not None or any(
-        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
-    )
 
 
 def _drop(*args: Any, **kwargs: Any) -> None:

@@ -73,6 +73,8 @@ def forward_on_new_data(
 ) -> None:
     """Run the module on the first batches of this epoch, for hooks to watch; leave no trace otherwise.
 
+    What is compiled runs as it was written: `torch.compile` does not see hooks that came later.
+
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
@@ -87,8 +89,12 @@ def forward_on_new_data(
             "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
             " batch, forward=lambda module, batch: …"
         )
-    # with gradients, as some training steps derive by themselves
-    with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
+    with (
+        contextlib.closing(batches_of(trainer)) as batches,
+        leaving_no_trace(pl_module),
+        torch.enable_grad(),  # some training steps derive by themselves
+        torch.compiler.set_stance("force_eager"),
+    ):
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
                 _training_step(pl_module, batch, index) if forward is None else forward(pl_module, batch)

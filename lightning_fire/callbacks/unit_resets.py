@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.initial_values import seed_of_draw
-from lightning_fire.callbacks.no_trace import is_looking
+from lightning_fire.callbacks.no_trace import is_compiled, is_looking
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 
@@ -143,6 +143,8 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
         ]
         for layer, record in zip(self.layers, self.records, strict=True):
             self._handles.append(layer.observed.register_forward_pre_hook(self._watch(layer, record)))
+        if is_compiled(pl_module):
+            torch.compiler.reset()  # what was compiled before knows nothing of the hooks
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
@@ -209,6 +211,7 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
         self._handles = []
 
     def _watch(self, layer: UnitLayer, record: R) -> Callable[..., None]:
+        @torch.compiler.disable
         @torch.no_grad()
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             recomputed = torch._C._current_graph_task_id() != -1  # in backward, by gradient checkpointing
