@@ -31,6 +31,15 @@ def is_compiled(module: nn.Module) -> bool:
     )
 
 
+def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
+    """Run a module without `torch.compile`: what is compiled does not see hooks that came later.
+
+    Args:
+        module: The module; for one that is not compiled the compiler, which takes seconds to load, is left alone.
+    """
+    return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
+
+
 @contextlib.contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     """Put a module and the random states back at the end as they were; drop what is logged in between.
@@ -68,10 +77,9 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module: The module; its modes are put back at the end.
     """
     modes = [(part, part.training) for part in module.modules()]
-    eager = torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
     module.eval()
     try:
-        with eager:
+        with as_written(module):
             yield
     finally:
         for part, training in modes:

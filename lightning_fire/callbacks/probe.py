@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lightning_fire.callbacks.no_trace import leaving_no_trace
+from lightning_fire.callbacks.no_trace import as_written, leaving_no_trace
 
 Loss = Callable[[LightningModule, Any], Tensor]
 Forward = Callable[[LightningModule, Any], Any]
@@ -73,7 +73,7 @@ def forward_on_new_data(
 ) -> None:
     """Run the module on the first batches of this epoch, for hooks to watch; leave no trace otherwise.
 
-    What is compiled runs as it was written: `torch.compile` does not see hooks that came later.
+    What is compiled runs as it was written.
 
     Args:
         trainer: The Trainer, its data loaded.
@@ -93,7 +93,7 @@ def forward_on_new_data(
         contextlib.closing(batches_of(trainer)) as batches,
         leaving_no_trace(pl_module),
         torch.enable_grad(),  # some training steps derive by themselves
-        torch.compiler.set_stance("force_eager"),
+        as_written(pl_module),
     ):
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():

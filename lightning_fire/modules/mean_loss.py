@@ -10,6 +10,9 @@ from torchmetrics import Metric
 class MeanLoss(Metric):
     """Mean of a loss over all samples of all batches and ranks.
 
+    In the place of torchmetrics' `MeanMetric`, which waits for the GPU at each update to look for NaN, and forgets the
+    weights (1.9) where that is switched off. Here a NaN shows as NaN.
+
     Args:
         **options: Of `torchmetrics.Metric`.
 
