@@ -1,14 +1,18 @@
 """Every recipe is parsed, and runs for two batches on small files in the formats of its data set."""
 
 import math
+import re
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
+import torch
 import torchvision
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
+from torch import nn
 
-from lightning_fire.cli import main
+from lightning_fire.cli import RecipeCLI, main
 
 ROOT = Path(__file__).parents[1] / "recipes"
 BASES = sorted(ROOT.rglob("base.yaml"))
@@ -76,6 +80,34 @@ def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path
 def settings_of(base: Path) -> tuple[str, dict]:
     config = yaml.safe_load(base.read_text())
     return config["data"]["class_path"].rsplit(".", 1)[1], config["data"]["init_args"]
+
+
+FASTER = re.compile(r"# (channels_last|compile|precision): ")
+
+
+@pytest.mark.parametrize("base", BASES, ids=name_of)
+def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
+    """Without their comment signs they are in force."""
+    path = tmp_path / "base.yaml"
+    path.write_text(FASTER.sub(r"\1: ", base.read_text()))
+    cli = RecipeCLI(["-c", str(path), "--trainer.accelerator", "cpu"], run=False)
+    assert (cli.model.memory_format == torch.channels_last) == ("vit" not in base.parent.name)
+    assert cli.model.net._compiled_call_impl is not None
+    assert cli.trainer.precision == "bf16-mixed"
+    plain = yaml.safe_load(base.read_text())
+    assert "compile" not in plain["model"]["init_args"]
+    assert "precision" not in plain["trainer"]
+
+
+def test_the_quick_start_runs_with_all_of_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "base.yaml"
+    path.write_text(FASTER.sub(r"\1: ", (ROOT / "quick_start" / "base.yaml").read_text()))
+    words = "--trainer.fast_dev_run 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
+    cli = main(["fit", "-c", str(path), "-c", str(ROOT / "quick_start" / "fire.yaml"), *words.split()])
+    assert cli.trainer.global_step == 2
+    torch.compiler.reset()
 
 
 PAPER_PROTOCOLS = {

@@ -37,6 +37,8 @@ class Classifier(pl.LightningModule):
         warmup: Share of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly from
             0 (paper: 0.1).
         channels_last: Store images and convolution weights with the channels innermost: faster on GPUs, and on CPUs.
+        compile: Run the network through `torch.compile`, which takes minutes at first. The names of the parameters stay
+            as they are, so that checkpoints of compiled and of plain networks are interchangeable.
 
     Raises:
         ValueError: If `warmup` is outside [0, 1) or `num_classes` below 2.
@@ -50,6 +52,7 @@ class Classifier(pl.LightningModule):
         parameter_groups: ParameterGroups | None = None,
         warmup: float = 0.1,
         channels_last: bool = False,
+        compile: bool = False,
     ):
         super().__init__()
         if num_classes < 2:
@@ -58,6 +61,8 @@ class Classifier(pl.LightningModule):
             raise ValueError(f"`warmup` must be a share in [0, 1), got {warmup}")
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
+        if compile:
+            self.net.compile()
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
         self.parameter_groups = parameter_groups
         self.warmup = warmup
