@@ -1,0 +1,197 @@
+"""How much of a bare PyTorch loop's speed a Lightning epoch keeps, side by side in one run.
+
+    python benchmarks/epoch_speed.py [--only resnet-18 small] [--rounds 5] [--epochs 2] [--json FILE]
+    python benchmarks/epoch_speed.py --only small --batches 79   # the quick start's second chunk
+
+The loop indexes uint8 images, normalises them, and does what training takes: Adam, clipping at 0.5, warm-up. Against
+it a Trainer with our `Classifier` and `ChunkedDataModule`: alone; with an idle `FIRECallback` and a TensorBoard
+logger; and with what recipes and command line add, `OptimizerReset`, the monitor of the learning rate and the
+progress bar. Left out are validation and checkpoints, which the loop does not have either, and `PlasticityMonitor`,
+whose cost is measured by `logging_cost.py`. That all end with the same weights, bit for bit, is checked in each
+round.
+
+ResNet-18 as for CIFAR-10 with batches of 32, and the quick start's network with its 8 batches of 128, on random images.
+The first epoch of each training warms up; an epoch lasts until the next one starts. A share is the time of the loop by
+that of another, of medians over the rounds; in brackets the smallest and largest.
+"""
+
+import contextlib
+import io
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
+from lightning.pytorch.loggers import TensorBoardLogger
+from machine import parser_of, publish, wait_for_device
+from networks import NETS
+from paired import in_turn, ratio
+from quiet_trainer import quiet_trainer
+from stopwatch import Stopwatch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import TensorDataset
+
+from lightning_fire import FIRECallback, OptimizerReset
+from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.data import ChunkedDataModule, Continual
+from lightning_fire.modules import Classifier
+from lightning_fire.modules.classifier import warmup_factors
+
+WARMUP, CLIP = 0.1, 0.5
+
+
+class Setting(NamedTuple):
+    """What is trained on what; the channels, height and width of an image, and the batches of an epoch."""
+
+    net: str
+    shape: tuple[int, int, int]
+    batch: int
+    batches: int
+    epochs: int
+    channels_last: bool
+
+
+SETTINGS = {
+    "resnet-18": Setting("resnet-18", (3, 32, 32), 32, 4, 2, False),
+    "small": Setting("small", (1, 28, 28), 128, 8, 2, True),
+}
+Trained = tuple[list[float], dict[str, Tensor]]  # seconds of each epoch but the first, and the state of the network
+
+
+def data_of(setting: Setting) -> ChunkedDataModule:
+    """Return random images, all there from the start."""
+    generator = torch.Generator().manual_seed(0)
+    size = setting.batch * setting.batches
+    images = torch.randint(0, 256, (size, *setting.shape), dtype=torch.uint8, generator=generator)
+    train = TensorDataset(images, torch.randint(0, 10, (size,), generator=generator))
+    mean, std = [0.5] * setting.shape[0], [0.25] * setting.shape[0]
+    protocol = Continual(1, epochs=1 + setting.epochs)
+    return ChunkedDataModule(train, train, protocol, setting.batch, mean=mean, std=std, num_classes=10)
+
+
+def net_of(setting: Setting) -> nn.Module:
+    torch.manual_seed(0)
+    return NETS[setting.net](num_classes=10, in_channels=setting.shape[0])
+
+
+def loop(setting: Setting) -> Trained:
+    """Train without Lightning."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layout = torch.channels_last if setting.channels_last else torch.contiguous_format
+    data, net = data_of(setting), net_of(setting).to(device, memory_format=layout)
+    images, labels = data.train_set.tensors
+    sampler = data.train_dataloader().sampler
+    numbers = data.train_indices(0)
+    mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (data.mean, data.std))
+    optimizer = Adam(net.parameters(), lr=1e-3)
+    schedule = LambdaLR(optimizer, warmup_factors(data.steps_per_chunk(), WARMUP))
+    starts = []
+    for epoch in range(1 + setting.epochs):
+        wait_for_device()
+        starts.append(time.perf_counter())
+        sampler.set_epoch(epoch)
+        for rows in numbers[sampler.order()].split(setting.batch):
+            x = (images[rows].to(device).float() / 255 - mean) / std
+            loss = cross_entropy(net(x.contiguous(memory_format=layout)), labels[rows].to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), CLIP)
+            optimizer.step()
+            schedule.step()
+    wait_for_device()
+    starts.append(time.perf_counter())
+    return [end - start for start, end in pairwise(starts[1:])], net.state_dict()
+
+
+def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> Trained:
+    """Train with Lightning, and a TensorBoard logger where there are callbacks."""
+    data, watch = data_of(setting), Stopwatch("on_train_epoch_start", "on_train_end")
+    module = Classifier(net_of(setting), 10, warmup=WARMUP, channels_last=setting.channels_last)
+    added = callbacks()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # of the progress bar
+        trainer = quiet_trainer(
+            *added,
+            watch,
+            max_epochs=1 + setting.epochs,
+            gradient_clip_val=CLIP,
+            reload_dataloaders_every_n_epochs=1,
+            limit_val_batches=0,
+            logger=TensorBoardLogger(folder) if added else False,
+            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in added),
+        )
+        trainer.fit(module, datamodule=data)
+    starts = [*watch.times["on_train_epoch_start"][1:], *watch.times["on_train_end"]]
+    return [end - start for start, end in pairwise(starts)], module.net.state_dict()
+
+
+WAYS: dict[str, Callable[[Setting], Trained]] = {
+    "loop": loop,
+    "Lightning": partial(lightning, callbacks=list),
+    "with FIRE and TensorBoard": partial(lightning, callbacks=lambda: [FIRECallback()]),
+    "as the recipes": partial(
+        lightning,
+        callbacks=lambda: [OptimizerReset(), FIRECallback(), LearningRateMonitor(), ChunkProgressBar()],
+    ),
+}
+
+
+def table(setting: Setting, rounds: int) -> dict[str, dict]:
+    """Measure one network; print and return a row for each way."""
+    found = in_turn({name: partial(way, setting) for name, way in WAYS.items()}, rounds)
+    expected = found["loop"][0][1]
+    for name, trainings in found.items():
+        for _, state in trainings:
+            if any(not torch.equal(value, expected[key]) for key, value in state.items()):
+                raise SystemExit(f"{name!r} ends with other weights than the loop: it is not the same work")
+    medians = {name: [statistics.median(epochs) for epochs, _ in trainings] for name, trainings in found.items()}
+    rows = {}
+    for name, epochs in medians.items():
+        middle, least, most = ratio(medians["loop"], epochs)
+        epoch = statistics.median(epochs)
+        rows[name] = {
+            "images_a_second": round(setting.batch * setting.batches / epoch, 1),
+            "share_of_the_loops_speed": round(middle, 4),
+            "range": [round(least, 4), round(most, 4)],
+            "milliseconds_a_step": round(1e3 * epoch / setting.batches, 3),
+        }
+        print(
+            f"{setting.net:10s} {name:26s} {rows[name]['images_a_second']:9.1f} images a second"
+            f"   {middle:7.1%} of the loop ({least:.1%} – {most:.1%})"
+            f"   {rows[name]['milliseconds_a_step']:9.3f} ms a step",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    """Run and print."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", choices=SETTINGS, nargs="+", default=list(SETTINGS), metavar="NET")
+    parser.add_argument("--rounds", type=int, default=5, help="trainings timed of each way, in turn")
+    parser.add_argument("--epochs", type=int, default=2, help="epochs timed of each training")
+    parser.add_argument("--batch", type=int, help="images in a batch")
+    parser.add_argument("--batches", type=int, help="batches of an epoch")
+    options = parser.parse_args()
+    torch.backends.cudnn.deterministic = True  # so that weights can be compared
+    chosen = {key: value for key, value in vars(options).items() if key in ("epochs", "batch", "batches") and value}
+    settings = {name: SETTINGS[name]._replace(**chosen) for name in options.only}
+    publish(
+        {
+            "nets": {name: table(setting, options.rounds) for name, setting in settings.items()},
+            "settings": {name: setting._asdict() for name, setting in settings.items()},
+        },
+        options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()
