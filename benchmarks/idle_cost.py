@@ -57,7 +57,8 @@ def main() -> None:
         f"{options.net.replace('-', '_')}_batch_16_seconds_a_step": round(step, 4),
         "share_percent": round(100 * idle / step, 4),
     }
-    print(f"{result['microseconds_a_step']:.1f} µs a step, {result['share_percent']:.4f} % of one of {options.net}")
+    share = f"{result['share_percent']:.4f} % of a step of batch 16"
+    print(f"{options.net:12s}  {result['microseconds_a_step']:.1f} µs a step   = {share}")
     publish(result, options.json)
 
 

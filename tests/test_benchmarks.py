@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -29,6 +30,11 @@ CASES = {
     ),
     "event_at_scale": ("--models tiny --ranks 2 3 --shrink 2", "models", {"tiny"}),
     "event_by_ranks": ("--model dqn --rounds 1 --ranks 1 2", "ranks", {"1 ranks", "2 ranks"}),
+    "epoch_speed": (
+        "--only small --rounds 1 --epochs 1 --batch 4 --batches 2",
+        "nets/small",
+        {"loop", "Lightning", "with FIRE and TensorBoard", "as the recipes"},
+    ),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
@@ -86,5 +92,5 @@ def test_a_small_run_prints_and_writes_every_row(run, name):
     assert found
     assert all(math.isfinite(number) and number > 0 for number in found)
     for row in rows:
-        (line,) = [line for line in table if row in line]
+        (line,) = [line for line in table if row in re.split(r"\s{2,}", line)]
         assert any(digit in line.replace(row, "") for digit in "123456789")
