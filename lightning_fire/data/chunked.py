@@ -165,7 +165,7 @@ class ChunkedDataModule(LightningDataModule):
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.sampler.set_epoch(self.trainer.current_epoch)
-            start_epoch_afresh(self.trainer, len(loader))
+            start_epoch_afresh(self.trainer)
         return loader
 
     def test_dataloader(self) -> ResumableLoader:

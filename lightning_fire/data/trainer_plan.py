@@ -63,18 +63,22 @@ def check_trainer(trainer: Trainer, protocol: Protocol) -> None:
         )
 
 
-def start_epoch_afresh(trainer: Trainer, batches: int) -> None:
-    """Let a resumed Trainer begin its first epoch with the first batch, where the one before was complete.
+def start_epoch_afresh(trainer: Trainer) -> None:
+    """Let a resumed Trainer begin its first epoch as any other, where the one before was complete.
 
     Of a checkpoint written right after the last batch of an epoch, Lightning (2.5.1 to 2.6.6 at least) knows that the
     epoch is over by comparing the batches done with those of the *next* epoch. If a new chunk makes that one longer, it
-    takes them for batches of the next epoch, and would end that early.
+    takes them for batches of the next epoch, and would end that early. Nor does it count the next epoch as begun: after
+    a second interruption, in the midst of that one, it would begin it once more, and train some batches twice.
 
     Args:
         trainer: The Trainer, asking for its training data.
-        batches: Batches of the epoch that it asks for.
     """
-    loop = trainer.fit_loop
-    progress = loop.epoch_loop.batch_progress
-    if loop.restarted_mid_epoch and loop.epoch_loop.restarted_on_train_batch_end and progress.is_last_batch:
-        progress.current.completed = max(progress.current.completed, batches)
+    loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    progress = batch_loop.batch_progress
+    if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
+        progress.increment_completed()  # what Lightning does after it has saved
+        batch_loop._batches_that_stepped += 1
+        batch_loop.restarting = False
+        batch_loop.reset_restart_stage()
+        loop.reset_restart_stage()

@@ -223,6 +223,24 @@ def test_a_resumed_run_sees_exactly_the_remaining_batches(tmp_path, train):
     assert by_batch(fit(data)) == batches  # and from the start again, with what was resumed before
 
 
+@pytest.mark.parametrize("validation", [0, 1])
+def test_a_run_that_is_resumed_twice_sees_exactly_the_remaining_batches(tmp_path, validation):
+    """The second time from every checkpoint of every run that was resumed once."""
+
+    def trained(path=None, folder=None):
+        data, model = datamodule(Continual(3, epochs=1)), Diary()
+        saver = SaveAll(folder) if folder else None
+        trainer = trainer_for(data, callbacks=[saver] if saver else [], limit_val_batches=validation)
+        trainer.fit(model, data, ckpt_path=path)
+        return by_batch(model), saver.paths if saver else []
+
+    batches, first = trained(folder=tmp_path)
+    assert len(batches) == 2 + 4 + 6
+    for path in first:
+        for again in trained(path, tmp_path / "again")[1]:
+            assert trained(again)[0] == batches[steps_done(again) :], (path, again)
+
+
 def test_a_resume_within_an_epoch_with_workers(tmp_path):
     saver = SaveAll(tmp_path)
     data = datamodule(Continual(2, epochs=1), OwnDataset(images()), num_workers=2)
