@@ -306,7 +306,8 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
     """Write values to all loggers at once, on the axis on which Lightning writes.
 
     `LightningModule.log` in `on_train_epoch_start` would be written at the end of the epoch. The values also go to
-    `trainer.callback_metrics`, for other callbacks to watch.
+    `trainer.callback_metrics`, for other callbacks to watch. They reach the disk at once, and not when the loggers are
+    next due: a run that is killed after its next checkpoint is gone on with from there, and would never log them again.
 
     Args:
         trainer: The Trainer, during a fit.
@@ -317,6 +318,7 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
     step = _axis(trainer) - at_epoch_end
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=step)
+        logger.save()
     distributed = trainer.world_size > 1
     for key, value in _headlines(values).items():
         trainer.lightning_module.log(

@@ -1,0 +1,91 @@
+"""Trainings that are killed at random moments, and gone on with: nothing is lost, nothing done twice."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from killed_processes import KILLED
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+TESTS = Path(__file__).parent
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+
+
+def lives_told_by(program: str, folder: Path, *words: object) -> dict[str, list[dict]]:
+    """Run a program of this folder, its temporary files in `folder`; return what it tells of each life, by training."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
+    command = [sys.executable, str(TESTS / program), str(folder), *map(str, words)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    lives = defaultdict(list)
+    for life in [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]:
+        assert life["code"] in (0, KILLED), done.stderr
+        lives[life["training"]].append(life)
+    return lives
+
+
+METHODS = {"fire": "FIRECallback", "shrink_and_perturb": "ShrinkAndPerturb", "optimizer_reset": "OptimizerReset"}
+
+
+def in_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return step and number of the events of a log of TensorBoard."""
+    if not folder.is_dir():
+        return {}  # killed before it began
+    log = EventAccumulator(str(folder)).Reload()
+    tags = [tag for tag in log.Tags()["scalars"] if tag.endswith("/event")]
+    return {tag.partition("/")[0]: [(event.step, event.value) for event in log.Scalars(tag)] for tag in tags}
+
+
+def in_table(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return the same of a log of Lightning's CSVLogger."""
+    if not (folder / "metrics.csv").is_file():
+        return {}
+    events = defaultdict(list)
+    for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines()):
+        for name in METHODS:
+            if row.get(f"{name}/event"):
+                events[name].append((int(row["step"]), float(row[f"{name}/event"])))
+    return events
+
+
+def logged_events(folder: Path, kind: str, lives: list[dict]) -> dict[str, list[tuple[int, float]]]:
+    """Return step and number of each event in the logs of all lives, by method, but those that a kill has undone.
+
+    These are the events that the last checkpoint before the kill does not count.
+    """
+    read = {"TensorBoardLogger": in_tensorboard, "CSVLogger": in_table}[kind]
+    events = defaultdict(list)
+    for number, life in enumerate(lives):
+        for name, moments in read(folder / kind / f"life{number}").items():
+            events[name] += [moment for moment in moments if moment[1] <= life["counts"].get(METHODS[name], 0)]
+    return {name: moments for name, moments in events.items() if moments}
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path):
+    lives = lives_told_by("killed_training.py", tmp_path, 20)
+    weights, counts = torch.load(tmp_path / "whole" / "weights.pt"), lives.pop("whole")[-1]["counts"]
+    assert counts == {
+        "FIRECallback": 2,
+        "OptimizerReset": 2,
+        "ShrinkAndPerturb": 4,
+        "ContinualBackprop": pytest.approx(96, rel=0.5),
+    }
+    assert [life["code"] for training in lives.values() for life in training].count(KILLED) == 20
+    for name, training in lives.items():
+        assert [life["unreadable"] for life in training] == [[]] * len(training), name
+        assert training[-1]["counts"] == counts, name
+        for key, tensor in torch.load(tmp_path / name / "weights.pt").items():
+            assert torch.equal(tensor, weights[key]), f"{key} of {name} differs"
+        for kind in ("TensorBoardLogger", "CSVLogger"):
+            assert logged_events(tmp_path / name, kind, training) == {
+                "fire": [(6, 1.0), (18, 2.0)],
+                "optimizer_reset": [(6, 1.0), (18, 2.0)],
+                "shrink_and_perturb": [(7, 1.0), (14, 2.0), (21, 3.0), (28, 4.0)],
+            }, f"{kind} of {name}"
