@@ -18,7 +18,12 @@ MAY_IMPORT = {
     "nets": {"nets"},
     "data": {"data"},
     "modules": {"nets", "modules"},
-    "compare": {"functional", "compare", "cli"},  # cli only inside the function that trains, in a process of its own
+    "compare": {
+        "functional",
+        "checkpoints",
+        "compare",
+        "cli",
+    },  # cli only inside the function that trains, in a process
     "checkpoints": {"functional", "where", "checkpoints"},
     "cli": {"callbacks", "checkpoints", "data", "modules", "nets", "optim", "compare"},
 }

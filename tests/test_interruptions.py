@@ -13,6 +13,8 @@ import torch
 from killed_processes import KILLED
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lightning_fire.compare import runs
+
 TESTS = Path(__file__).parent
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 
@@ -89,3 +91,57 @@ def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path)
                 "optimizer_reset": [(6, 1.0), (18, 2.0)],
                 "shrink_and_perturb": [(7, 1.0), (14, 2.0), (21, 3.0), (28, 4.0)],
             }, f"{kind} of {name}"
+
+
+def results_in(folder: Path) -> dict[str, str]:
+    """Return what a comparison has written, but its pictures."""
+    return {name: (folder / name).read_text() for name in ("table.txt", "results.csv", "summary.csv")}
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_killed_ends_its_trainings_and_comes_to_the_same_results(tmp_path):
+    lives = lives_told_by("killed_comparison.py", tmp_path, "trainings")
+    assert [life["code"] for life in lives.pop("orphan")] == [KILLED]
+    assert sum(len(codes) - 1 for codes in lives.values()) == 3
+    for name, codes in lives.items():
+        assert [life["code"] for life in codes] == [*[KILLED] * (len(codes) - 1), 0], name
+        assert results_in(tmp_path / name) == results_in(tmp_path / "whole"), name
+
+
+@pytest.mark.slow
+def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path):
+    """Its trainings take no time here; started again, it has a method more."""
+    lives = lives_told_by("killed_comparison.py", tmp_path, "files")
+    assert len(lives) > 50
+    *killed, (whole, _) = lives.values()
+    assert [first["code"] for first, _ in killed] == [KILLED] * len(killed)
+    assert (whole["code"], len(whole["files"])) == (0, 5)
+    expected = results_in(tmp_path / list(lives)[-1])
+    for name, (first, second) in lives.items():
+        assert first["files"].items() <= whole["files"].items(), f"half a file in {name}"
+        assert second["code"] == 0, name
+        assert results_in(tmp_path / name) == expected, name
+
+
+@pytest.mark.parametrize("last", range(4))
+def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp_path, monkeypatch, last):
+    run = runs.Run("fire", 0, tmp_path / "fire" / "seed0", ())
+    names = ["log.txt", "run.yaml", "finished.json", "progress.json", "events.out.tfevents.1", "config.yaml"]
+    (run.folder / "checkpoints").mkdir(parents=True)
+    for name in names:
+        (run.folder / name).touch()
+    unlink, done = Path.unlink, []
+
+    def stopped(path, **options):
+        done.append(path.name)
+        if len(done) > last:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            runs._make_room(run)
+    assert (run.folder / "finished.json").exists() == (last == 0)  # it goes first
+    runs._make_room(run)
+    assert [path.name for path in run.folder.iterdir()] == ["run.yaml"]

@@ -17,6 +17,7 @@ from lightning_fire.compare.history import History
 from lightning_fire.compare.runs import Run, merged, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
+from lightning_fire.compare.whole_file import whole_file
 
 SUMMARY = "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure"
 _DEFAULT_STEPS = 10
@@ -69,7 +70,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         runs = plan(options.recipe, options.methods, seeds, output)
         extra = nested(options.set)
         variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
-    except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
@@ -117,10 +118,13 @@ def _publish(
 ) -> None:
     text = f"{table(by_method, 'method')}\n\n{table(by_steps, 'steps of FIRE')}"
     print(f"\n{text}\n")
-    (output / "ablation.txt").write_text(text + "\n")
-    report.write_csv(histories, output / "results.csv")
     title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
-    draw(by_method, by_steps, output / "ablation.png", title)
+    with whole_file(output / "ablation.txt") as part:
+        part.write_text(text + "\n")
+    with whole_file(output / "results.csv") as part:
+        report.write_csv(histories, part)
+    with whole_file(output / "ablation.png") as part:
+        draw(by_method, by_steps, part, title)
     print("λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data")
     print("mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment")
     print(f"figure:      {output / 'ablation.png'}")
@@ -156,7 +160,7 @@ def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
     Args:
         by_method: Runs of each method; one without events has no bars.
         by_steps: Runs of FIRE with each number of steps.
-        path: The picture, PNG.
+        path: The picture, PNG whatever its name.
         title: Its title.
     """
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
@@ -182,7 +186,7 @@ def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
         axis.set_ylabel(name)
     negative = any(run["lambda_max_after"] <= 0 for runs in by_method.values() for run in runs)
     bars[0].set_yscale("symlog" if negative else "log")
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=140, format="png")
     plt.close(figure)
 
 

@@ -3,9 +3,12 @@
 import json
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+COMPARISON = "LIGHTNING_FIRE_COMPARISON"
+"""Environment variable with the number of the process that a training is run by."""
 
 
 class Progress(NamedTuple):
@@ -21,7 +24,9 @@ class Progress(NamedTuple):
 class ProgressReport(Callback):
     """Writes a `Progress` at the end of each epoch, and at the end of the fit.
 
-    A fit that is stopped from outside does not come to its end, though its process may exit as if all was well.
+    A fit that is stopped from outside does not come to its end, though its process may exit as if all was well. A
+    training whose comparison is gone ends at its next batch: started again, the comparison would train it once more in
+    the same folder.
 
     Args:
         path: The file.
@@ -29,6 +34,14 @@ class ProgressReport(Callback):
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the process if it is an orphan."""
+        _end_if_orphan(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """End the process if it is an orphan."""
+        _end_if_orphan(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write."""
@@ -47,6 +60,16 @@ class ProgressReport(Callback):
         unfinished = self.path.with_suffix(".new")
         unfinished.write_text(json.dumps(now))
         unfinished.replace(self.path)
+
+
+def _end_if_orphan(trainer: Trainer) -> None:
+    """End at once if the comparison has been killed: nobody stops this process then, or waits for it.
+
+    On Windows an orphan keeps the number of its parent, and goes on.
+    """
+    comparison = os.environ.get(COMPARISON)
+    if os.name == "posix" and comparison and trainer.is_global_zero and os.getppid() != int(comparison):
+        os._exit(1)  # without leaving anything more in the folder
 
 
 def read_progress(path: Path) -> Progress | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from lightning_fire.compare import report
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.runs import recipe_name
+from lightning_fire.compare.whole_file import whole_file
 
 
 def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
@@ -14,16 +15,24 @@ def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
         histories: The runs.
         recipe: The folder of the recipe, which gives the title.
         output: Where to.
+
+    Raises:
+        SystemExit: If a file cannot be written; names it.
     """
     text = report.table(histories)
     title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
     print(f"\n{text}\n")
-    (output / "table.txt").write_text(text + "\n")
-    report.write_csv(histories, output / "results.csv")
-    report.write_summary(histories, output / "summary.csv")
-    report.draw(histories, output / "comparison.png", title=title)
+    with whole_file(output / "table.txt") as part:
+        part.write_text(text + "\n")
+    with whole_file(output / "results.csv") as part:
+        report.write_csv(histories, part)
+    with whole_file(output / "summary.csv") as part:
+        report.write_summary(histories, part)
+    with whole_file(output / "comparison.png") as part:
+        report.draw(histories, part, title=title)
     try:
-        write_page(histories, output / "comparison.html", title=title)
+        with whole_file(output / "comparison.html") as part:
+            write_page(histories, part, title=title)
         page = str(output / "comparison.html")
     except ImportError as error:
         page = f"({error})"

@@ -194,7 +194,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
 
     Args:
         histories: The runs.
-        path: The picture, PNG.
+        path: The picture, PNG whatever its name.
         title: Its title.
     """
     figure, (top, bottom) = plt.subplots(
@@ -225,7 +225,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     bottom.set_ylabel("normalised DfI")
     bottom.set_xlabel("chunks of data (all epochs of a chunk between two dashed lines)")
     bottom.set_xticks(range(chunks + 1))
-    figure.savefig(path, dpi=140)
+    figure.savefig(path, dpi=140, format="png")
     plt.close(figure)
 
 

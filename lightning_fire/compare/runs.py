@@ -19,7 +19,8 @@ from typing import Any
 import torch
 import yaml
 
-from lightning_fire.compare.progress import Progress, read_progress
+from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.compare.progress import COMPARISON, Progress, read_progress
 
 SHARED_START = "shared_start"
 SEARCH_SPACE = "search_space.yaml"
@@ -152,7 +153,7 @@ def execute(
                     try:
                         active[run] = _start(run, extra, slots[-1], jobs)
                     except OSError as error:
-                        outcome[run] = str(error)
+                        outcome[run] = _with_place(error, run.folder)
                         continue
                     begun.append(run)
                     slots.pop()
@@ -168,8 +169,9 @@ def execute(
         _stop([training.process for training in active.values()])
     for start in starts:
         if not any(outcome[run] for run in runs if run.start == start):
+            start.checkpoint.unlink(missing_ok=True)  # large, and of no more use; first, as nobody goes on without it
             for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
-                file.unlink()  # large, and of no more use
+                file.unlink()
     return {run: outcome[run] for run in runs}
 
 
@@ -249,10 +251,11 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
     settings = run.settings(extra)
     if run.start is not None:
         settings["ckpt_path"] = str(run.start.checkpoint)
+    settings_file = run.folder / _SETTINGS
+    settings_file.write_text(yaml.safe_dump(settings))  # first: it says whose folder this is
+    if run.start is not None:
         for events in run.start.folder.glob("events.out.tfevents.*"):
             shutil.copy(events, run.folder)  # TensorBoard shows the curves as one
-    settings_file = run.folder / _SETTINGS
-    settings_file.write_text(yaml.safe_dump(settings))
     files = [word for path in (*run.configs, settings_file) for word in ("-c", str(path))]
     with open(run.log, "w") as log:
         process = subprocess.Popen(
@@ -260,7 +263,7 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **_share(slot, jobs)},
+            env={**os.environ, **_share(slot, jobs), COMPARISON: str(os.getpid())},
         )
     return _Active(process, slot, fingerprint)
 
@@ -280,7 +283,11 @@ def _close(run: Run, training: _Active) -> str | None:
     if code == 0 and progress is not None and progress.ended:
         if run.checkpoint is not None and not run.checkpoint.is_file():
             return "it ended before the first chunk did"
-        (run.folder / _MARKER).write_text(json.dumps({"settings": training.fingerprint}))
+        try:
+            with atomic_file(run.folder / _MARKER) as part:
+                part.write_text(json.dumps({"settings": training.fingerprint}))
+        except OSError as error:
+            return _with_place(error, run.folder / _MARKER)
         return None
     if code == 0:
         return "stopped from outside before its end"
@@ -288,6 +295,11 @@ def _close(run: Run, training: _Active) -> str | None:
         return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
     reason = _last_words(run.log.read_text(errors="replace")) or f"exit code {code}"
     return reason if run.start is None else f"{reason} (it shared its first chunk; --no-shared-start trains it whole)"
+
+
+def _with_place(error: OSError, place: Path) -> str:
+    """Return what an error says, with the place if it does not tell one itself: a full disk does not."""
+    return f"{place}: {error}" if error.errno is not None and error.filename is None else str(error)
 
 
 def _last_words(log: str) -> str:
@@ -335,11 +347,22 @@ def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
 
 
 def _make_room(run: Run) -> None:
-    """Remove what an interrupted run left; refuse to remove anything else."""
+    """Remove what an interrupted run left; refuse to remove anything else.
+
+    The file that says whose folder it is stays to the end, and what says that the run is finished goes first: whenever
+    this is interrupted, it can be done again.
+    """
     if run.folder.exists() and any(run.folder.iterdir()):
         if not (run.folder / _SETTINGS).is_file():
             raise FileExistsError(
                 f"{run.folder} holds files that are not of an earlier comparison; choose another --output"
             )
-        shutil.rmtree(run.folder)
+        (run.folder / _MARKER).unlink(missing_ok=True)
+        for path in run.folder.iterdir():
+            if path.name == _SETTINGS:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     run.folder.mkdir(parents=True, exist_ok=True)
