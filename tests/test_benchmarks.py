@@ -23,6 +23,11 @@ LOGGING = {
 PIPELINE = {"ours", "published, 0 workers", "published, 2 workers"}
 # script: words of a small run, key of its rows in the result, their names
 CASES = {
+    "dash_cost": (
+        "--batch 4 --batches 30 --rounds 1",
+        "ways",
+        {"ours", "published, all 30 batches", "published, the same 26", "the gradients alone"},
+    ),
     "data_pipeline": (
         "--samples 600 --rounds 1 --workers 0 2 --only fashion-mnist",
         "shapes/fashion-mnist",
