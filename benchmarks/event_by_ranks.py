@@ -73,9 +73,7 @@ def main() -> None:
     for ranks, each in times.items():
         middle, least, most = ratio(first, each)
         rows[ranks] = {"seconds": round(statistics.median(each), 3), "ratio": round(middle, 2)}
-        print(
-            f"{ranks:>2s} ranks  {rows[ranks]['seconds']:8.3f} s  × {middle:.2f} ({least:.2f} – {most:.2f})", flush=True
-        )
+        print(f"{ranks:>8s}  {rows[ranks]['seconds']:8.3f} s  × {middle:.2f} ({least:.2f} – {most:.2f})", flush=True)
     publish({"ranks": rows}, options.json)
 
 
