@@ -1,6 +1,7 @@
 """The command line: Lightning's own (`fit`, `validate`, `test`) over YAML recipes, and our commands beside it."""
 
 import os
+import reprlib
 import sys
 import traceback
 import warnings
@@ -24,6 +25,8 @@ from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.checkpoints import diagnose_command, reinit_command
 from lightning_fire.compare import ablation, sweep
 from lightning_fire.compare import command as compare
+from lightning_fire.recipe.check import check_recipe
+from lightning_fire.recipe.parser import RecipeParser
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -45,10 +48,10 @@ class RecipeCLI(LightningCLI):
             auto_configure_optimizers=False,
             seed_everything_default=0,
             save_config_kwargs={"overwrite": True},
+            parser_class=RecipeParser,
             parser_kwargs={
                 "formatter_class": _HelpFormatter,
-                "allow_abbrev": False,  # a misspelt key is an error
-                "prog": "lightning-fire",
+                "prog": "lightning-fire" if run else "lightning-fire select",
                 "description": "Keep networks able to learn when their data grows or changes.\n\n"
                 f"Further commands (lightning-fire COMMAND --help):\n{own}\n\n"
                 "Recipes are YAML files, later ones override: lightning-fire fit -c base.yaml -c fire.yaml",
@@ -65,6 +68,12 @@ class RecipeCLI(LightningCLI):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
             super().parse_arguments(parser, args)
+        command = self.config.get("subcommand")
+        recipes = self._parser(command)
+        try:
+            check_recipe((self.config[command] if command else self.config).as_dict(), recipes.empty)
+        except (ValueError, OSError) as error:
+            recipes.error(str(error))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the key of the method."""
@@ -79,10 +88,10 @@ class RecipeCLI(LightningCLI):
         """Build all objects; turn what they refuse into an error message of the command."""
         try:
             super().instantiate_classes()
-        except (ValueError, TypeError, MisconfigurationException) as error:
+        except Exception as error:  # what a constructor gets that its author did not think of can raise anything
             if "JSONARGPARSE_DEBUG" in os.environ:
                 raise
-            self.parser.error(str(_root_cause(error)))
+            self._parser(self.subcommand).error(_refusal(_root_cause(error)))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Give the Trainer the method, and the length that the data has."""
@@ -166,6 +175,30 @@ def _as_list(one_or_several: Any) -> list[Any]:
     return list(one_or_several) if isinstance(one_or_several, list | tuple) else [one_or_several]
 
 
+def _refusal(error: BaseException) -> str:
+    """Say what is wrong; of an error from elsewhere also what was being built, and from what."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    refused = isinstance(error, ValueError | TypeError) and frames and _is_ours(frames[-1].f_code.co_filename)
+    if refused or isinstance(error, MisconfigurationException):
+        return str(error)
+    message = next(iter(str(error).splitlines()), "")
+    problem = f"{type(error).__name__}: {message} (JSONARGPARSE_DEBUG=true shows where)"
+    for places in (frame.f_locals for frame in reversed(frames)):
+        if isinstance(kind := places.get("class_type"), type):  # of jsonargparse, which calls constructors
+            given = ", ".join(f"{name}={_brief(value)}" for name, value in places.get("kwargs", {}).items())
+            return f"{kind.__qualname__}({given}) cannot be built: {problem}"
+    return problem
+
+
+def _brief(value: Any) -> str:
+    plain = isinstance(value, str | int | float | list | tuple | dict | None)
+    return reprlib.repr(value) if plain else type(value).__name__
+
+
+def _is_ours(file: str) -> bool:
+    return Path(file).is_relative_to(Path(__file__).parent)
+
+
 def _root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
@@ -177,7 +210,6 @@ def console() -> None:
     try:
         main()
     except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:
-        origin = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
-        if not origin.is_relative_to(Path(__file__).parent):
+        if not _is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
             raise
         raise SystemExit(f"lightning-fire: error: {error}") from None

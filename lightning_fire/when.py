@@ -5,6 +5,7 @@ loaded, no batch seen) and the start of a batch. A schedule is anything with `du
 those below also answer `problem(horizon)`, so that a schedule that can never be due is refused before training starts.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -76,7 +77,7 @@ class Horizon:
         return max(shares, default=None)
 
 
-class Schedule:
+class Schedule(ABC):
     """A rule for when to act: the same answer for the same clock, whatever was asked before."""
 
     def __repr__(self) -> str:
@@ -84,13 +85,13 @@ class Schedule:
         settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
+    @abstractmethod
     def due(self, clock: Clock) -> bool:
         """Tell whether `clock` is a time to act.
 
         Args:
             clock: The present moment.
         """
-        raise NotImplementedError
 
     @property
     def watched(self) -> Sequence[str]:

@@ -22,10 +22,12 @@ MAY_IMPORT = {
         "functional",
         "checkpoints",
         "compare",
+        "recipe",
         "cli",
     },  # cli only inside the function that trains, in a process
     "checkpoints": {"functional", "where", "checkpoints"},
-    "cli": {"callbacks", "checkpoints", "data", "modules", "nets", "optim", "compare"},
+    "recipe": {"checkpoints", "recipe"},
+    "cli": {"callbacks", "checkpoints", "data", "modules", "nets", "optim", "compare", "recipe"},
 }
 # room -> what it may import from elsewhere than the standard library; rooms not named are free
 ALLOWED_OUTSIDE = {"functional": {"torch"}, "where": {"torch"}, "when": set(), "nets": {"torch"}}

@@ -228,6 +228,56 @@ def test_files_with_flipped_bits(name, flips):
     attempt(name, bytes(content))
 
 
+def folder_in_bytes() -> dict[str, bytes]:
+    """A folder of two safetensors files and their index."""
+    with tempfile.TemporaryDirectory() as folder:
+        names = list(small_state())
+        files = {name: ("a" if number < 4 else "b") + ".safetensors" for number, name in enumerate(names)}
+        for file in ("a.safetensors", "b.safetensors"):
+            write_safetensors(Path(folder, file), {name: small_state()[name] for name in names if files[name] == file})
+        Path(folder, INDEX).write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": files}))
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir()}
+
+
+INDEX = "model.safetensors.index.json"
+FOLDER = folder_in_bytes()
+files = st.sampled_from(sorted(FOLDER))
+
+
+def attempt_folder(name: str, content: bytes) -> None:
+    """Either a result that can be read again, or one line and no folder."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        path, out = Path(folder, "in"), Path(folder, "out")
+        path.mkdir()
+        for file, whole in {**FOLDER, name: content}.items():
+            (path / file).write_bytes(whole)
+        try:
+            reinit_command.main([str(path), "-o", str(out), "--steps", "1"])
+        except SystemExit as refusal:
+            assert str(refusal).startswith("lightning-fire reinit: error: ")
+            assert not out.exists()
+        else:
+            diagnose_command.main([str(out)])
+        assert {file.name for file in Path(folder).iterdir()} <= {"in", "out"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(files, places)
+@example(INDEX, 0)
+def test_folders_with_a_file_cut_anywhere(name, place):
+    attempt_folder(name, FOLDER[name][: place % len(FOLDER[name])])
+
+
+@settings(max_examples=120, deadline=None)
+@given(files, st.lists(st.tuples(places, st.integers(0, 7)), min_size=1, max_size=3))
+def test_folders_with_flipped_bits(name, flips):
+    content = bytearray(FOLDER[name])
+    size = len(content) if name == INDEX else 8 + int.from_bytes(content[:8], "little")
+    for place, bit in flips:
+        content[place % size] ^= 1 << bit
+    attempt_folder(name, bytes(content))
+
+
 # memory
 
 

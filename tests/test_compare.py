@@ -169,6 +169,8 @@ def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys)
         ),
         (["--seeds", "0"], "must be at least 1"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
+        (["--set", "trainer.max_epochs=1", "trainer.max_epochs=2"], "--set gives trainer.max_epochs twice"),
+        (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
         (["--set", "trainer.max_epochs=[1"], "while parsing a flow sequence"),
         (["--set", "trainer=1", "trainer.max_epochs=1"], "gives 'trainer' a value and, in 'trainer.max_epochs=1'"),
     ],

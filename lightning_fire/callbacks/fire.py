@@ -71,7 +71,8 @@ class FIRECallback(EventCallback):
         name: str | None = None,
     ):
         super().__init__(when, name, curvature, loss)
-        fire(torch.eye(1), steps, coefficients, scale)  # refuses what is out of range
+        some = min(steps, 1) if isinstance(steps, int) else steps
+        fire(torch.eye(1), some, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
         if isinstance(where, str):
             raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")

@@ -9,6 +9,7 @@ from lightning_fire.checkpoints.atomic import atomic_file, require_free
 from lightning_fire.checkpoints.diagnose import MEASURES, Diagnosis, as_json, diagnose, table
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.selection import StoredSelection, about
 from lightning_fire.checkpoints.weights import StoredWeights
 
@@ -50,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
     try:
         return _run(options)
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"lightning-fire diagnose: error: {error}") from None
+        raise SystemExit(f"lightning-fire diagnose: error: {printable(str(error))}") from None
 
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:
@@ -63,9 +64,9 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
     print(f"{options.checkpoint}: {checkpoint.description}\n")
-    print(table(rows))
+    print(printable(table(rows)))
     if refused := selection.refused():
-        print(f"\n{selection}" if options.all else f"not taken: {about(refused)}")
+        print(printable(f"\n{selection}" if options.all else f"not taken: {about(refused)}"))
     if options.json:
         _write_json(options, checkpoint, selection, rows)
     if options.picture:

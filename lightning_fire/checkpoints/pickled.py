@@ -13,6 +13,7 @@ from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.checkpoints.change import Change
 from lightning_fire.checkpoints.shared_memory import stored_tensors
 
+_WAY_OUT = " If you trust where it comes from: --unsafe-pickle"
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 
 
@@ -34,7 +35,7 @@ class PickledCheckpoint:
 
     def __init__(self, path: Path, unsafe: bool = False):
         self.path = path
-        self._content = _load(path, unsafe)
+        self._content = load_pickled(path, unsafe, _WAY_OUT)
         place, state = _state_of(self._content)
         if not state:
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
@@ -83,24 +84,45 @@ class PickledCheckpoint:
                 raise OSError(f"{output} cannot be written: {_first_line(error)}") from error
 
 
-def _load(path: Path, unsafe: bool) -> Any:
+def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
+    """Load a file of `torch.save`, mapped into memory where it allows that.
+
+    Args:
+        path: The file.
+        unsafe: Whether to unpickle any Python object in it, which runs any code in it.
+        way_out: What to say where only `unsafe` loads it.
+
+    Raises:
+        ValueError: If it is broken, compressed, or what only `unsafe` loads.
+        OSError: If it cannot be read.
+    """
     with path.open("rb") as file:
         if not file.read(1):
             raise ValueError(f"{path} is empty")
+    if _is_compressed(path):  # torch maps what is packed as if it were the values, and unpacks without a limit
+        raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it anew without compression")
     try:
         # files from before torch 1.6 are no zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
-        raise ValueError(f"{path} {_what_is_wrong(error)}") from None
+        raise ValueError(f"{path} {_what_is_wrong(error, way_out)}") from None
 
 
-def _what_is_wrong(error: Exception) -> str:
+def _is_compressed(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+    except Exception:  # no archive, or a broken one, of which torch will tell
+        return False
+
+
+def _what_is_wrong(error: Exception, way_out: str) -> str:
     if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
         return f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
     if found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
         return (
             f"holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code that the"
-            " file contains. If you trust where it comes from: --unsafe-pickle"
+            f" file contains.{way_out}"
         )
     return f"is no complete checkpoint of torch: {_first_line(error)}"
 

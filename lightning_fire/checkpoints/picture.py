@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.checkpoints.diagnose import Diagnosis
+from lightning_fire.checkpoints.printable import printable
 
 _ROW = 0.2  # inches
 _MOST_PIXELS = 30_000  # high; half of what the drawing library can do
@@ -37,9 +38,9 @@ def draw(rows: Sequence[Diagnosis], path: Path, title: str) -> None:
     _draw_spread(spread, rows)
     _draw_bars(deviation, [row.value("dfi") for row in rows], _BLUE, "deviation from isometry\n(normalised DfI)")
     _draw_bars(cost, [row.value("sfe") for row in rows], _ORANGE, "what FIRE would change\n(SFE / ‖W‖²)")
-    spread.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=7)
+    spread.set_yticks(range(len(rows)), [printable(row.name) for row in rows], fontsize=7, parse_math=False)
     spread.set_ylim(len(rows) - 0.4, -0.6)
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     try:
         with atomic_file(path) as part:
             dots = min(130, int(_MOST_PIXELS / height))

@@ -13,6 +13,7 @@ from lightning_fire.checkpoints.change import Change
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.reinit import Tally, by_fire, towards
 from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
 from lightning_fire.checkpoints.sharded import ShardedSafetensors
@@ -73,7 +74,7 @@ def main(args: Sequence[str] | None = None) -> Tally:
     try:
         return _run(options)
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"lightning-fire reinit: error: {error}") from None
+        raise SystemExit(f"lightning-fire reinit: error: {printable(str(error))}") from None
 
 
 def _run(options: argparse.Namespace) -> Tally:
@@ -92,7 +93,7 @@ def _run(options: argparse.Namespace) -> Tally:
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
         f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}, {time.perf_counter() - start:.1f} s"
     )
-    print("".join(f"note: {note}\n" for note in notes), end="")
+    print(printable("".join(f"note: {note}\n" for note in notes)), end="")
     return tally
 
 

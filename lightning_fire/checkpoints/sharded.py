@@ -61,12 +61,15 @@ class ShardedSafetensors:
             change: Gets a name and a tensor, and changes the tensor in place.
 
         Raises:
-            ValueError: If `output` is inside this folder, or this folder inside `output`.
+            ValueError: If `output` is inside this folder, or this folder inside `output`; or if a link in this folder
+                leads to a folder, which may be any, even this one.
             OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
         """
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
             raise ValueError(f"{output} and {self.path} must not lie in each other")
+        if links := [file for file in self.path.rglob("*") if file.is_symlink() and file.is_dir()]:
+            raise ValueError(f"{links[0]} is a link to a folder, of which no copy can be made")
         with atomic_folder(output) as part:
             shutil.copytree(self.path, part)  # links are followed: a model in Hugging Face's cache consists of them
             for file, shard in self._shards.items():

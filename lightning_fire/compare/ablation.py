@@ -18,6 +18,7 @@ from lightning_fire.compare.runs import Run, merged, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
 from lightning_fire.compare.whole_file import whole_file
+from lightning_fire.recipe.strict_yaml import read_yaml
 
 SUMMARY = "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure"
 _DEFAULT_STEPS = 10
@@ -97,8 +98,8 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
         ValueError: If the overlay is not of one FIRECallback alone.
     """
     own = [run for run in runs if run.method == "fire"]
-    overlay = yaml.safe_load(own[0].configs[-1].read_text())
-    method = overlay.get("intervention")
+    overlay = read_yaml(own[0].configs[-1])
+    method = overlay.get("intervention") if isinstance(overlay, Mapping) else None
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"{own[0].configs[-1]} has not one FIRECallback as its intervention: {method}")
     if (method.get("init_args") or {}).get("steps", _DEFAULT_STEPS) == steps:
@@ -164,7 +165,7 @@ def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
         title: Its title.
     """
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, parse_math=False)
     accuracy, along, *bars = axes.values()
     _curve(accuracy, by_steps, "final", "C0")
     if "vanilla" in by_method:
@@ -200,7 +201,7 @@ def _bars(axis: Axes, numbers: Numbers, measure: str) -> None:
     mean, spread = _mean_and_spread(numbers, measure)
     colors = ["C0" if method == "fire" else "0.7" for method in numbers]
     axis.bar(list(numbers), mean, yerr=spread, color=colors, capsize=3)
-    axis.set_xticks(range(len(numbers)), list(numbers), rotation=30, ha="right")
+    axis.set_xticks(range(len(numbers)), list(numbers), rotation=30, ha="right", parse_math=False)
     axis.grid(axis="y", alpha=0.25)
 
 

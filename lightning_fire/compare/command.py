@@ -12,6 +12,7 @@ from lightning_fire.compare.publish import publish
 from lightning_fire.compare.runs import Run, default_jobs, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
+from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
 
@@ -148,5 +149,8 @@ def nested(assignments: Sequence[str]) -> dict:
                 raise ValueError(f"--set gives {parent!r} a value and, in {assignment!r}, keys below it")
         if isinstance(place.get(last), dict):
             raise ValueError(f"--set gives {last!r} keys below it and, in {assignment!r}, a value")
+        if last in place:
+            raise ValueError(f"--set gives {key} twice")
+        require_unambiguous(value)
         place[last] = yaml.safe_load(value)
     return result

@@ -1,5 +1,6 @@
 """The picture of a comparison as a page: names in the legend switch curves on and off, the wheel zooms."""
 
+from html import escape
 from pathlib import Path
 
 from lightning_fire.compare.report import Band, Histories, accuracy_range, band, colors, label_of
@@ -28,7 +29,7 @@ def write_page(histories: Histories, path: Path, title: str) -> None:
         dfi = band(runs, [run.dfi_with_events() for run in runs])
         for row, curve in ((1, accuracy), (2, dfi)):
             common = {"legendgroup": method, "mode": "lines", "line_color": color, "x": curve.place}
-            names = {"name": label_of(method, runs), "showlegend": row == 1}
+            names = {"name": escape(label_of(method, runs), quote=False), "showlegend": row == 1}
             figure.add_trace(Scatter(**common, **names, y=curve.mean, line_width=2), row=row, col=1)
             figure.add_trace(_shade(Scatter, curve, color, method), row=row, col=1)
     every = [run for runs in histories.values() for run in runs.values()]
@@ -38,7 +39,9 @@ def write_page(histories: Histories, path: Path, title: str) -> None:
     figure.update_yaxes(title_text="test accuracy", range=accuracy_range(every), row=1)
     figure.update_yaxes(title_text="normalised DfI", type="log", row=2)
     figure.update_xaxes(title_text="chunks of data (all epochs of a chunk between two dashed lines)", row=2)
-    figure.update_layout(title=title, template="plotly_white", legend_title="final accuracy", height=800)
+    figure.update_layout(
+        title=escape(title, quote=False), template="plotly_white", legend_title="final accuracy", height=800
+    )
     figure.write_html(path, include_plotlyjs=True)
 
 

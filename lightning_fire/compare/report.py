@@ -212,12 +212,14 @@ def draw(histories: Histories, path: Path, title: str) -> None:
         for chunk in range(1, chunks):
             axis.axvline(chunk, color="black", linestyle="--", linewidth=1, alpha=0.5)
     top.set_ylim(*accuracy_range(every))
-    top.set_title(title)
+    top.set_title(title, parse_math=False)
     top.set_ylabel("test accuracy")
     if len(histories) <= 6:
-        top.legend(loc="lower right", title="final accuracy")
+        legend = top.legend(loc="lower right", title="final accuracy")
     else:  # it would hide the curves
-        figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", title="final accuracy")
+        legend = figure.legend(*top.get_legend_handles_labels(), loc="outside right upper", title="final accuracy")
+    for entry in legend.get_texts():
+        entry.set_parse_math(False)
     bottom.set_yscale("log")
     bottom.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     for ticks in (bottom.yaxis.set_major_formatter, bottom.yaxis.set_minor_formatter):
@@ -251,6 +253,7 @@ def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
 
 
 def _draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
+    label = f" {label}" if label.startswith("_") else label  # matplotlib would leave it out of the legend
     axis.plot(curve.place, curve.mean, label=label, color=color, linewidth=1.6)
     low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
     axis.fill_between(curve.place, low, high, color=color, alpha=0.2, linewidth=0)

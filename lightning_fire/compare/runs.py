@@ -342,8 +342,8 @@ def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
     """Return what tells apart trainings that differ, wherever their folders are."""
     place = Path(run.method) / f"seed{run.seed}"
     run = replace(run, folder="output" / place, start=None, checkpoint=run.checkpoint and Path("checkpoint"))
-    parts = [path.read_text() for path in run.configs] + [yaml.safe_dump(run.settings(extra))]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    parts = [path.read_bytes() for path in run.configs] + [yaml.safe_dump(run.settings(extra)).encode()]
+    return hashlib.sha256(b"\n".join(parts)).hexdigest()
 
 
 def _make_room(run: Run) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.compare.runs import SHARED_START, Run, is_finished
+from lightning_fire.recipe.strict_yaml import read_yaml
 
 # what does nothing until the data changes, if `when` is AtNewData, or if `start_chunk` is at least 1
 _EVENTS = {"FIRECallback", "FullReset", "ShrinkAndPerturb", "DASH", "PlasticityInjection"}
@@ -52,7 +52,10 @@ class SaveStart(Callback):
         """Save, after all that the end of an epoch brings."""
         if self._reached:
             if trainer.is_global_zero:
-                torch.save(_collect_rng_states(), _random_states(self.path))
+                states = _collect_rng_states()
+                algorithm, keys, *rest = states["numpy"]
+                states["numpy"] = (algorithm, keys.tolist(), *rest)  # loads without unpickling
+                torch.save(states, _random_states(self.path))
             trainer.save_checkpoint(self.path)
 
 
@@ -71,7 +74,7 @@ class GoOnFromStart(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put them back."""
-        _set_rng_states(torch.load(_random_states(self.path), weights_only=False))  # a file of this comparison
+        _set_rng_states(torch.load(_random_states(self.path), weights_only=True))
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Run]:
@@ -105,14 +108,14 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Ru
 def _is_idle_at_first(run: Run) -> bool:
     """Tell whether a run is the base with methods that all wait for new data, and nothing else."""
     try:
-        base, *overlays = (yaml.safe_load(path.read_text()) for path in run.configs)
+        base, *overlays = (read_yaml(path) for path in run.configs)
         methods = [overlay["intervention"] for overlay in overlays if set(overlay) == {"intervention"}]
         return (
             "intervention" not in base
             and len(methods) == len(overlays)
             and all(_waits(spec) for method in methods for spec in (method if isinstance(method, list) else [method]))
         )
-    except (AttributeError, KeyError, TypeError, yaml.YAMLError):  # the run itself will say what is wrong with it
+    except (AttributeError, KeyError, TypeError, ValueError):  # the run itself will say what is wrong with it
         return False
 
 

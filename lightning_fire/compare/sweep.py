@@ -16,6 +16,7 @@ from lightning_fire.compare.history import History
 from lightning_fire.compare.publish import publish
 from lightning_fire.compare.runs import SEARCH_SPACE, Run, merged, plan, recipe_name
 from lightning_fire.compare.train import train
+from lightning_fire.recipe.strict_yaml import read_yaml
 
 SUMMARY = "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'"
 _ARGUMENTS = "intervention.init_args"
@@ -122,12 +123,14 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
         ValueError: If the file has no space for the method, or one that is neither.
         OSError: If there is no such file.
     """
-    spaces = yaml.safe_load(path.read_text())
+    spaces = read_yaml(path)
     if not isinstance(spaces, Mapping) or not isinstance(spaces.get(method), Mapping) or not spaces[method]:
-        known = sorted(spaces) if isinstance(spaces, Mapping) else "none"
+        known = sorted(map(str, spaces)) if isinstance(spaces, Mapping) else "none"
         raise ValueError(f"{path} has no search space for {method!r}; there are {known}")
     space = {}
     for name, values in spaces[method].items():
+        if not isinstance(name, str):
+            raise ValueError(f"{path}: {method} has {name!r}, which is no name of a hyper-parameter")
         if isinstance(values, list) and values:
             space[name] = [_number_of(value) for value in values]
         elif isinstance(values, Mapping) and _is_range(bounds := {k: _number_of(v) for k, v in values.items()}):
@@ -159,7 +162,8 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    methods = [(yaml.safe_load(path.read_text()) or {}).get("intervention") for path in run.configs[1:]]
+    overlays = [read_yaml(path) for path in run.configs[1:]]
+    methods = [overlay.get("intervention") if isinstance(overlay, Mapping) else None for overlay in overlays]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
 

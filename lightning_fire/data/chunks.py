@@ -5,6 +5,7 @@ no DataLoaders and no Lightning in here: labels in, sample numbers out. All draw
 seeded with `seed`: the same on every rank and platform, and the global random state stays as it was.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,7 +17,7 @@ from torch import Tensor
 Access = Literal["cumulative", "current"]
 
 
-class Protocol:
+class Protocol(ABC):
     """A rule by which data arrives.
 
     Attributes:
@@ -37,7 +38,8 @@ class Protocol:
         if self.access not in ("cumulative", "current"):
             raise ValueError(f"`access` must be 'cumulative' or 'current', got {self.access!r}")
         if self.num_chunks < 1:
-            raise ValueError(f"the number of chunks or phases must be at least 1, got {self.num_chunks}")
+            name = "num_phases" if self.by_class else "num_chunks"
+            raise ValueError(f"`{name}` must be at least 1, got {self.num_chunks}")
         if len(self.epochs_per_chunk) != self.num_chunks:
             raise ValueError(f"`epochs` must be one number or one per chunk ({self.num_chunks}), got {self.epochs!r}")
         if min(self.epochs_per_chunk) < 1:
@@ -90,8 +92,8 @@ class Protocol:
         """
         return [None] * self.num_chunks
 
-    def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
-        raise NotImplementedError
+    @abstractmethod
+    def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True)

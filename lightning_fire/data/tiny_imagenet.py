@@ -5,19 +5,21 @@ from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile, ZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile
 from zlib import error as ZlibError
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
+from torchvision.datasets.utils import check_integrity
 
 from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.files import damaged, require_file
 
 _TOP = "tiny-imagenet-200"
 _SIZE = (64, 64)
+_LARGEST = 2**22  # bytes; its lists and images are below a tenth of that
 
 
 class TinyImageNetDataModule(ChunkedDataModule):
@@ -34,6 +36,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
     """
 
     url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+    md5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
     def __init__(
         self,
@@ -57,13 +60,17 @@ class TinyImageNetDataModule(ChunkedDataModule):
         return Path(self.root) / f"{_TOP}.zip"
 
     def prepare_data(self) -> None:
-        """Download the file if asked to; Lightning calls this in one process only."""
+        """Download the file if asked to; Lightning calls this in one process only.
+
+        Raises:
+            RuntimeError: If what was sent is not the published file.
+        """
         if self.download and not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".zip.partial")
             torch.hub.download_url_to_file(self.url, str(partial))
-            if not is_zipfile(partial):
-                raise damaged(partial, f"what {self.url} sent is not a whole zip file")
+            if not check_integrity(str(partial), self.md5):
+                raise damaged(partial, f"the MD5 sum of what {self.url} sent is not {self.md5}")
             partial.replace(self.path)  # at once: no process ever sees half a file
 
     def load(self) -> tuple[Dataset, Dataset]:
@@ -99,7 +106,15 @@ def _listed(archive: ZipFile, num_classes: int) -> tuple[list[tuple[str, int]], 
 
 
 def _lines(archive: ZipFile, member: str) -> list[list[str]]:
-    return [line.split() for line in archive.read(f"{_TOP}/{member}").decode().splitlines() if line.strip()]
+    return [line.split() for line in _read(archive, f"{_TOP}/{member}").decode().splitlines() if line.strip()]
+
+
+def _read(archive: ZipFile, name: str) -> bytes:
+    """Read a member, whose sum is kept in the archive, unless it would unpack into more than it can be."""
+    size = archive.getinfo(name).file_size
+    if size > _LARGEST:
+        raise ValueError(f"{name} would take {size} bytes, more than {_LARGEST}")
+    return archive.read(name)
 
 
 def _check_complete(archive: ZipFile, listed: set[str]) -> None:
@@ -115,13 +130,13 @@ def _decode(archive: ZipFile, entries: Sequence[tuple[str, int]]) -> TensorDatas
 
     def decode(i: int) -> None:
         name = entries[i][0]
-        content = archive.read(name)  # checks the sum kept in the archive
+        content = _read(archive, name)
         try:
             with Image.open(BytesIO(content), formats=("JPEG",)) as image:
                 if image.size != _SIZE:
                     raise ValueError(f"it is {image.size} pixels large instead of {_SIZE}")
                 images[i] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)  # (64, 64, 3) to (3, 64, 64)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
             raise ValueError(f"cannot decode {name}: {error}") from error
 
     with ThreadPoolExecutor() as pool:

@@ -144,7 +144,11 @@ class Classifier(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
-        optimizer = self.optimizer(self.parameter_groups(self) if self.parameter_groups else self.parameters())
+        groups = self.parameter_groups(self) if self.parameter_groups else self.parameters()
+        try:
+            optimizer = self.optimizer(groups)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"`optimizer` cannot be made: {error}") from error
         if not self.warmup:
             return {"optimizer": optimizer}
         schedule = LambdaLR(optimizer, warmup_factors(self._steps_per_chunk(), self.warmup))

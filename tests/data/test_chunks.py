@@ -172,8 +172,8 @@ def test_fraction_out_of_range(fraction):
         (lambda: Continual(3, epochs=[]), r"`epochs` must be one number or one per chunk \(3\), got \(\)"),
         (lambda: Continual(epochs=0), r"`epochs` must be at least 1, got 0"),
         (lambda: WarmStart(epochs=(5, -1)), r"`epochs` must be at least 1, got \(5, -1\)"),
-        (lambda: Continual(0), r"number of chunks or phases must be at least 1, got 0"),
-        (lambda: ClassIncremental(0), r"number of chunks or phases must be at least 1, got 0"),
+        (lambda: Continual(0), r"`num_chunks` must be at least 1, got 0"),
+        (lambda: ClassIncremental(0), r"`num_phases` must be at least 1, got 0"),
         (lambda: WarmStart(access="all"), r"`access` must be 'cumulative' or 'current', got 'all'"),
     ],
 )

@@ -79,6 +79,21 @@ def test_no_warm_up_for_data_without_chunks_and_for_zero(tmp_path):
         trainer(max_epochs=-1).fit(Classifier(net(), 4), loader)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (
+            lambda parameters: torch.optim.Adam(parameters, lr=-1.0),
+            "`optimizer` cannot be made: Invalid learning rate: -1",
+        ),
+        (lambda parameters: torch.optim.Adam(parameters, lrr=1.0), "`optimizer` cannot be made: .* argument 'lrr'"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_made(tmp_path, optimizer, message):
+    with pytest.raises(ValueError, match=message):
+        run(tmp_path, Continual(2, epochs=1), module=Classifier(net(), 4, optimizer=optimizer))
+
+
 def test_accuracies_equal_a_count_by_hand(tmp_path):
     module, log = run(tmp_path, ClassIncremental(2, epochs=2))
     data = chunked(ClassIncremental(2, epochs=2))

@@ -1,0 +1,106 @@
+"""What is wrong with a recipe though each of its keys is known and of its type."""
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from torch import nn
+
+from lightning_fire.checkpoints.pickled import load_pickled
+
+_LARGEST_SEED = 2**32 - 1  # NumPy's
+_BASES = (Callback, LightningDataModule, LightningModule, nn.Module)  # what `{}` in their place makes
+
+
+def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> None:
+    """Check a recipe before anything is built.
+
+    Args:
+        config: What was parsed, as nested dictionaries.
+        empty: The keys that were written with `{}` for a value.
+
+    Raises:
+        ValueError: If a key is unknown, holds null where it cannot, or a class that does nothing; if the seed is none,
+            or the checkpoint would run code.
+        OSError: If the checkpoint is missing.
+    """
+    if unknown := [".".join(key) for key in empty if not _arrived(config, key)]:
+        raise ValueError(f"there is no key {', '.join(unknown)}")
+    trainer, seed = config["trainer"], config["seed_everything"]
+    if not isinstance(trainer, Mapping):
+        raise ValueError(f"trainer must hold keys with values, got {trainer!r}")
+    built = list(_built(config))
+    if bases := [place for place, kind, _ in built if kind in _BASES]:
+        raise ValueError(f"{', '.join(bases)} must name a class with class_path, and not one that does nothing")
+    nulls = [f"{place}.init_args.{name}" for place, kind, given in built for name in _impossible_nulls(kind, given)]
+    if nulls := [*nulls, *(f"trainer.{name}" for name in _impossible_nulls(Trainer, trainer))]:
+        raise ValueError(f"null, or nothing after the colon, is no value of {', '.join(nulls)}")
+    if not isinstance(seed, bool | None) and not 0 <= seed <= _LARGEST_SEED:
+        raise ValueError(f"seed_everything must be between 0 and {_LARGEST_SEED}, got {seed}")
+    _check_checkpoint(config.get("ckpt_path"), config.get("weights_only"))
+
+
+def _arrived(config: Any, key: Sequence[str]) -> bool:
+    """Tell whether a key is in a configuration, in any item where it leads through a list."""
+    if not key or key[0] in ("init_args", "dict_kwargs"):  # these may be empty
+        return len(key) < 2 or _arrived(config, key[1:])
+    if isinstance(config, list):
+        return any(_arrived(item, key) for item in config)
+    if not isinstance(config, Mapping):
+        return False
+    arguments = config.get("init_args") or {}
+    holder = config if key[0] in config else arguments
+    return key[0] in holder and _arrived(holder[key[0]], key[1:])
+
+
+def _built(value: Any, place: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    """Return all that is to be built: the key, dotted, the class, and its arguments."""
+    if isinstance(value, Mapping):
+        if isinstance(value.get("class_path"), str):
+            yield place, _imported(value["class_path"]), value.get("init_args") or {}
+        for key, inner in value.items():
+            yield from _built(inner, ".".join(filter(None, (place, str(key)))))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _built(inner, f"{place}[{number}]")
+
+
+def _impossible_nulls(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
+    """Return the arguments that are None, and must not be: jsonargparse does not mind."""
+    return [name for name, value in arguments.items() if value is None and not _takes_null(kind, name)]
+
+
+def _takes_null(source: Any, name: str) -> bool:
+    """Tell whether an argument may be None; in doubt it may."""
+    sources = [vars(kind).get("__init__") for kind in inspect.getmro(source)] if inspect.isclass(source) else [source]
+    for constructor in filter(callable, sources):  # a base's, where `**options` are handed on to it
+        try:
+            parameter = inspect.signature(constructor).parameters.get(name)
+            hint = get_type_hints(constructor).get(name, Any)
+        except (TypeError, ValueError, NameError, AttributeError):
+            return True
+        if parameter is not None:
+            free = any(kind in (None, type(None), Any, object) for kind in (hint, *get_args(hint)))
+            return free or parameter.default is None or isinstance(hint, TypeVar)
+    return True
+
+
+def _imported(class_path: str) -> Any:
+    module, _, name = class_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):  # a class inside a class
+        return None
+
+
+def _check_checkpoint(path: str | None, weights_only: bool | None) -> None:
+    """Refuse a file to go on from that is missing, broken, or would run code; the Trainer knows names and addresses."""
+    if path is None or path in ("best", "last", "hpc") or ":" in str(path):
+        return
+    if not Path(path).exists():
+        raise FileNotFoundError(f"ckpt_path: {path} does not exist")
+    if Path(path).is_file() and weights_only is not False:
+        load_pickled(Path(path))

@@ -1,0 +1,88 @@
+"""The parser of recipes: Lightning's, but strict about YAML, and short about what is wrong."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+import yaml
+from jsonargparse import get_loader, set_loader
+from lightning.pytorch.cli import LightningArgumentParser
+
+from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
+
+_MODE = "lightning-fire"
+
+
+def _load(text: str) -> Any:
+    require_unambiguous(text)
+    try:
+        return get_loader("yaml")(text)
+    except ValueError as error:  # of a number
+        raise yaml.YAMLError(str(error)) from None
+
+
+set_loader(_MODE, _load, exceptions=(yaml.YAMLError,))
+
+
+class RecipeParser(LightningArgumentParser):
+    """Refuses a file that is no YAML, or has a key twice, by its name; leaves the long usage to `--help`.
+
+    Attributes:
+        empty: The keys of all files with `{}` for a value, which jsonargparse drops where it does not know them.
+    """
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **{"parser_mode": _MODE, "allow_abbrev": False, **options})
+        self.empty: list[tuple[str, ...]] = []
+
+    def parse_path(self, path: Any, *args: Any, **options: Any) -> argparse.Namespace:
+        """Parse a file.
+
+        Args:
+            path: The file.
+            *args: As for jsonargparse.
+            **options: Likewise.
+        """
+        if Path(path).is_file():
+            try:
+                content = read_yaml(Path(path), load=get_loader("yaml"))
+            except (ValueError, OSError) as error:
+                self.error(str(error))
+            if not isinstance(content, dict):
+                self.error(f"{path} must hold keys with values, got {content!r}")
+            self.empty += _empty(content)
+        return super().parse_path(path, *args, **options)
+
+    def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
+        """Say what is wrong, without empty lines, and exit.
+
+        Args:
+            message: What is wrong.
+            *args: As for jsonargparse.
+            **options: Likewise.
+        """
+        super().error("\n".join(line for line in message.splitlines() if line.strip()), *args, **options)
+
+    def print_usage(self, file: IO[str] | None = None) -> None:
+        """Print one line in the place of all keys; argparse calls it before an error.
+
+        Args:
+            file: Where to.
+        """
+        if self._subcommands_action:
+            return super().print_usage(file)
+        command = self.prog.replace(" [options]", "")
+        self._print_message(f"usage: {command} -c BASE.yaml [-c OVERLAY.yaml ...] [--KEY VALUE ...]\n", file)
+
+
+def _empty(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Return the places of all empty mappings; lists do not count as steps on the way."""
+    if isinstance(value, dict):
+        if not value:
+            yield place
+        for key, inner in value.items():
+            yield from _empty(inner, (*place, *str(key).removesuffix("+").split(".")))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _empty(inner, place)

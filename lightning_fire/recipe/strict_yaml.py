@@ -1,0 +1,101 @@
+"""YAML, read strictly: what is written twice is an error, where YAML would silently take the last."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_MERGE = "tag:yaml.org,2002:merge"  # the key <<
+
+
+def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
+    """Read a YAML file without running anything in it.
+
+    Args:
+        path: The file.
+        load: What makes values of its text.
+
+    Returns:
+        Mappings, lists, strings, numbers, truth values, dates; None of an empty file.
+
+    Raises:
+        ValueError: If it is no YAML, or has a key twice; names the file and the line.
+        OSError: If it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        require_unambiguous(text)
+        return load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates raise ValueError
+        raise ValueError(f"{path}{_place_and_problem(error)}") from None
+
+
+def require_unambiguous(text: str) -> None:
+    """Refuse YAML that says a thing twice, also as `a.b: 1` beside `a: {b: 2}`, or `a+: …` beside `a: …`.
+
+    Args:
+        text: The YAML.
+
+    Raises:
+        yaml.YAMLError: If it does, holds itself by an alias, or is no YAML; says where.
+
+    Example:
+        >>> require_unambiguous("{steps: 5, steps: 10}")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        yaml.error.MarkedYAMLError: the key steps is given twice
+        ...line 1, column 12...
+    """
+    try:
+        for mapping in _mappings(yaml.compose(text, Loader=yaml.SafeLoader), ()):
+            _require_different(_keys(mapping))
+            _require_different(_leaves(mapping))
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+
+
+def _mappings(node: yaml.Node | None, above: tuple[int, ...]) -> Iterator[yaml.MappingNode]:
+    """Return all mappings, the outermost first."""
+    if id(node) in above:
+        raise yaml.MarkedYAMLError(problem="an alias leads to what it is part of", problem_mark=node.start_mark)
+    if isinstance(node, yaml.MappingNode):
+        yield node
+        children = [child for pair in node.value for child in pair]
+    else:
+        children = node.value if isinstance(node, yaml.SequenceNode) else []
+    for child in children:
+        yield from _mappings(child, (*above, id(node)))
+
+
+def _keys(mapping: yaml.MappingNode) -> Iterator[tuple[str, yaml.Mark]]:
+    """Return the keys of a mapping; jsonargparse's `key+` appends to what `key` would set."""
+    for key, _ in _plain(mapping):
+        yield key.value.removesuffix("+"), key.start_mark
+
+
+def _leaves(mapping: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, yaml.Mark]]:
+    """Return the keys that set values, dotted, as jsonargparse takes them."""
+    for key, value in _plain(mapping):
+        if isinstance(value, yaml.MappingNode):
+            yield from _leaves(value, f"{prefix}{key.value}.")
+        else:
+            yield prefix + key.value.removesuffix("+"), key.start_mark
+
+
+def _plain(mapping: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return the entries without merges: a key beside << overrides on purpose."""
+    return [(k, v) for k, v in mapping.value if isinstance(k, yaml.ScalarNode) and k.tag != _MERGE]
+
+
+def _require_different(keys: Iterator[tuple[str, yaml.Mark]]) -> None:
+    seen = set()
+    for key, mark in keys:
+        if key in seen:
+            raise yaml.MarkedYAMLError(problem=f"the key {key} is given twice", problem_mark=mark)
+        seen.add(key)
+
+
+def _place_and_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
+    return f"{f', line {mark.line + 1}' if mark else ''}: {problem}"

@@ -1,0 +1,566 @@
+"""Random recipes: each is taken as it is written, or refused in one paragraph that names the key or the file."""
+
+import contextlib
+import copy
+import io
+import json
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lightning_fire.cli import RecipeCLI, console, main
+from lightning_fire.compare import ablation, sweep
+from lightning_fire.recipe.strict_yaml import read_yaml
+
+few, some, many = (settings(max_examples=n, deadline=None, derandomize=True) for n in (25, 40, 60))
+
+BASE = yaml.safe_load(
+    """
+seed_everything: 3
+model:
+  class_path: lightning_fire.modules.Classifier
+  init_args:
+    num_classes: 10
+    net:
+      class_path: lightning_fire.nets.VGG
+      init_args: {in_channels: 1, image_size: 28, stages: [[4], [8]], head_widths: []}
+    optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.001, betas: [0.9, 0.99]}}
+    warmup: 0.2
+data:
+  class_path: lightning_fire.data.SmallFashionMNISTDataModule
+  init_args:
+    batch_size: 8
+    protocol: {class_path: Continual, init_args: {num_chunks: 3, epochs: [2, 1, 1], access: current}}
+trainer:
+  accelerator: cpu
+  logger: false
+  enable_checkpointing: false
+  enable_progress_bar: false
+  enable_model_summary: false
+  limit_train_batches: 2
+  gradient_clip_val: 0.5
+  callbacks: [{class_path: OptimizerReset}, {class_path: PlasticityMonitor, init_args: {every_n_epochs: 2}}]
+"""
+)
+OVERLAY = yaml.safe_load(
+    """
+intervention:
+  class_path: FIRECallback
+  init_args:
+    when: [{class_path: AtNewData}, {class_path: AtEpochs, init_args: {epochs: [3]}}]
+    where: {class_path: Weights, init_args: {preset: cnn, exclude: [head]}}
+    steps: 5
+    scale: procrustes
+"""
+)
+
+
+class Outcome:
+    """What became of a recipe: a configuration, or a message."""
+
+    def __init__(self, config: Any, code: Any, message: str):
+        self.config, self.code, self.message = config, code, message
+
+
+def run(*texts: str | bytes) -> Outcome:
+    """Run `lightning-fire fit` on files named a.yaml, b.yaml, …, up to where training would begin."""
+    parsed: list[Any] = []
+    parse = RecipeCLI.parse_arguments
+
+    def keep(cli: RecipeCLI, *args: Any) -> None:
+        parse(cli, *args)
+        parsed.append(cli.config.fit.clone())
+
+    out, err = io.StringIO(), io.StringIO()
+    logging.disable()  # the Trainer tells much
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.disable, logging.NOTSET)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        words = ["lightning-fire", "fit"]
+        for name, text in zip("abcdef", texts, strict=False):
+            (folder / f"{name}.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+            words += ["-c", str(folder / f"{name}.yaml")]
+        stack.enter_context(patch.object(sys, "argv", words))
+        stack.enter_context(patch.object(RecipeCLI, "parse_arguments", keep))
+        stack.enter_context(patch.object(RecipeCLI, "fit", lambda cli, **_: None, create=True))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # of the Trainer, on what it is told to do
+        code: Any = 0
+        try:
+            console()
+        except SystemExit as leaving:
+            code = leaving.code
+    text = f"{err.getvalue()}\n{code if isinstance(code, str) else ''}"
+    _, _, message = text.partition("error: ")
+    assert "Traceback" not in out.getvalue() + text
+    return Outcome(None if code else parsed[0], code, message.strip())
+
+
+def check(outcome: Outcome, written: dict, names: list[str]) -> None:
+    """Taken as written, or refused in one paragraph with one of some names in it."""
+    if outcome.config is None:
+        assert outcome.code not in (0, None)
+        assert outcome.message
+        assert "\n\n" not in outcome.message
+        assert len(outcome.message.splitlines()) <= 45
+        assert any(name in outcome.message for name in names), (names, outcome.message)
+    else:
+        assert outcome.code == 0
+        assert_holds(outcome.config, written, "recipe")
+
+
+def assert_holds(config: Any, written: Any, place: str) -> None:
+    """Every key that was written is in the configuration, with its value."""
+    if isinstance(written, dict):
+        if "class_path" in written and written["class_path"] not in (None, "null"):
+            assert str(config["class_path"]).rsplit(".", 1)[-1] == written["class_path"].rsplit(".", 1)[-1], place
+            written = {key: value for key, value in written.items() if key != "class_path"}
+        for key, value in written.items():
+            *parents, last = key.removesuffix("+").split(".")
+            holder = config
+            for parent in parents:
+                holder = holder[parent]
+            assert last in holder, f"{place}.{key} is lost"
+            assert_holds(holder[last], value, f"{place}.{key}")
+    elif isinstance(written, list):
+        assert len(config) == len(written), place
+        for number, (one, other) in enumerate(zip(config, written, strict=True)):
+            assert_holds(one, other, f"{place}[{number}]")
+    elif isinstance(written, str) and not isinstance(config, str):  # a short class name, or a quoted number
+        assert meaning_of(config) == yaml.safe_load(written) or meaning_of(config).endswith(written), place
+    else:
+        assert type(config) is type(written) or isinstance(config, float), place
+        assert config == written or config != config, place  # NaN is not itself
+
+
+def meaning_of(value: Any) -> Any:
+    return value["class_path"] if hasattr(value, "class_path") else value
+
+
+def test_the_recipe_itself_is_taken_as_it_is_written():
+    outcome = run(yaml.safe_dump(BASE), yaml.safe_dump(OVERLAY))
+    assert outcome.config is not None, outcome.message
+    check(outcome, {**BASE, **OVERLAY}, [])
+    with pytest.raises(AssertionError, match=r"recipe\.model\.init_args\.wramup is lost"):
+        assert_holds(outcome.config, {"model": {"init_args": {"wramup": 0.2}}}, "recipe")
+    with pytest.raises(AssertionError, match=r"recipe\.seed_everything"):
+        assert_holds(outcome.config, {"seed_everything": 4}, "recipe")
+
+
+# where
+
+
+Path_ = tuple[str | int, ...]
+
+
+def places(value: Any, place: Path_ = ()) -> list[Path_]:
+    """Every place in a recipe, mappings and lists as well, the recipe itself first."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place, *(found for key, below in inner for found in places(below, (*place, key)))]
+
+
+def at(value: Any, place: Path_) -> Any:
+    for key in place:
+        value = value[key]
+    return value
+
+
+def with_value(place: Path_, value: Any) -> dict:
+    """The recipe, changed in one place."""
+    recipe = copy.deepcopy({**BASE, **OVERLAY})
+    at(recipe, place[:-1])[place[-1]] = value
+    return recipe
+
+
+def as_files(recipe: dict) -> list[str]:
+    """As base and overlay."""
+    overlay = {key: value for key, value in recipe.items() if key in OVERLAY}
+    base = {key: value for key, value in recipe.items() if key not in OVERLAY}
+    return [yaml.safe_dump(one, allow_unicode=True, sort_keys=False) for one in (base, overlay) if one]
+
+
+WHOLE = {**BASE, **OVERLAY}
+MAPPINGS = [place for place in places(WHOLE) if isinstance(at(WHOLE, place), dict)]
+VALUES = places(WHOLE)[1:]
+KEYS = [place for place in VALUES if isinstance(place[-1], str)]
+LINE = [".yaml, line", '""']  # what names the file and the line needs no name of the key; a key that is empty has none
+
+
+# what
+
+
+CLASSES = [
+    "lightning_fire.nets.ResNet",
+    "AtNewData",
+    "Weights",
+    "FIRECallback",
+    "lightning_fire.data.DigitsDataModule",
+    "Continual",
+    "torch.nn.ReLU",
+    "torch.optim.SGD",
+    "lightning.pytorch.Trainer",
+    "subprocess.Popen",
+    "builtins.dict",
+    "os.getcwd",
+    "lightning_fire",
+    "lightning_fire.no.Such",
+    "no_such_module.Class",
+    "Nothing",
+    "",
+    ".",
+    "a b",
+]
+LETTERS = st.text(st.sampled_from("abcxyz_ éß☃漢'\"#:-&*!|>%@`"), max_size=6)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.sampled_from([-1, 0, 1, 3, 10**30, -(10**30), -0.5, 1.5, 1e308, float("inf"), float("nan")]),
+    st.sampled_from(
+        ["", "null", "true", "5", "1e-3", "~", "[1, 2]", "{a: 1}", "../..", "\x00", "\ud800", "FIRECallback"]
+    ),
+    st.sampled_from(CLASSES),
+    LETTERS,
+)
+classes = st.fixed_dictionaries(
+    {"class_path": st.sampled_from(CLASSES)}, optional={"init_args": st.dictionaries(LETTERS, scalars, max_size=1)}
+)
+values = st.one_of(
+    scalars,
+    classes,
+    st.lists(st.one_of(scalars, classes), max_size=3),
+    st.dictionaries(LETTERS, scalars, max_size=2),
+    st.recursive(scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(LETTERS, inner, max_size=2)),
+)
+
+
+@st.composite
+def misspelt(draw: st.DrawFn) -> tuple[Path_, str]:
+    """A key of the recipe, one letter off: the place of its mapping, and what it has become."""
+    *place, key = draw(st.sampled_from(KEYS))
+    letter = draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz_"))
+    at_ = draw(st.integers(0, len(key) - 1))
+    wrong = draw(
+        st.sampled_from(
+            [
+                key[:at_] + key[at_ + 1 :],
+                key[:at_] + letter + key[at_:],
+                key[:at_] + letter + key[at_ + 1 :],
+                key[:at_] + key[at_ + 1 : at_ + 2] + key[at_] + key[at_ + 2 :],
+                key.upper(),
+                key + " ",
+            ]
+        )
+    )
+    return tuple(place), wrong
+
+
+# the properties
+
+
+@many
+@given(misspelt())
+@example(((), "interventon"))
+@example((("trainer", "callbacks", 1, "init_args"), "every_n_epoch"))
+def test_a_misspelt_key(found):
+    place, wrong = found
+    recipe = with_value((*place, wrong), next(iter(at(WHOLE, place).values())))
+    check(run(*as_files(recipe)), recipe, [wrong.strip()])
+
+
+@many
+@given(st.sampled_from(MAPPINGS), LETTERS, values)
+@example((), "interventon", {})
+@example(("trainer",), "max_epoch", {})
+@example(("intervention",), "steps", 5)
+@example(("intervention", "init_args"), "step", {"of": {}})
+@example(("intervention", "init_args", "when", 0), "epochs", [3])
+@example(("trainer", "callbacks", 0), "when", "AtNewData")
+@example(("data", "init_args", "protocol"), "num_chunks", 3)
+def test_a_key_that_is_not_known_there(place, name, value):
+    recipe = with_value((*place, name), value)
+    check(run(*as_files(recipe)), recipe, [name.strip(), *LINE])
+
+
+@many
+@given(st.sampled_from(VALUES), values)
+@example(("seed_everything",), -1)
+@example(("trainer",), None)
+@example(("model", "init_args", "net"), {})
+@example(("model", "init_args", "net", "init_args", "in_channels"), None)
+@example(("model", "init_args", "net", "init_args", "in_channels"), 10**30)
+@example(("data", "init_args", "protocol"), None)
+@example(("data", "init_args", "protocol", "init_args", "num_chunks"), 10**30)
+@example(("intervention", "init_args", "when", 0), {"class_path": "lightning_fire.nets.ResNet"})
+@example(("intervention", "init_args", "steps"), 10**30)
+def test_a_value_of_any_kind(place, value):
+    recipe = with_value(place, value)
+    *_, name = [key for key in place if isinstance(key, str) and key not in ("init_args", "class_path")]
+    others = [f"`{key}`" for key in at(WHOLE, place[:-1])]  # what is wrong may be both together
+    check(run(*as_files(recipe)), recipe, [name, *others, *LINE])
+
+
+AGAIN = "again_and_again"
+
+
+@few
+@given(st.sampled_from(KEYS), values, st.sampled_from(["plain", "plus", "dotted", "dotted first"]))
+def test_a_key_given_twice(place, value, how):
+    """YAML would take the last, whatever it is; also where jsonargparse takes `a.b` or `a+`."""
+    *above, key = place
+    numbers = [step for step, name in enumerate(above) if isinstance(name, int)]
+    recipe = copy.deepcopy(WHOLE)
+    value = 1 if isinstance(value, dict) and "dotted" in how else value
+    if how in ("plain", "plus"):
+        at(recipe, above)[AGAIN] = value
+        again = key if how == "plain" else f"{key}+"
+    else:
+        if isinstance(at(recipe, place), dict):  # both may hold other keys
+            at(recipe, place)["the_same"] = 1
+            key = f"{key}.the_same"
+        start = numbers[-1] + 1 if numbers else 0  # as far up as mappings reach
+        holder, again = at(recipe, above[:start]), ".".join([*above[start:], key])
+        if len(above) == start and "." not in again:
+            return  # not dotted
+        rest = dict(holder)
+        holder.clear()
+        holder.update({AGAIN: value, **rest} if how == "dotted first" else {**rest, AGAIN: value})
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True).replace(AGAIN, json.dumps(again))
+    outcome = run(text)
+    assert outcome.code == 2
+    assert re.search(r"a\.yaml, line \d+: ", outcome.message)
+    if "\ud800" not in str(value):  # refused before
+        assert re.search(rf"the key (\S+\.)?{re.escape(again.removesuffix('+'))} is given twice", outcome.message)
+
+
+def test_a_key_given_twice_elsewhere_than_in_a_recipe(tmp_path, monkeypatch, capsys):
+    """In a file that a recipe names, and in the words of the command."""
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(yaml.safe_dump(BASE))
+    Path("trainer.yaml").write_text("max_epochs: 4\nmax_epochs: 5\n")
+    for words in (["--trainer", "trainer.yaml"], ["-c", "{trainer: {max_epochs: 4}, trainer.max_epochs: 5}"]):
+        with pytest.raises(SystemExit) as leaving:
+            main(["fit", "-c", "base.yaml", *words])
+        assert leaving.value.code == 2
+        assert re.search(
+            r"the key (trainer\.)?max_epochs is given twice|Unable to load config", capsys.readouterr().err
+        )
+
+
+def test_a_number_that_is_none_in_the_words_of_the_command(capsys):
+    with pytest.raises(SystemExit) as leaving:
+        main(["fit", "--trainer.max_epochs", "0b_"])
+    assert leaving.value.code == 2
+    assert "trainer.max_epochs" in capsys.readouterr().err
+
+
+TEXT = "\n".join(as_files(WHOLE)).encode()
+rubbish = st.one_of(
+    st.binary(min_size=1, max_size=6),
+    st.sampled_from([b"\t", b"\n\t", b"{", b"]", b"- a\n", b": ", b"\n---\n", b"\n...\n", b"&a ", b"*a ", b"!!int "]),
+    st.sampled_from(
+        [b"!!python/object/apply:os.getcwd []\n", b"\xff\xfe", b"\x00", b"%YAML 3.0\n", b"<<: 1\n", b'"', b"|"]
+    ),
+)
+
+
+@many
+@given(st.integers(0, len(TEXT)), rubbish)
+@example(0, b"\xff\xfe")
+@example(0, b"\t")
+@example(len(TEXT), b"x: !!python/object/apply:os.getcwd []\n")
+@example(len(TEXT), b"x: &a [*a]\n")
+@example(len(TEXT), b"x: " + b"[" * 3000)
+@example(len(TEXT), b"x: " + b"9" * 5000)
+def test_rubbish_anywhere_in_a_file(place, added):
+    text = TEXT[:place] + added + TEXT[place:]
+    outcome = run(text)
+    if outcome.config is None:
+        check(outcome, {}, [""])
+    else:
+        check(outcome, yaml.safe_load(text), [])
+
+
+@few
+@given(st.integers(0, len(TEXT)))
+@example(0)
+@example(1)
+def test_a_file_cut_anywhere(place):
+    outcome = run(TEXT[:place])
+    written = yaml.safe_load(TEXT[:place]) if outcome.config is not None else {}
+    check(outcome, written, [""])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "b.yaml must hold keys with values, got None"),
+        (b"# vanilla\n", "b.yaml must hold keys with values, got None"),
+        (b"- class_path: FIRECallback\n", "b.yaml must hold keys with values, got [{'class_path': 'FIRECallback'}]"),
+        (b"FIRECallback\n", "b.yaml must hold keys with values, got 'FIRECallback'"),
+        (b"\x89PNG\r\n\x1a\n\x00", "b.yaml: 'utf-8' codec can't decode byte 0x89 in position 0"),
+        (b"intervention:\n\tclass_path: X\n", "b.yaml, line 2: found character '\\t' that cannot start any token"),
+        (b"intervention: {class_path: X\n", "b.yaml, line 2: did not find expected ',' or '}'"),
+        (b"a: 1\n---\na: 2\n", "b.yaml, line 2: but found another document"),
+        (b"a: &a [*a]\n", "b.yaml, line 1: an alias leads to what it is part of"),
+        (b"a: " + b"[" * 3000, "b.yaml: it is nested too deeply"),
+        (b"a: 0b_\n", "b.yaml: invalid literal for int() with base 2"),
+    ],
+)
+def test_files_that_are_no_recipes_are_named(text, message):
+    outcome = run(yaml.safe_dump(BASE), text)
+    assert outcome.code == 2
+    assert message in outcome.message.replace(
+        "expected ',' or '}', but got '<stream end>'", "did not find expected ',' or '}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("seed_everything", -1, "seed_everything must be between 0 and 4294967295, got -1"),
+        ("seed_everything", 2**32, "seed_everything must be between 0 and 4294967295, got 4294967296"),
+        ("trainer", None, "trainer must hold keys with values, got None"),
+        ("trainer.num_nodes", None, "is no value of trainer.num_nodes"),
+        ("model.init_args.net.init_args.in_channels", None, "is no value of model.init_args.net.init_args.in_channels"),
+        ("data.init_args.batch_size", None, "is no value of data.init_args.batch_size"),
+        ("data.init_args.protocol", None, "is no value of data.init_args.protocol"),
+        ("interventon", {}, "there is no key interventon"),
+        ("trainer.max_epoch", {}, "there is no key trainer.max_epoch"),
+        ("intervention.init_args.where.init_args.exlude", {"a": {}}, "intervention.init_args.where.init_args.exlude.a"),
+        ("model", {}, "model must name a class with class_path"),
+        ("model.init_args.net", {}, "model.init_args.net must name a class with class_path"),
+        ("trainer.callbacks", [{}], "trainer.callbacks[0] must name a class with class_path"),
+        ("intervention.init_args.when", {}, 'Parser key "when"'),
+        ("data.init_args.protocol.init_args.num_chunks", 0, "`num_chunks` must be at least 1, got 0"),
+        ("model.init_args.net.init_args.in_channels", 10**30, "VGG(num_classes=200, in_channels=1000000000"),
+        ("model.init_args.net.init_args.in_channels", 10**30, "JSONARGPARSE_DEBUG=true shows where"),
+    ],
+)
+def test_what_is_wrong_is_said(place, value, message):
+    outcome = run(*as_files(with_value(tuple(place.split(".")), value)))
+    assert outcome.code == 2
+    assert message in outcome.message
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "trainer.max_epochs",
+        "trainer.gradient_clip_val",
+        "model.init_args.optimizer",
+        "data.init_args.transform",
+        "intervention.init_args.when",
+        "intervention.init_args.where.init_args.include",
+        "model.init_args.optimizer.init_args.foreach",
+        "seed_everything",
+    ],
+)
+def test_null_where_it_means_something(place):
+    recipe = with_value(tuple(place.split(".")), None)
+    outcome = run(*as_files(recipe))
+    assert outcome.config is not None, outcome.message
+    check(outcome, recipe, [])
+
+
+def test_any_error_of_a_constructor_ends_in_a_message():
+    def fail(*_: Any, **__: Any) -> None:
+        raise KeyError("colour")
+
+    with patch.object(RecipeCLI, "instantiate_trainer", fail):
+        outcome = run(*as_files(WHOLE))
+    assert (outcome.code, outcome.message) == (2, "KeyError: 'colour' (JSONARGPARSE_DEBUG=true shows where)")
+
+
+def test_an_error_of_a_constructor_can_be_traced():
+    with patch.dict(os.environ, {"JSONARGPARSE_DEBUG": "true"}), pytest.raises(ValueError, match=r"empty\(\)"):
+        text = yaml.safe_dump(with_value(("model", "init_args", "net", "init_args", "in_channels"), 10**30))
+        run(text)
+
+
+def test_what_is_said_is_short():
+    """argparse would print the usage first, of a hundred lines."""
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), pytest.raises(SystemExit), warnings.catch_warnings():
+        RecipeCLI(["fit", "--trainer.max_epoch", "3"])
+    assert len(err.getvalue().splitlines()) <= 4
+    assert err.getvalue().startswith("usage: lightning-fire ")
+
+
+# the other commands over recipes
+
+
+@pytest.mark.parametrize("words", [["sweep", "--method", "fire"], ["ablation", "--methods", "fire"]])
+@few
+@given(
+    text=st.one_of(st.binary(max_size=20), values.map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode()))
+)
+@example(text=b"")
+@example(text=b"- a")
+@example(text=b"\xff")
+@example(text=b"intervention: {class_path: FIRECallback, class_path: FullReset}")
+def test_an_overlay_of_any_kind_in_the_other_commands(words, text):
+    """They read it themselves; what they take goes on to the training, which is left out here."""
+
+    class Reached(BaseException):
+        pass
+
+    def reach(*_: Any, **__: Any) -> None:
+        raise Reached
+
+    err = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(err), contextlib.ExitStack() as stack:
+        Path(folder, "base.yaml").write_text("{}")
+        Path(folder, "fire.yaml").write_bytes(text)
+        Path(folder, "search_space.yaml").write_text("fire: {steps: [1, 2]}")
+        for module, name in (
+            (sweep, "train"),
+            (sweep, "_study"),
+            (ablation, "train"),
+            (ablation, "with_shared_starts"),
+        ):
+            stack.enter_context(patch.object(module, name, reach))
+        try:
+            main([words[0], folder, *words[1:], "--output", f"{folder}/out"])
+        except SystemExit as leaving:
+            assert leaving.code == 2
+            assert "fire" in err.getvalue().partition("error: ")[2]
+        except Reached:
+            overlay = read_yaml(Path(folder, "fire.yaml"))
+            assert isinstance(overlay["intervention"], dict)
+
+
+@some
+@given(
+    text=st.one_of(
+        st.binary(max_size=20),
+        st.dictionaries(scalars, values, max_size=3).map(lambda v: yaml.safe_dump({"fire": v}).encode()),
+    )
+)
+@example(text=b"fire: {1: [2]}")
+@example(text=b"1: 2\nb: 3")
+@example(text=b"fire: {steps: [1], steps: [2]}")
+@example(text=b"fire: {steps: {low: .nan, high: 3}}")
+def test_a_search_space_of_any_kind(text):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "search_space.yaml")
+        path.write_bytes(text)
+        try:
+            space = sweep.read_space(path, "fire")
+        except ValueError as error:
+            assert str(path) in str(error)
+        else:
+            assert all(isinstance(name, str) and values for name, values in space.items())
+            assert set(space) == set(yaml.safe_load(text)["fire"])
