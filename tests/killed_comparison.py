@@ -1,10 +1,8 @@
 """A `lightning-fire compare` that is killed again and again, and started again each time."""
 
-import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 import time
@@ -14,16 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-import yaml
+from instantaneous_runs import Instantaneous
 from killed_processes import KILLED, forked, lived
 from lightning.pytorch import Callback
 from test_cli import FIRE
 from tiny_recipe import tiny_recipe
-from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fire.cli import main as lightning_fire
 from lightning_fire.compare import publish, report, runs
-from lightning_fire.compare.progress import Progress
 
 RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
 METHODS = ["vanilla", "fire", "full_reset"]
@@ -48,43 +44,6 @@ class Forked:
         if self.returncode is None and (found := os.waitpid(self.process, os.WNOHANG))[0]:
             self.returncode = os.waitstatus_to_exitcode(found[1])
         return self.returncode
-
-
-class Instantaneous:
-    """Stands in for `subprocess.Popen`: leaves what a training leaves, from logs that are there already."""
-
-    logs = Path()  # files of the name <method>.<chunk>
-    returncode = 0
-
-    def __init__(self, command, stdin, stdout, stderr, env):
-        place = Path(command[-1]).parent
-        method = place.parent.name
-        start = yaml.safe_load(Path(command[-1]).read_text()).get("ckpt_path")
-        if start:
-            assert all(Path(start).with_suffix(kind).is_file() for kind in (".ckpt", ".random"))
-        if method == runs.SHARED_START:
-            (place / "start.ckpt").touch()
-            (place / "start.random").touch()
-        for chunk in [0] if method == runs.SHARED_START else [1] if start else [0, 1]:
-            name = "vanilla" if chunk == 0 else method
-            shutil.copy(self.logs / f"{name}.{chunk}", place / f"events.out.tfevents.{chunk}")
-        (place / "progress.json").write_text(json.dumps(Progress(2, 2, 2, 2, ended=True)))
-
-    def poll(self):
-        return self.returncode
-
-    @classmethod
-    def write_logs(cls, folder: Path) -> None:
-        """Make the logs."""
-        for number, (method, chunk) in enumerate(itertools.product(METHODS, (0, 1))):
-            with SummaryWriter(str(folder / "now")) as log:
-                log.add_scalar("plasticity/chunk", chunk, 4 * chunk)
-                for step in range(4 * chunk, 4 * chunk + 4):
-                    log.add_scalar("val/accuracy", 0.01 * step + 0.1 * number, step)
-                    log.add_scalar("plasticity/dfi_normalized", 1 / (step + 1 + number), step)
-            (written,) = (folder / "now").iterdir()
-            written.rename(folder / f"{method}.{chunk}")
-        cls.logs = folder
 
 
 class KillsItsParent(Callback):
@@ -125,7 +84,7 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
 
 def kill_at_each_change(folder: Path, recipe: Path) -> None:
     """Compare with trainings that take no time, each time killed one change to the disk later; then with one more."""
-    Instantaneous.write_logs(folder / "logs")
+    Instantaneous.write_logs(folder / "logs", METHODS)
     runs.subprocess.Popen = Instantaneous
     runs.time = SimpleNamespace(sleep=lambda seconds: None)
     report.draw = publish.write_page = lambda histories, path, title: path.write_text(title)

@@ -172,6 +172,7 @@ class EventCallback(TimedCallback):
         self.curvature, self.loss = curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
+        self._acted = False  # since the clock was read last
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         """Intervene.
@@ -234,6 +235,20 @@ class EventCallback(TimedCallback):
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
             )
 
+    def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
+        """Act if it is time to. An event that fails has not been: a checkpoint that is written because of it says so.
+
+        Once the method has acted it has been, whatever fails after that, as its log may.
+        """
+        before, number, self._acted = self.timekeeper.snapshot(), self.num_events, False
+        try:
+            super()._read_clock(trainer, pl_module, epoch_start)
+        except BaseException:
+            if not self._acted:
+                self.timekeeper.restore(before)
+                self.num_events = number
+            raise
+
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
             return
@@ -267,6 +282,7 @@ class EventCallback(TimedCallback):
         views = self.views_to_show(pl_module) if shown else ()
         before = spectra(views)
         values = self.act(trainer, pl_module)
+        self._acted = True
         for moment, of_views in (("before", before), ("after", spectra(views))):
             key = f"{self.name}.singular_values_{moment}"
             log_histograms_now(trainer, {f"{key}/{name}": tensor for name, tensor in of_views.items()})

@@ -141,9 +141,10 @@ class _Record:
         self.count += len(activity)
 
     def update(self, utility: Tensor, mean: Tensor, decay: float) -> None:
-        """Bring the running averages up to date with those of this step."""
-        self.utility.lerp_(utility, 1 - decay)
-        self.mean.lerp_(mean, 1 - decay)
+        """Bring the running averages up to date with those of this step; what is not finite would stay in them."""
+        finite = utility.isfinite() & mean.isfinite()
+        self.utility.lerp_(torch.where(finite, utility, self.utility), 1 - decay)
+        self.mean.lerp_(torch.where(finite, mean, self.mean), 1 - decay)
         self.age += 1
         self.total_abs.zero_()
         self.total.zero_()

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.probe import Loss, gradients_on_new_data
-from lightning_fire.callbacks.rewrite import watch
+from lightning_fire.callbacks.rewrite import require_finite, watch
 from lightning_fire.functional import dash
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights, WeightView
@@ -46,7 +46,8 @@ class DASH(EventCallback):
         name: Prefix of the logged keys in the place of `dash`.
 
     Raises:
-        ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
+        ValueError: If an argument is out of range; before training, if `where` matches no weight; at an event, if a
+            weight or a gradient has a NaN or Inf: nothing has been changed then.
         MisconfigurationException: At an event, if `loss` is not given and the module optimises manually.
     """
 
@@ -91,6 +92,7 @@ class DASH(EventCallback):
         weights = self.where.select(pl_module)
         views = [*weights, *_biases_of(pl_module, weights)]
         parameters = list(dict.fromkeys(view.parameter for view in views))
+        require_finite({view.name: view.read() for view in views})
         directions, batches = self._directions(trainer, pl_module, parameters)
         values = watch(weights, lambda: self._shrink(views, directions), self.name)
         forget_state(self.optimizer, trainer.optimizers, parameters)
@@ -109,6 +111,10 @@ class DASH(EventCallback):
             for mean, gradient in zip(average, gradients, strict=True):
                 mean.lerp_(-gradient.float(), self.alpha)
         reduced = [trainer.strategy.reduce(mean, reduce_op="mean") for mean in average]
+        if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
+            raise ValueError(
+                "NaN or Inf in the gradients on the new data, which DASH goes by; no weight has been changed."
+            )
         return dict(zip(parameters, reduced, strict=True)), batches
 
     @torch.no_grad()

@@ -17,6 +17,9 @@ class FullReset(TargetCallback):
 
     Logs the same measures as `FIRECallback`, of the weights `Weights()` selects, as `full_reset/…`.
 
+    Where the methods that keep something refuse weights with a NaN or Inf, this one heals a network that has diverged;
+    not with `optimizer="keep"`, as the moments of the optimizer have diverged with it.
+
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
         target: `initial`: the values that the module has when its first fit begins, before a checkpoint is loaded, the

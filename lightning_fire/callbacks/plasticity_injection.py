@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from lightning_fire.callbacks.base import EventCallback
 from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, seed_of_draw, tensors_of
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
+from lightning_fire.callbacks.rewrite import require_finite
 from lightning_fire.when import Schedule
 
 
@@ -131,7 +132,8 @@ class PlasticityInjection(EventCallback):
         name: Prefix of the logged keys in the place of `plasticity_injection`.
 
     Raises:
-        ValueError: If `optimizer` is unknown; when training starts, as `wrap_heads` does.
+        ValueError: If `optimizer` is unknown; when training starts, as `wrap_heads` does; at an event, if a parameter
+            of the head has a NaN or Inf, which its frozen copy would say for ever: nothing has been changed then.
     """
 
     name = "plasticity_injection"
@@ -158,6 +160,8 @@ class PlasticityInjection(EventCallback):
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         wrappers = wrap_heads(pl_module, self._heads)
+        for head, wrapper in zip(self._heads, wrappers, strict=True):
+            require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
         for wrapper in wrappers:
             wrapper.inject(seed_of_draw(self.seed, self.num_events))
         forget_state(self.optimizer, trainer.optimizers, wrappers[0].trained.parameters())

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
 from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import watch
+from lightning_fire.callbacks.rewrite import require_finite, watch
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.when import Schedule
@@ -39,8 +39,9 @@ class ShrinkAndPerturb(TargetCallback):
         name: Prefix of the logged keys in the place of `shrink_and_perturb`.
 
     Raises:
-        ValueError: If an argument is out of range, or, before training, if `where` matches no parameter, or the target
-            is `fresh` and a layer cannot be drawn anew.
+        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or the target is
+            `fresh` and a layer cannot be drawn anew; at an event, if a parameter has a NaN or Inf, which it would keep:
+            nothing has been changed then.
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
@@ -78,6 +79,7 @@ class ShrinkAndPerturb(TargetCallback):
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         selected = self.where.select(pl_module)
+        require_finite(selected)
         values = watch(self.views_to_show(pl_module), lambda: self._move(pl_module, selected), self.name)
         forget_state(self.optimizer, trainer.optimizers, selected.values())
         return values

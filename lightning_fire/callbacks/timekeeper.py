@@ -68,6 +68,18 @@ class Timekeeper:
         self._trainer = weakref.ref(trainer)
         self._fitting = True
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return all that it knows, for `restore`."""
+        return dict(vars(self))
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Forget what has been since a snapshot.
+
+        Args:
+            snapshot: What `snapshot()` returned.
+        """
+        vars(self).update(snapshot)
+
     def note_event(self, clock: Clock) -> None:
         """Remember that the method acts.
 
@@ -109,7 +121,8 @@ class Timekeeper:
         """Read the clock.
 
         The first batch of an epoch counts as its start where Lightning has not announced that: it does not after a
-        resume from a checkpoint that was written at the last batch of an epoch.
+        resume from a checkpoint that was written at the last batch of an epoch. After a second resume, from the midst
+        of that epoch, Lightning begins it once more, batches and all: that is no start of an epoch here.
 
         Args:
             trainer: The Trainer at the start of an epoch or of a batch.
@@ -119,7 +132,7 @@ class Timekeeper:
             The present moment.
         """
         epoch, horizon = trainer.current_epoch, horizon_of(trainer)
-        epoch_start = epoch_start or self._epoch not in (None, epoch)
+        epoch_start = epoch_start if self._epoch is None else self._epoch != epoch
         if not epoch_start and self._number is None:
             self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
         new_data = self._look_at_data(trainer) if epoch_start else False

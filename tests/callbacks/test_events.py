@@ -343,6 +343,25 @@ def test_resume_from_the_last_batch_of_an_epoch_loses_no_event(tmp_path):
     assert [after[0] for _, _, _, after in found] == [(4, 12), (2, 4)]  # sorted by name: step=12 comes before step=4
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("when", [AtNewData(), AtEpochs([1, 2]), EveryNEpochs(1)], ids=repr)
+def test_a_second_resume_doubles_no_event(tmp_path, when):
+    """From within the epoch that the first one began: Lightning begins it once more then, and trains batches twice."""
+
+    def run(folder=None, ckpt_path=None):
+        recorder = Recorder(when)
+        save = [ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)] if folder else []
+        fitted(recorder, *save, data=GrowingData((1, 1, 1)), max_epochs=3, ckpt_path=ckpt_path)
+        return recorder.num_events
+
+    assert run(tmp_path) == 2
+    for last_batch in (2, 6):
+        run(tmp_path / f"from{last_batch}", tmp_path / f"step={last_batch}.ckpt")
+        checkpoints = list((tmp_path / f"from{last_batch}").glob("*.ckpt"))
+        assert checkpoints
+        assert [run(ckpt_path=checkpoint) for checkpoint in checkpoints] == [2] * len(checkpoints)
+
+
 def test_resume_of_a_run_that_had_no_callback(tmp_path):
     """A phase trained without any method can be shared by all of them."""
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), data=Numbered())

@@ -1,0 +1,463 @@
+"""Trainings that fail: nothing is half done or done twice, and the last checkpoint can be gone on from."""
+
+import contextlib
+import errno
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from instantaneous_runs import Instantaneous
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.logger import DummyLogger
+from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
+from test_cli import FIRE
+from tiny_recipe import tiny_recipe
+from torch import nn
+
+from lightning_fire import (
+    DASH,
+    AtEpochs,
+    AtNewData,
+    ContinualBackprop,
+    EveryNSteps,
+    FIRECallback,
+    FullReset,
+    L2Init,
+    OptimizerReset,
+    Parseval,
+    PlasticityInjection,
+    PlasticityMonitor,
+    ReDo,
+    SelfNormalizedReset,
+    ShrinkAndPerturb,
+)
+from lightning_fire.checkpoints import atomic
+from lightning_fire.cli import main
+from lightning_fire.compare import runs
+from lightning_fire.data import ChunkedDataModule, Continual
+
+resource = pytest.importorskip("resource", reason="bounds the size of files on Unix")
+
+
+def chunked(kind: type = ChunkedDataModule) -> ChunkedDataModule:
+    """Three chunks of two epochs: new data after 6 and 18 of 34 steps."""
+    return kind(dataset(48), dataset(6), Continual(num_chunks=3, epochs=2), batch_size=6)
+
+
+def methods() -> list[Callback]:
+    """Several that act at new data: one looks at the data, and none but the last would do the same twice."""
+    return [FIRECallback(), ShrinkAndPerturb(strength=0.1), DASH(), OptimizerReset()]
+
+
+class Validated(PlainModule):
+    """With validation at the end of each epoch."""
+
+    def validation_step(self, batch, batch_idx):
+        return self.training_step(batch, batch_idx)
+
+
+def run(*callbacks: Callback, kind: type = Validated, data=None, **options) -> PlainModule:
+    """Train a module of a kind, from the same beginning each time."""
+    torch.manual_seed(0)
+    return fitted(*callbacks, data=data or chunked(), module=kind(), **options)
+
+
+@pytest.fixture(scope="module")
+def whole() -> PlainModule:
+    """The module after a training in which nothing fails."""
+    return run(*methods())
+
+
+def assert_goes_on(checkpoint: Path, whole: PlainModule) -> None:
+    """Go on from a checkpoint to the end: each event once in all, and the weights of a training without failure."""
+    own = methods()
+    assert_same_weights(run(*own, ckpt_path=checkpoint), whole)
+    assert [method.num_events for method in own] == [2] * len(own)
+
+
+def on_failure(folder: Path) -> ModelCheckpoint:
+    """Save `now.ckpt` when something fails, and at no other time."""
+    options = {"save_on_exception": True, "enable_version_counter": False}
+    return ModelCheckpoint(folder, "now", every_n_train_steps=1000, **options)
+
+
+# --- an event that fails ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [OSError("out of order"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("when", [AtNewData(), AtEpochs([2]), EveryNSteps(6)], ids=repr)
+def test_an_event_that_fails_has_not_been(tmp_path, monkeypatch, when, error):
+    """Also not for the checkpoint that is written because it fails."""
+
+    def fails(*args):
+        raise error
+
+    undisturbed, resumed = FIRECallback(when), FIRECallback(when)
+    expected = run(undisturbed)
+    with monkeypatch.context() as patch, pytest.raises((OSError, KeyboardInterrupt, SystemExit)):
+        patch.setattr(FIRECallback, "act", fails)
+        run(FIRECallback(when), on_failure(tmp_path))
+    assert_same_weights(run(resumed, ckpt_path=tmp_path / "now.ckpt"), expected)
+    assert resumed.num_events == undisturbed.num_events
+
+
+class FullDisk(DummyLogger):
+    """Cannot write the log of one method."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.event = f"{name}/event"
+
+    def log_metrics(self, metrics, step=None):
+        if self.event in metrics:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("checkpoint", ["before", "now"])
+@pytest.mark.parametrize("name", ["fire", "shrink_and_perturb", "dash"])
+def test_an_event_whose_log_cannot_be_written_is_done_once(tmp_path, whole, name, checkpoint):
+    """Gone on with from the last checkpoint before it, or from the one that is written because of the failure."""
+    before = ModelCheckpoint(tmp_path, "before", every_n_train_steps=5)
+    with pytest.raises(OSError, match="No space left on device"):
+        run(*methods(), before, on_failure(tmp_path), logger=FullDisk(name))
+    assert_goes_on(tmp_path / f"{checkpoint}.ckpt", whole)
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------------
+
+
+class FillsTheDisk(Callback):
+    """Lets no file grow beyond 2 kB from a step on."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == self.step:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@contextlib.contextmanager
+def refused_by_the_disk() -> Iterator[None]:
+    """Expect the error of a file that is too large, and take the bound away."""
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with pytest.raises((OSError, ValueError)) as caught:  # Lightning's TensorBoardLogger makes a ValueError of it
+            yield
+        assert "File too large" in f"{caught.value} {caught.value.__cause__}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, whole):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Lightning writes there first
+    save = ModelCheckpoint(tmp_path / "checkpoints", "{step}", every_n_train_steps=1, save_last=True)
+    with refused_by_the_disk():
+        run(*methods(), save, FillsTheDisk(step=8))
+    names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert names == {"last.ckpt", "step=8.ckpt"}
+    for name in names:
+        assert torch.load(tmp_path / "checkpoints" / name, weights_only=True)["global_step"] == 8
+        assert_goes_on(tmp_path / "checkpoints" / name, whole)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+@pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
+def test_a_full_disk_under_the_logs_leaves_the_last_checkpoint_whole(tmp_path, whole, kind):
+    save = ModelCheckpoint(tmp_path / "checkpoints", "last", every_n_train_steps=4)
+    with refused_by_the_disk():
+        run(*methods(), save, FillsTheDisk(step=5), logger=kind(tmp_path, name="log", version=""))
+    assert_goes_on(tmp_path / "checkpoints" / "last.ckpt", whole)
+
+
+@pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
+def test_a_file_in_the_place_of_the_log_folder_is_named_before_training(tmp_path, kind):
+    (tmp_path / "here").write_text("a file")
+    begun = []
+
+    class Begins(Callback):
+        def on_train_start(self, trainer, pl_module):
+            begun.append(trainer)
+
+    with pytest.raises(OSError, match=str(tmp_path / "here")):
+        run(*methods(), Begins(), logger=kind(tmp_path / "here"))
+    assert not begun
+
+
+NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def compare(tmp_path, monkeypatch):
+    """Return the command, with trainings that take no time."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs.subprocess, "Popen", Instantaneous)
+    Instantaneous.write_logs(tmp_path / "logs", ["vanilla", "fire"])
+    recipe = tiny_recipe(tmp_path, {"fire": FIRE})
+    words = ["compare", str(recipe), "--methods", "vanilla", "fire", "--seeds", "1", "--output", "out"]
+    return partial(main, words)
+
+
+@contextlib.contextmanager
+def disk_full_for(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let one file reach no disk."""
+    flush = atomic.flush
+
+    def flush_others(path):
+        if path.name.startswith(f".{name}."):
+            raise NO_SPACE
+        flush(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "flush", flush_others)
+        yield
+
+
+def test_a_comparison_whose_folder_is_a_file_says_so(compare, tmp_path, capsys):
+    (tmp_path / "out").write_text("a file")
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare()
+    assert "vanilla seed 0 FAILED: [Errno 20] Not a directory: 'out/" in capsys.readouterr().out
+    assert (tmp_path / "out").read_text() == "a file"
+
+
+def test_a_run_that_cannot_be_marked_as_finished_is_none_and_stops_no_other(compare, tmp_path, capsys, monkeypatch):
+    with disk_full_for("finished.json", monkeypatch), pytest.raises(SystemExit, match="no run finished"):
+        compare()
+    told = capsys.readouterr().out
+    for method in ("vanilla", "fire"):
+        assert f"{method} seed 0 FAILED: out/{method}/seed0/finished.json: [Errno 28] No space left" in told
+        assert sorted(path.name for path in (tmp_path / "out" / method / "seed0").iterdir()) == [
+            "events.out.tfevents.0",
+            "events.out.tfevents.1",
+            "log.txt",
+            "progress.json",
+            "run.yaml",
+        ]
+    assert compare().keys() == {"vanilla", "fire"}
+
+
+@pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.html"])
+def test_results_that_cannot_be_written_stay_as_they_were(compare, tmp_path, monkeypatch, name):
+    compare()
+    (tmp_path / "out" / name).write_text("of old")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.is_file()}
+    match = f"out/{name} cannot be written: No space left on device. The same command writes it, without training"
+    with disk_full_for(name, monkeypatch), pytest.raises(SystemExit, match=match):
+        compare()
+    assert (tmp_path / "out" / name).read_text() == "of old"
+    assert {path.name for path in (tmp_path / "out").iterdir() if path.is_file()} == set(before)
+    compare()
+    assert (tmp_path / "out" / name).read_bytes() != b"of old"
+
+
+# --- NaN -------------------------------------------------------------------------------------------------------------
+
+
+class Diverges(Validated):
+    """Has a loss of NaN in the fifth step, in the first chunk."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (float("nan") if self.trainer.global_step == 4 else 1)
+
+
+class Snapshot(Callback):
+    """Holds the state of the module, and the checkpoint on the disk, as they were at the end of the last epoch."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.state = state_of(pl_module)
+        self.bytes = self.file.read_bytes() if self.file.exists() else b""
+
+
+@pytest.mark.parametrize(
+    ("method", "weight"),
+    [
+        (FIRECallback, "net.0.weight"),
+        (ShrinkAndPerturb, "net.0.weight"),
+        (partial(ShrinkAndPerturb, strength=1.0), "net.0.weight"),
+        (partial(ShrinkAndPerturb, target="fresh", log_measures=False), "net.0.weight"),
+        (DASH, "net.0.weight"),
+        (partial(PlasticityInjection, head="net.5"), "net.5.weight"),
+    ],
+)
+def test_what_keeps_something_of_a_network_refuses_one_that_has_diverged(tmp_path, method, weight):
+    """Nothing changes, neither in memory nor on the disk; the checkpoint from before the NaN is gone on from."""
+    save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=4)
+    snapshot, failing = Snapshot(tmp_path / "last.ckpt"), method()
+    seen = []
+
+    class Keeps(Diverges):
+        def on_train_start(self):
+            seen.append(self)
+
+    with pytest.raises(ValueError, match=f"NaN or Inf in .*{weight}.*: training has diverged; no weight has been"):
+        run(failing, save, snapshot, kind=Keeps)
+    for name, tensor in seen[0].state_dict().items():
+        torch.testing.assert_close(tensor, snapshot.state[name], rtol=0, atol=0, equal_nan=True)
+    assert failing.num_events == 0
+    assert (tmp_path / "last.ckpt").read_bytes() == snapshot.bytes
+    resumed, undisturbed = method(), method()
+    assert_same_weights(run(resumed, ckpt_path=tmp_path / "last.ckpt"), run(undisturbed))
+    assert resumed.num_events == undisturbed.num_events == 2
+
+
+@pytest.mark.parametrize("optimizer", ["touched", "all", "keep"])
+@pytest.mark.parametrize("target", ["initial", "fresh"])
+def test_a_full_reset_heals_a_network_that_has_diverged(target, optimizer):
+    """With the moments of Adam, which are NaN as well, only if something drops them."""
+    method = FullReset(target=target, optimizer=optimizer)
+    module = run(method, *([OptimizerReset()] if optimizer == "keep" else []), kind=Diverges)
+    assert method.num_events == 2
+    assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
+    if optimizer == "keep":
+        module = run(FullReset(target=target, optimizer=optimizer), kind=Diverges)
+        assert not any(parameter.isfinite().all() for parameter in module.parameters())
+
+
+OTHERS = {
+    "ReDo": lambda: ReDo(threshold=0.5),
+    "ContinualBackprop": lambda: ContinualBackprop(replacement_rate=0.3, maturity=1),
+    "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
+    "L2Init": lambda: L2Init(strength=0.1),
+    "Parseval": lambda: Parseval(strength=0.1),
+    "PlasticityMonitor": lambda: PlasticityMonitor(curvature=True, data_every_n_steps=1),
+    "OptimizerReset": OptimizerReset,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_the_others_neither_end_the_training_of_a_network_that_has_diverged_nor_heal_it(name):
+    module = run(OTHERS[name](), kind=Diverges)
+    assert module.trainer.global_step == 34
+    assert not module.net[5].bias.isfinite().any()
+
+
+def test_redo_resets_no_unit_of_a_network_that_has_diverged():
+    """What is not a number is not 0."""
+
+    class Counts(ReDo):
+        def act(self, trainer, pl_module):
+            self.values = super().act(trainer, pl_module)
+            return self.values
+
+    method = Counts(threshold=0.5)
+    run(method, kind=Diverges)
+    assert method.num_events == 5
+    assert method.values["redo/units"] == 0
+
+
+class LeavesOut(Validated):
+    """Meets inputs of NaN in the fifth step, and leaves them out, as many projects do; without normalisation."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Identity(), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = super().training_step((x * (float("nan") if self.trainer.global_step == 4 else 1), y), batch_idx)
+        return loss if loss.isfinite() else None
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.parametrize(
+    "build",
+    [
+        *OTHERS.values(),
+        FIRECallback,
+        DASH,
+        ShrinkAndPerturb,
+        FullReset,
+        lambda: PlasticityInjection(head="net.5"),
+    ],
+)
+def test_a_batch_that_training_leaves_out_spoils_nothing(build):
+    """The methods that watch each batch have watched it as well."""
+    module = run(build(), kind=LeavesOut)
+    assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
+
+
+class SpoiltData(ChunkedDataModule):
+    """Has inputs of NaN in its second chunk."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        x, y = batch
+        return [x * (float("nan") if self.chunk == 1 else 1), y]
+
+
+def test_dash_refuses_directions_that_are_not_finite():
+    """The network is healthy as yet."""
+    snapshots, method = [], DASH()
+
+    class Keeps(Validated):
+        def on_train_epoch_end(self):
+            snapshots.append((self, state_of(self)))
+
+    with pytest.raises(ValueError, match=r"NaN or Inf in the gradients on the new data, .* no weight has been changed"):
+        run(method, kind=Keeps, data=chunked(SpoiltData))
+    module, before = snapshots[-1]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert method.num_events == 0
+
+
+# --- data that fails -------------------------------------------------------------------------------------------------
+
+
+class WrongError(Exception):
+    """What a user's own code raises."""
+
+
+class Flawed(ChunkedDataModule):
+    """Raises an error of its own at one place, once the second chunk has come."""
+
+    place = error = None
+
+    def raise_at(self, place):
+        if place == self.place and self.chunk == 1:
+            raise self.error
+
+    def setup(self, stage=None):
+        if self.place == "setup":
+            raise self.error
+        super().setup(stage)
+
+    def train_dataloader(self):
+        self.raise_at("train_dataloader")
+        return super().train_dataloader()
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.raise_at("first batch")
+        return super().on_after_batch_transfer(batch, dataloader_idx)
+
+
+@pytest.mark.filterwarnings("ignore:.*/lambda_max_before is not logged. WrongError. first batch")
+@pytest.mark.parametrize("chosen", [["fire"], ["fire", "shrink_and_perturb", "dash", "optimizer_reset"]], ids=len)
+@pytest.mark.parametrize("checkpoint", ["last", "now"])
+def test_new_data_that_fails_does_so_with_its_own_error_and_leaves_the_checkpoint(tmp_path, chosen, checkpoint):
+    """Mended at last, the run goes on, and the event happens once."""
+
+    def build():
+        return [method for method in methods() if method.name in chosen]
+
+    expected = run(*build())
+    file, content = None, b""
+    for place in ("train_dataloader", "first batch", "setup", "first batch", "train_dataloader"):
+        data = chunked(Flawed)
+        data.place, data.error = place, WrongError(place)
+        save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=3, enable_version_counter=False)
+        with pytest.raises(WrongError) as caught:
+            run(*build(), save, on_failure(tmp_path), data=data, ckpt_path=file)
+        assert caught.value is data.error
+        assert (tmp_path / "last.ckpt").read_bytes() == (content or (tmp_path / "last.ckpt").read_bytes())
+        content, file = (tmp_path / "last.ckpt").read_bytes(), tmp_path / f"{checkpoint}.ckpt"
+    own = build()
+    assert_same_weights(run(*own, ckpt_path=file), expected)
+    assert [method.num_events for method in own] == [2] * len(own)
