@@ -359,11 +359,13 @@ def test_a_key_given_twice_elsewhere_than_in_a_recipe(tmp_path, monkeypatch, cap
         )
 
 
-def test_a_number_that_is_none_in_the_words_of_the_command(capsys):
+def test_a_number_that_is_none_in_a_file_that_a_recipe_names(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("trainer.yaml").write_text("max_epochs: 0b_\n")
     with pytest.raises(SystemExit) as leaving:
-        main(["fit", "--trainer.max_epochs", "0b_"])
+        main(["fit", "--trainer", "trainer.yaml"])
     assert leaving.value.code == 2
-    assert "trainer.max_epochs" in capsys.readouterr().err
+    assert "Unable to load config 'trainer.yaml'" in capsys.readouterr().err
 
 
 TEXT = "\n".join(as_files(WHOLE)).encode()
