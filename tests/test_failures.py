@@ -322,6 +322,13 @@ def test_a_full_reset_heals_a_network_that_has_diverged(target, optimizer):
         assert not any(parameter.isfinite().all() for parameter in module.parameters())
 
 
+REWRITING = {
+    "FIRECallback": FIRECallback,
+    "ShrinkAndPerturb": ShrinkAndPerturb,
+    "DASH": DASH,
+    "FullReset": FullReset,
+    "PlasticityInjection": lambda: PlasticityInjection(head="net.5"),
+}
 OTHERS = {
     "ReDo": lambda: ReDo(threshold=0.5),
     "ContinualBackprop": lambda: ContinualBackprop(replacement_rate=0.3, maturity=1),
@@ -368,17 +375,7 @@ class LeavesOut(Validated):
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-@pytest.mark.parametrize(
-    "build",
-    [
-        *OTHERS.values(),
-        FIRECallback,
-        DASH,
-        ShrinkAndPerturb,
-        FullReset,
-        lambda: PlasticityInjection(head="net.5"),
-    ],
-)
+@pytest.mark.parametrize("build", [*OTHERS.values(), *REWRITING.values()], ids=[*OTHERS, *REWRITING])
 def test_a_batch_that_training_leaves_out_spoils_nothing(build):
     """The methods that watch each batch have watched it as well."""
     module = run(build(), kind=LeavesOut)
