@@ -80,10 +80,14 @@ def assert_goes_on(checkpoint: Path, whole: PlainModule) -> None:
     assert [method.num_events for method in own] == [2] * len(own)
 
 
-def on_failure(folder: Path) -> ModelCheckpoint:
-    """Save `now.ckpt` when something fails, and at no other time."""
-    options = {"save_on_exception": True, "enable_version_counter": False}
-    return ModelCheckpoint(folder, "now", every_n_train_steps=1000, **options)
+class SavesOnFailure(Callback):
+    """Does what Lightning's ModelCheckpoint does with `save_on_exception=True`, which 2.5 does not have."""
+
+    def __init__(self, folder):
+        self.file = folder / "now.ckpt"
+
+    def on_exception(self, trainer, pl_module, exception):
+        trainer.save_checkpoint(self.file)
 
 
 # --- an event that fails ---------------------------------------------------------------------------------------------
@@ -101,7 +105,7 @@ def test_an_event_that_fails_has_not_been(tmp_path, monkeypatch, when, error):
     expected = run(undisturbed)
     with monkeypatch.context() as patch, pytest.raises((OSError, KeyboardInterrupt, SystemExit)):
         patch.setattr(FIRECallback, "act", fails)
-        run(FIRECallback(when), on_failure(tmp_path))
+        run(FIRECallback(when), SavesOnFailure(tmp_path))
     assert_same_weights(run(resumed, ckpt_path=tmp_path / "now.ckpt"), expected)
     assert resumed.num_events == undisturbed.num_events
 
@@ -124,7 +128,7 @@ def test_an_event_whose_log_cannot_be_written_is_done_once(tmp_path, whole, name
     """Gone on with from the last checkpoint before it, or from the one that is written because of the failure."""
     before = ModelCheckpoint(tmp_path, "before", every_n_train_steps=5)
     with pytest.raises(OSError, match="No space left on device"):
-        run(*methods(), before, on_failure(tmp_path), logger=FullDisk(name))
+        run(*methods(), before, SavesOnFailure(tmp_path), logger=FullDisk(name))
     assert_goes_on(tmp_path / f"{checkpoint}.ckpt", whole)
 
 
@@ -451,7 +455,7 @@ def test_new_data_that_fails_does_so_with_its_own_error_and_leaves_the_checkpoin
         data.place, data.error = place, WrongError(place)
         save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=3, enable_version_counter=False)
         with pytest.raises(WrongError) as caught:
-            run(*build(), save, on_failure(tmp_path), data=data, ckpt_path=file)
+            run(*build(), save, SavesOnFailure(tmp_path), data=data, ckpt_path=file)
         assert caught.value is data.error
         assert (tmp_path / "last.ckpt").read_bytes() == (content or (tmp_path / "last.ckpt").read_bytes())
         content, file = (tmp_path / "last.ckpt").read_bytes(), tmp_path / f"{checkpoint}.ckpt"
