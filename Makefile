@@ -13,7 +13,7 @@ quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, 
 		--methods vanilla full_reset fire fire_procrustes --seeds 3 --output runs/quickstart
 
 test: $(VENV)/.test  ## all tests, on as many processes as there are cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
