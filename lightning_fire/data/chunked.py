@@ -4,18 +4,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset
 
+from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.resumable_loader import ResumableLoader
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
-from lightning_fire.data.trainer_plan import check_trainer, start_epoch_afresh, steps_per_chunk
+from lightning_fire.data.trainer_plan import start_epoch_afresh, steps_per_chunk
 
 
-class ChunkedDataModule(LightningDataModule):
+class ChunkedDataModule(ArrivingData):
     """Training data that arrives in chunks; one `trainer.fit` goes through all of them.
 
     The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
@@ -61,13 +60,12 @@ class ChunkedDataModule(LightningDataModule):
         std: Sequence[float] | None = None,
         num_classes: int | None = None,
     ):
-        super().__init__()
+        super().__init__(protocol)
         if batch_size < 1:
             raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
         if (mean is None) != (std is None) or (mean is not None and len(mean) != len(std)):
             raise ValueError(f"`mean` and `std` must have one number per channel each, got {mean} and {std}")
         self.train_set, self.test_set = train, test
-        self.protocol = protocol
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.transform = transform
         self.mean, self.std = mean, std
@@ -75,8 +73,6 @@ class ChunkedDataModule(LightningDataModule):
         self._indices: list[Tensor] | None = None
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
         self._test_loader: ResumableLoader | None = None
-        self._last_chunk: int | None = None  # of which training data was asked for
-        self._tested_chunk: int | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set; called once per process, before training or testing.
@@ -90,39 +86,6 @@ class ChunkedDataModule(LightningDataModule):
                     f"`{name}` must be a map-style data set (with __getitem__ and __len__), got {dataset!r}"
                 )
         return self.train_set, self.test_set
-
-    @property
-    def num_chunks(self) -> int:
-        """Number of chunks."""
-        return self.protocol.num_chunks
-
-    @property
-    def epochs_per_chunk(self) -> tuple[int, ...]:
-        """Epochs of each chunk."""
-        return self.protocol.epochs_per_chunk
-
-    @property
-    def total_epochs(self) -> int:
-        """Epochs of all chunks together: what `max_epochs` of the Trainer must be."""
-        return sum(self.epochs_per_chunk)
-
-    def chunk_at(self, epoch: int) -> int:
-        """Return the chunk that an epoch trains on; both are counted from 0."""
-        return self.protocol.chunk_at(epoch)
-
-    def first_epoch(self, chunk: int) -> int:
-        """Return the first epoch that trains on a chunk; both are counted from 0."""
-        return self.protocol.first_epoch(chunk)
-
-    @property
-    def chunk(self) -> int:
-        """The current chunk, from 0: it changes when new data has arrived.
-
-        In `test` and `validate`: that of the checkpoint, or else the last that this object gave training data of.
-        """
-        if self._tested_chunk is not None:
-            return self._tested_chunk
-        return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
 
     @property
     def seen_classes(self) -> Tensor | None:
@@ -149,11 +112,9 @@ class ChunkedDataModule(LightningDataModule):
         Args:
             stage: `fit`, `validate`, `test` or None.
         """
-        if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
-            check_trainer(self.trainer, self.protocol)
+        super().setup(stage)
         self._load_once()
         self._train_loader = self._test_loader = None
-        self._tested_chunk = None if stage == "fit" else self._last_chunk
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
@@ -192,15 +153,6 @@ class ChunkedDataModule(LightningDataModule):
         if self.trainer is not None:
             images = self.trainer.precision_plugin.convert_input(images)  # Lightning did so before they were floats
         return [images, *batch[1:]]
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the current chunk, so that the test of a checkpoint knows which classes it had seen."""
-        return {"chunk": self.chunk}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Take the chunk of a checkpoint that is tested or validated; in a fit the epoch tells it."""
-        if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
-            self._tested_chunk = state_dict["chunk"]
 
     def _load_once(self) -> None:
         if self._indices is not None:

@@ -6,58 +6,36 @@ seeded with `seed`: the same on every rank and platform, and the global random s
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from lightning_fire.data.epoch_plan import EpochPlan
+
 Access = Literal["cumulative", "current"]
 
 
-class Protocol(ABC):
-    """A rule by which data arrives.
+class Protocol(EpochPlan, ABC):
+    """A rule by which samples with labels arrive.
 
     Attributes:
-        num_chunks: Number of chunks.
-        epochs: Epochs of each chunk: one number for all, or one per chunk.
         access: What a chunk trains on: `cumulative`, all data so far (the paper), or `current`, only what is new in it.
         by_class: Whether the chunks are made of classes, so that labels are needed.
     """
 
-    num_chunks: int
-    epochs: int | tuple[int, ...]
     access: Access
     by_class: ClassVar[bool] = False
 
     def __post_init__(self):
-        if isinstance(self.epochs, Sequence):
-            object.__setattr__(self, "epochs", tuple(self.epochs))
         if self.access not in ("cumulative", "current"):
             raise ValueError(f"`access` must be 'cumulative' or 'current', got {self.access!r}")
         if self.num_chunks < 1:
             name = "num_phases" if self.by_class else "num_chunks"
             raise ValueError(f"`{name}` must be at least 1, got {self.num_chunks}")
-        if len(self.epochs_per_chunk) != self.num_chunks:
-            raise ValueError(f"`epochs` must be one number or one per chunk ({self.num_chunks}), got {self.epochs!r}")
-        if min(self.epochs_per_chunk) < 1:
-            raise ValueError(f"`epochs` must be at least 1, got {self.epochs!r}")
-
-    @property
-    def epochs_per_chunk(self) -> tuple[int, ...]:
-        """Epochs of each chunk, one number per chunk."""
-        return self.epochs if isinstance(self.epochs, tuple) else (self.epochs,) * self.num_chunks
-
-    def first_epoch(self, chunk: int) -> int:
-        """Return the first epoch of a chunk; both are counted from 0."""
-        return sum(self.epochs_per_chunk[:chunk])
-
-    def chunk_at(self, epoch: int) -> int:
-        """Return the chunk of an epoch, counted from 0; the last chunk for any epoch after the end."""
-        ends = accumulate(self.epochs_per_chunk)
-        return min(sum(end <= epoch for end in ends), self.num_chunks - 1)
+        super().__post_init__()
 
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         """Return the samples that each chunk trains on.

@@ -85,6 +85,7 @@ class ResumableLoader(DataLoader):
         shuffle: New order in each epoch; otherwise always in order.
         seed: Seed of the order.
         num_workers: Worker processes; they are kept from epoch to epoch.
+        sampler: Draws the order in the place of `shuffle` and `seed`.
     """
 
     def __init__(
@@ -95,12 +96,15 @@ class ResumableLoader(DataLoader):
         shuffle: bool = True,
         seed: int = 0,
         num_workers: int = 0,
+        sampler: EpochSampler | None = None,
     ):
         order = {"shuffle": shuffle, "seed": seed}
+        if sampler is None:
+            sampler = EpochBatchSampler(dataset, batch_size, **order) if by_batch else EpochSampler(dataset, **order)
         super().__init__(
             dataset,
             batch_size=None if by_batch else batch_size,
-            sampler=EpochBatchSampler(dataset, batch_size, **order) if by_batch else EpochSampler(dataset, **order),
+            sampler=sampler,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             generator=torch.Generator(),  # torch draws the seed of the workers: not from the global random state

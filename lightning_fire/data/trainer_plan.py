@@ -6,15 +6,15 @@ from math import ceil
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire.data.chunks import Protocol
+from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.resumable_loader import num_batches, world_size
 
 
-def steps_per_chunk(protocol: Protocol, sizes: Sequence[int], batch_size: int, trainer: Trainer | None) -> list[int]:
+def steps_per_chunk(plan: EpochPlan, sizes: Sequence[int], batch_size: int, trainer: Trainer | None) -> list[int]:
     """Return the optimizer steps of each chunk, over all its epochs.
 
     Args:
-        protocol: How the data arrives.
+        plan: How the data arrives.
         sizes: Training samples of each chunk.
         batch_size: Samples in a batch, per device.
         trainer: Whose `limit_train_batches` and `accumulate_grad_batches` count; None: neither limit nor accumulation.
@@ -27,34 +27,34 @@ def steps_per_chunk(protocol: Protocol, sizes: Sequence[int], batch_size: int, t
     limit = 1.0 if trainer is None else trainer.limit_train_batches
     window = 1 if trainer is None else trainer.accumulate_grad_batches
     steps = []
-    for size, epochs in zip(sizes, protocol.epochs_per_chunk, strict=True):
+    for size, epochs in zip(sizes, plan.epochs_per_chunk, strict=True):
         batches = num_batches(size, batch_size, world_size())
         batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
         steps.append(epochs * ceil(batches / window))  # the end of an epoch closes a window early
     return steps
 
 
-def check_trainer(trainer: Trainer, protocol: Protocol) -> None:
-    """Check that the Trainer will go through the chunks as the protocol says.
+def check_trainer(trainer: Trainer, plan: EpochPlan) -> None:
+    """Check that the Trainer will go through the chunks as the plan says.
 
     Args:
         trainer: The Trainer, about to fit.
-        protocol: How the data arrives.
+        plan: How the data arrives.
 
     Raises:
         MisconfigurationException: If it will not.
     """
-    if protocol.num_chunks > 1 and trainer.reload_dataloaders_every_n_epochs != 1:
+    if plan.num_chunks > 1 and trainer.reload_dataloaders_every_n_epochs != 1:
         raise MisconfigurationException(
-            f"With {protocol.num_chunks} chunks the Trainer must ask for the training data in every epoch: set"
+            f"With {plan.num_chunks} chunks the Trainer must ask for the training data in every epoch: set"
             " Trainer(reload_dataloaders_every_n_epochs=1), got"
             f" reload_dataloaders_every_n_epochs={trainer.reload_dataloaders_every_n_epochs}."
         )
-    total = sum(protocol.epochs_per_chunk)
+    total = sum(plan.epochs_per_chunk)
     if trainer.max_epochs != total:
         raise MisconfigurationException(
-            f"{protocol} takes {total} epochs in all, but the Trainer has max_epochs={trainer.max_epochs}:"
-            f" set Trainer(max_epochs={total}), or other `epochs` of the protocol."
+            f"{plan} takes {total} epochs in all, but the Trainer has max_epochs={trainer.max_epochs}:"
+            f" set Trainer(max_epochs={total}), or other `epochs` of the plan."
         )
     if trainer.overfit_batches:
         raise MisconfigurationException(
