@@ -13,6 +13,8 @@ from lightning_fire.data.chunks import (
 from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
 from lightning_fire.data.digits import DigitsDataModule
 from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
+from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
+from lightning_fire.data.text import TextDataModule
 from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
 
 __all__ = [
@@ -23,8 +25,10 @@ __all__ = [
     "Continual",
     "DigitsDataModule",
     "FashionMNISTDataModule",
+    "KingJamesAndPythonDataModule",
     "Protocol",
     "SmallFashionMNISTDataModule",
+    "TextDataModule",
     "TinyImageNetDataModule",
     "WarmStart",
     "class_incremental",

@@ -1,0 +1,110 @@
+"""Which blocks of which text make up a batch: plain arithmetic on token numbers, a pure function of seed and number.
+
+A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks come without replacement: a
+*pass* cuts it into blocks, from a new offset, and goes through them in a new order. Micro-batches are numbered over all
+ranks; as each is of other blocks, ranks see disjoint data within a pass.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class BlockOrder:
+    """The order in which the blocks of one text are seen.
+
+    Block b of a pass with offset o has its inputs at tokens `o + b·T … o + (b + 1)·T − 1` and its targets one further.
+
+    Args:
+        num_tokens: Length of the text, more than `block_size`.
+        block_size: T, tokens in a block.
+        seed: Numbers that tell this order from others.
+
+    Attributes:
+        blocks: Blocks in a pass: all the text but some tokens at both ends, fewer than 2·T of them.
+    """
+
+    def __init__(self, num_tokens: int, block_size: int, seed: Sequence[int]):
+        self.block_size, self.seed = block_size, tuple(seed)
+        self.blocks = max(1, (num_tokens - 1) // block_size - 1)
+        self._last_offset = min(block_size - 1, num_tokens - 1 - self.blocks * block_size)
+        self._pass: tuple[int, int, np.ndarray] | None = None  # number, offset, order
+
+    def starts(self, first: int, count: int) -> np.ndarray:
+        """Return the places where blocks begin.
+
+        Args:
+            first: How many blocks were seen before.
+            count: How many are wanted.
+
+        Returns:
+            int64 `(count,)`.
+        """
+        numbers = np.arange(first, first + count)
+        passes, within = numbers // self.blocks, numbers % self.blocks
+        return np.concatenate([self._of_pass(number, within[passes == number]) for number in np.unique(passes)])
+
+    def _of_pass(self, number: int, within: np.ndarray) -> np.ndarray:
+        if self._pass is None or self._pass[0] != number:
+            generator = np.random.default_rng([*self.seed, int(number)])
+            offset = int(generator.integers(self._last_offset + 1))
+            self._pass = number, offset, generator.permutation(self.blocks)
+        _, offset, order = self._pass
+        return offset + order[within] * self.block_size
+
+
+class Mixture:
+    """The micro-batches of a phase of training, by number.
+
+    Args:
+        weights: Of each text, in proportion to the probability that a micro-batch comes from it.
+        num_tokens: Length of each text.
+        block_size: Tokens in a block.
+        batch_size: Blocks in a micro-batch.
+        seed: Numbers that tell this phase from others.
+
+    Example:
+        >>> mixture = Mixture([9, 1], num_tokens=[1001, 501], block_size=100, batch_size=2, seed=[0])
+        >>> [mixture.source_of(number) for number in range(12)]
+        [0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
+        >>> source, starts = mixture.batch(0)
+        >>> source, starts.tolist()
+        (0, [485, 585])
+    """
+
+    def __init__(
+        self, weights: Sequence[float], num_tokens: Sequence[int], block_size: int, batch_size: int, seed: Sequence[int]
+    ):
+        self.batch_size = batch_size
+        self._ends = np.cumsum(np.asarray(weights, dtype=float) / sum(weights))
+        self._seed = tuple(seed)
+        self._orders = [BlockOrder(n, block_size, [*seed, number]) for number, n in enumerate(num_tokens)]
+        self._sources = np.zeros(0, dtype=np.int64)
+        self._places = np.zeros(0, dtype=np.int64)  # how many micro-batches of the same text come before
+
+    def source_of(self, number: int) -> int:
+        """Return which text a micro-batch comes from; both are counted from 0."""
+        self._draw(number)
+        return int(self._sources[number])
+
+    def batch(self, number: int) -> tuple[int, np.ndarray]:
+        """Return which text a micro-batch comes from, and where in it its blocks begin, int64 `(batch_size,)`.
+
+        Args:
+            number: Of the micro-batch, counted from 0 over all ranks since the phase began.
+        """
+        source = self.source_of(number)
+        first = int(self._places[number]) * self.batch_size
+        return source, self._orders[source].starts(first, self.batch_size)
+
+    def _draw(self, number: int) -> None:
+        """Know the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
+        if number < len(self._sources):
+            return
+        size = 1 << max(10, int(number).bit_length())
+        draws = np.random.default_rng(self._seed).random(size)
+        self._sources = np.minimum(np.searchsorted(self._ends, draws, side="right"), len(self._ends) - 1)
+        self._places = np.empty(size, dtype=np.int64)
+        for source in range(len(self._ends)):
+            of_source = self._sources == source
+            self._places[of_source] = np.arange(of_source.sum())

@@ -1,0 +1,294 @@
+"""Text for language models that arrives in phases: mixtures of token files, within one `trainer.fit`."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fire.data.arriving_data import ArrivingData
+from lightning_fire.data.epoch_plan import EpochPlan
+from lightning_fire.data.mixture import Mixture
+from lightning_fire.data.resumable_loader import EpochBatchSampler, ResumableLoader, world_size
+from lightning_fire.data.token_source import Tokens, TokenSource, open_source
+from lightning_fire.data.trainer_plan import start_epoch_afresh, steps_per_chunk
+
+Blocks = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Phases(EpochPlan):
+    """Mixtures of texts, each trained on for a number of epochs.
+
+    Args:
+        mixtures: The weight of each text by name, a mapping for each phase.
+        epochs: Epochs of each phase: one number for all, or one per phase.
+
+    Raises:
+        ValueError: If a mixture is empty or has a weight that is not positive, or `epochs` does not suit.
+    """
+
+    mixtures: Sequence[Mapping[str, float]]
+    epochs: int | tuple[int, ...]
+
+    def __post_init__(self):
+        if isinstance(self.mixtures, Mapping) or not self.mixtures:
+            raise ValueError(f"`phases` must be a list of one or more mixtures, got {self.mixtures!r}")
+        for mixture in self.mixtures:
+            if not isinstance(mixture, Mapping) or not mixture:
+                raise ValueError(f"a phase must give one or more texts a weight, as in {{wiki: 1.0}}, got {mixture!r}")
+            if bad := {name: weight for name, weight in mixture.items() if not (weight > 0 and isfinite(weight))}:
+                raise ValueError(f"weights of texts in a phase must be positive, got {bad}")
+        super().__post_init__()
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of phases."""
+        return len(self.mixtures)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all texts, in the order in which they first come."""
+        return list(dict.fromkeys(name for mixture in self.mixtures for name in mixture))
+
+
+class TextDataModule(ArrivingData):
+    """Blocks of text for a language model, in phases; one `trainer.fit` goes through all of them.
+
+    A phase is a mixture: each micro-batch comes from one text, drawn in proportion to the weights. Within a text,
+    blocks come without replacement, pass after pass (`lightning_fire.data.mixture`). A batch is a pure function of the
+    seed, the phase and its number: a resumed run draws exactly the batches of an uninterrupted one, and ranks disjoint
+    ones.
+
+    Language models have no epochs; here, an *epoch* is `steps_per_epoch` optimizer steps, after which Lightning
+    validates and checkpoints. The Trainer must have `max_epochs` equal to `total_epochs`, and
+    `reload_dataloaders_every_n_epochs=1`. A callback recognises new data by a changed `chunk`, the number of the phase.
+
+    A batch is `(tokens, targets)`, both int64 `(batch_size, block_size)`; a validation batch `(tokens, targets, text)`,
+    `text` being the number of its text in `texts`, a scalar. Validation is on the same blocks each time, of the texts
+    of the present phase.
+
+    To give texts in memory, subclass it and override `load`.
+
+    Args:
+        sources: A folder for each text, with `train.bin` and `val.bin` as `lightning-fire prepare-text` or nanoGPT's
+            `prepare.py` writes them; by name.
+        phases: The weight of each text by name, a mapping for each phase.
+        epochs: Epochs of each phase: one number for all, or one per phase.
+        steps_per_epoch: Optimizer steps in an epoch, whatever `accumulate_grad_batches` is.
+        batch_size: Blocks in a micro-batch, per device.
+        block_size: Tokens in a block.
+        val_blocks: Blocks of each text to validate on, evenly spaced; None: all. nanoGPT draws 2400.
+        vocab_size: Tokens must be below. Default: what `meta.json` says.
+        dtype: Of token files without `meta.json`: `uint8`, `uint16` or `uint32`.
+        seed: Seed of the order of blocks and texts.
+        num_workers: Worker processes. Reading is cheap: 0 will do unless the disk is slow.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if files do not suit one another.
+        FileNotFoundError: When training starts, if a file is missing.
+    """
+
+    def __init__(
+        self,
+        sources: dict[str, str],
+        phases: list[dict[str, float]],
+        epochs: int | list[int] = 1,
+        steps_per_epoch: int = 2000,
+        batch_size: int = 12,
+        block_size: int = 1024,
+        val_blocks: int | None = 2400,
+        vocab_size: int | None = None,
+        dtype: str = "uint16",
+        seed: int = 0,
+        num_workers: int = 0,
+    ):
+        super().__init__(Phases(phases, epochs))
+        if unknown := sorted(set(self.protocol.names) - set(sources)):
+            raise ValueError(f"`phases` name {unknown}, but `sources` has {sorted(sources)}")
+        sizes = {"steps_per_epoch": steps_per_epoch, "batch_size": batch_size, "block_size": block_size}
+        for name, size in {**sizes, "val_blocks": val_blocks, "vocab_size": vocab_size}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}")
+        self.folders = {name: Path(folder) for name, folder in sources.items()}
+        self.steps_per_epoch, self.batch_size, self.block_size = steps_per_epoch, batch_size, block_size
+        self.val_blocks, self.vocab_size, self.dtype = val_blocks, vocab_size, dtype
+        self.seed, self.num_workers = seed, num_workers
+        self._sources: dict[str, TokenSource] | None = None
+        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the present phase only
+        self._val_loader: tuple[int, ResumableLoader] | None = None
+
+    def load(self) -> dict[str, TokenSource]:
+        """Return the texts of all phases by name; called once per process, before training or testing."""
+        return {name: open_source(self.folders[name], self.dtype) for name in self.protocol.names}
+
+    @property
+    def texts(self) -> list[str]:
+        """Names of all texts."""
+        return self.protocol.names
+
+    @property
+    def text_weights(self) -> dict[str, float]:
+        """Probability that a micro-batch of the present phase comes from each of its texts, by name."""
+        mixture = self.protocol.mixtures[self.chunk]
+        return {name: weight / sum(mixture.values()) for name, weight in mixture.items()}
+
+    def batches_per_epoch(self) -> int:
+        """Return the micro-batches of each rank in an epoch."""
+        return self.steps_per_epoch * (1 if self.trainer is None else self.trainer.accumulate_grad_batches)
+
+    def steps_per_chunk(self) -> list[int]:
+        """Return the optimizer steps of each phase, over all its epochs, as the attached Trainer will count them."""
+        sizes = [self.batches_per_epoch() * world_size()] * self.num_chunks
+        return steps_per_chunk(self.protocol, sizes, 1, self.trainer)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check that Trainer, phases and files suit one another, and open the files.
+
+        Args:
+            stage: `fit`, `validate`, `test` or None.
+        """
+        super().setup(stage)
+        self._load_once()
+        self._train_loader = self._val_loader = None
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
+        self._load_once()
+        phase = self._last_chunk = self.chunk
+        if self._train_loader is None or self._train_loader[0] != phase:
+            dataset = MixedBatches(self._texts(phase), self._mixture(phase), self.block_size, self._batches_of_all())
+            sampler = MicroBatchSampler(dataset, self.first_epoch(phase))
+            self._train_loader = phase, ResumableLoader(dataset, 1, True, num_workers=self.num_workers, sampler=sampler)
+        loader = self._train_loader[1]
+        if self.trainer is not None:
+            loader.sampler.set_epoch(self.trainer.current_epoch)
+            start_epoch_afresh(self.trainer)
+        return loader
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Return the validation blocks of the texts of the present phase. Several ranks share them; up to (ranks − 1)
+        batches then count twice."""
+        self._load_once()
+        phase = self.chunk
+        if self._val_loader is None or self._val_loader[0] != phase:
+            texts = {self.texts.index(name): self._sources[name].val for name in self.protocol.mixtures[phase]}
+            dataset = ValidationBatches(texts, self.block_size, self.batch_size, self.val_blocks)
+            self._val_loader = phase, ResumableLoader(dataset, 1, by_batch=True, shuffle=False)
+        return self._val_loader[1]
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the validation blocks."""
+        return self.val_dataloader()
+
+    def _batches_of_all(self) -> int:
+        return self.batches_per_epoch() * world_size()
+
+    def _texts(self, phase: int) -> list[Tokens]:
+        return [self._sources[name].train for name in self.protocol.mixtures[phase]]
+
+    def _mixture(self, phase: int) -> Mixture:
+        weights = list(self.protocol.mixtures[phase].values())
+        lengths = [len(text) for text in self._texts(phase)]
+        return Mixture(weights, lengths, self.block_size, self.batch_size, [self.seed, phase])
+
+    def _load_once(self) -> None:
+        if self._sources is not None:
+            return
+        sources = self.load()
+        if len(tokenizers := {s.tokenizer for s in sources.values() if s.tokenizer is not None}) > 1:
+            raise ValueError(f"all texts must be made by one tokenizer, got {sorted(tokenizers)}")
+        known = max((s.vocab_size for s in sources.values() if s.vocab_size is not None), default=None)
+        if self.vocab_size is None:
+            self.vocab_size = known
+        elif known is not None and known > self.vocab_size:
+            raise ValueError(f"`vocab_size` must be at least that of the texts ({known}), got {self.vocab_size}")
+        for name, source in sources.items():
+            for split, tokens in (("train", source.train), ("val", source.val)):
+                tokens.vocab_size = self.vocab_size
+                if len(tokens) <= self.block_size:
+                    raise ValueError(
+                        f"{split} of {name!r} ({tokens.name}) has {len(tokens)} tokens: too few for a block of"
+                        f" `block_size`={self.block_size} and its target"
+                    )
+        self._sources = sources
+
+
+class MicroBatchSampler(EpochBatchSampler):
+    """Numbers of micro-batches of one epoch, counted over all ranks since the phase began, int64 `(1,)` each.
+
+    Args:
+        dataset: As long as the micro-batches of an epoch on all ranks.
+        first_epoch: Epoch in which the phase begins.
+    """
+
+    def __init__(self, dataset: Dataset, first_epoch: int):
+        super().__init__(dataset, 1, shuffle=False)
+        self.first_epoch = first_epoch
+
+    def order(self) -> Tensor:
+        """Return the numbers for this rank, int64 `(batches,)`."""
+        return super().order() + (self.epoch - self.first_epoch) * len(self.dataset)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.order().split(1))
+
+
+class MixedBatches(Dataset):
+    """The micro-batches of a phase, read when asked for.
+
+    Args:
+        texts: The texts of the phase.
+        mixture: Which blocks of them make up a micro-batch.
+        block_size: Tokens in a block.
+        length: Micro-batches of an epoch on all ranks.
+    """
+
+    def __init__(self, texts: Sequence[Tokens], mixture: Mixture, block_size: int, length: int):
+        self.texts, self.mixture, self.block_size, self.length = texts, mixture, block_size, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: Tensor) -> Blocks:
+        text, starts = self.mixture.batch(int(number))
+        return _inputs_and_targets(self.texts[text].blocks(starts, self.block_size + 1))
+
+
+class ValidationBatches(Dataset):
+    """Evenly spaced blocks of several texts, a batch from one text.
+
+    Args:
+        texts: The texts by number.
+        block_size: Tokens in a block.
+        batch_size: Blocks in a batch; the last of a text may have fewer.
+        val_blocks: Blocks of each text at most; None: all.
+    """
+
+    def __init__(self, texts: Mapping[int, Tokens], block_size: int, batch_size: int, val_blocks: int | None):
+        self.texts, self.block_size = texts, block_size
+        placed: list[tuple[float, int, np.ndarray]] = []
+        for number, text in texts.items():
+            blocks = (len(text) - 1) // block_size
+            taken = np.arange(blocks) if val_blocks is None else np.linspace(0, blocks - 1, min(blocks, val_blocks))
+            starts = taken.astype(np.int64) * block_size
+            for first in range(0, len(starts), batch_size):
+                placed.append((first / len(starts), number, starts[first : first + batch_size]))
+        self.batches = [batch for _, *batch in sorted(placed, key=lambda batch: batch[:2])]  # of all texts by turns
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        text, starts = self.batches[int(number)]
+        blocks = self.texts[text].blocks(starts, self.block_size + 1)
+        return *_inputs_and_targets(blocks), torch.tensor(text)
+
+
+def _inputs_and_targets(blocks: Tensor) -> Blocks:
+    """Split `(batch, block_size + 1)` into tokens and those that follow each, both `(batch, block_size)`."""
+    return blocks[:, :-1], blocks[:, 1:]

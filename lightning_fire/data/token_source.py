@@ -1,0 +1,137 @@
+"""Text as token numbers: arrays in memory, or files as nanoGPT's `prepare` scripts and `lightning-fire prepare-text`
+write them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
+
+
+class Tokens:
+    """Token numbers, one after another; those of a file are read where they are needed, and not copied to workers.
+
+    Args:
+        place: The file, or an array of unsigned integers, shape `(tokens,)`.
+        dtype: Of the tokens in the file: `uint8`, `uint16` or `uint32`, little-endian.
+        vocab_size: Tokens must be below; None: unknown.
+
+    Raises:
+        FileNotFoundError: If the file does not exist.
+        ValueError: If its size is no multiple of that of a token, or `dtype` is unknown.
+    """
+
+    def __init__(self, place: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
+        if dtype not in _DTYPES:
+            raise ValueError(f"`dtype` must be one of {list(_DTYPES)}, got {dtype!r}")
+        self.vocab_size = vocab_size
+        self._file = None if isinstance(place, np.ndarray) else Path(place)
+        self._dtype = np.dtype(_DTYPES[dtype])
+        self._array: np.ndarray | None = place if self._file is None else None
+        if self._file is not None:
+            self._size, rest = divmod(self._file.stat().st_size, self._dtype.itemsize)
+            if rest:
+                raise ValueError(
+                    f"{self._file} is truncated, or not of {dtype}: its {self._file.stat().st_size} bytes are no"
+                    f" multiple of {self._dtype.itemsize}"
+                )
+
+    @property
+    def name(self) -> str:
+        """The file, for people."""
+        return str(self._file or "an array")
+
+    def __len__(self) -> int:
+        return len(self._array) if self._file is None else self._size
+
+    def blocks(self, starts: np.ndarray, length: int) -> Tensor:
+        """Return runs of tokens.
+
+        Args:
+            starts: Place of the first token of each, int64 `(n,)`.
+            length: Tokens of each.
+
+        Returns:
+            int64 `(n, length)`.
+
+        Raises:
+            ValueError: If a token is not below `vocab_size`.
+        """
+        if self._array is None:
+            self._array = np.memmap(self._file, self._dtype, mode="r")
+        found = np.stack([self._array[start : start + length] for start in starts.tolist()]).astype(np.int64)
+        if self.vocab_size is not None and (largest := int(found.max())) >= self.vocab_size:
+            row, column = np.argwhere(found == largest)[0]
+            raise ValueError(
+                f"token {starts[row] + column} of {self.name} is {largest}, but the vocabulary has"
+                f" {self.vocab_size}: another tokenizer, or another dtype"
+            )
+        return torch.from_numpy(found)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let each process map the file by itself."""
+        return vars(self) if self._file is None else {**vars(self), "_array": None}
+
+
+@dataclass(frozen=True)
+class TokenSource:
+    """A text, split into training and validation.
+
+    Attributes:
+        train: Tokens to train on.
+        val: Tokens to validate with.
+        vocab_size: Tokens are below; None: unknown.
+        tokenizer: What made them; None: unknown.
+    """
+
+    train: Tokens
+    val: Tokens
+    vocab_size: int | None = None
+    tokenizer: str | None = None
+
+
+def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
+    """Open a folder with `train.bin`, `val.bin` and, of `lightning-fire prepare-text`, `meta.json`.
+
+    Args:
+        folder: The folder.
+        dtype: Of the tokens, where there is no `meta.json`; nanoGPT writes uint16.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+        ValueError: If a file is not what `meta.json` says; if that cannot be read.
+    """
+    for name in ("train.bin", "val.bin"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder / name} does not exist; `lightning-fire prepare-text {folder} FILES` makes it"
+            )
+    meta = _read_meta(folder / "meta.json")
+    dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
+    tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}
+    for split, found in tokens.items():
+        expected = meta["splits"][split]["tokens"] if meta else len(found)
+        if expected != len(found):
+            raise ValueError(f"{found.name} is truncated: it has {len(found)} tokens, meta.json says {expected}")
+    return TokenSource(tokens["train"], tokens["val"], vocab_size, meta.get("tokenizer"))
+
+
+def _read_meta(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        meta = json.loads(file.read_text())
+        if (
+            meta["dtype"] in _DTYPES
+            and meta["vocab_size"] > 0
+            and all(meta["splits"][s]["tokens"] > 0 for s in ("train", "val"))
+        ):
+            return meta
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} cannot be read ({error}): prepare the text again") from error
+    raise ValueError(f"{file} does not describe token files: prepare the text again")
