@@ -1,7 +1,12 @@
-"""The paper's image networks: plain modules, from images `(batch, C, H, W)` to logits `(batch, num_classes)`."""
+"""The paper's networks: plain modules.
 
+From images `(batch, C, H, W)` to logits `(batch, num_classes)`; `GPT` from tokens `(batch, length)` to logits
+`(batch, length, vocab_size)`.
+"""
+
+from lightning_fire.nets.gpt import GPT
 from lightning_fire.nets.resnet import ResNet
 from lightning_fire.nets.vgg import VGG
 from lightning_fire.nets.vit import ViT
 
-__all__ = ["VGG", "ResNet", "ViT"]
+__all__ = ["GPT", "VGG", "ResNet", "ViT"]

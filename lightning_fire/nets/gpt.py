@@ -1,0 +1,269 @@
+"""Decoder-only transformer of GPT-2."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_fire.nets import huggingface_gpt2
+
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # our names of the GELU, and those of `nn.GELU`
+
+
+class GPT(nn.Module):
+    """GPT-2 (Radford et al., 2019) as nanoGPT trains it: a decoder-only transformer for next-token prediction.
+
+    Blocks normalise first, positions are learned, and the head is tied to the token embedding: one parameter, first
+    named `transformer.wte.weight`, which counts once. The other names are those of Hugging Face's `GPT2LMHeadModel`,
+    but each weight is stored as `nn.Linear` does, `(out, in)`. The defaults are nanoGPT's GPT-2 of 124M parameters.
+
+    Each layer draws the initial values of GPT-2 by `reset_parameters`: weights from N(0, 0.02²), the `c_proj` that lead
+    back to the residual stream from N(0, 0.02² / (2 · depth)), biases 0, norms 1 and 0. The tied weight is drawn twice
+    by that, by the embedding and by the head, from the same distribution: the head's draw stays.
+
+    Args:
+        vocab_size: Number of tokens (GPT-2: 50257; nanoGPT pads it to a multiple of 64).
+        block_size: Longest sequence, in tokens.
+        depth: Number of blocks.
+        heads: Attention heads in each block.
+        dim: Width of a token; each block's MLP has `4 · dim` hidden units.
+        bias: Whether Linear and LayerNorm layers have biases (Hugging Face: yes; nanoGPT: no). The head has none.
+        dropout: Probability of dropout, of the sum of the embeddings, of attention weights and before each residual
+            addition; in [0, 1).
+        gelu: `exact`, as nanoGPT, or its approximation by `tanh`, as OpenAI and Hugging Face.
+
+    Raises:
+        ValueError: If a size is below 1, `dim` is not divisible by `heads`, `dropout` is outside [0, 1), or `gelu` is
+            unknown.
+
+    Example:
+        >>> import torch
+        >>> net = GPT(vocab_size=11, block_size=8, depth=2, heads=2, dim=4)
+        >>> net(torch.tensor([[3, 1, 4], [1, 5, 9]])).shape
+        torch.Size([2, 3, 11])
+        >>> net.lm_head.weight is net.transformer.wte.weight
+        True
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50304,
+        block_size: int = 1024,
+        depth: int = 12,
+        heads: int = 12,
+        dim: int = 768,
+        bias: bool = False,
+        dropout: float = 0.0,
+        gelu: Literal["exact", "tanh"] = "exact",
+    ):
+        super().__init__()
+        if min(vocab_size, block_size, depth, heads, dim) < 1:
+            raise ValueError(
+                f"every size must be at least 1, got {vocab_size=}, {block_size=}, {depth=}, {heads=}, {dim=}"
+            )
+        if dim % heads:
+            raise ValueError(f"`dim` must be divisible by `heads`, got {dim} and {heads}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"`dropout` must be in [0, 1), got {dropout}")
+        if gelu not in _APPROXIMATE:
+            raise ValueError(f"`gelu` must be one of {list(_APPROXIMATE)}, got {gelu!r}")
+        self.vocab_size, self.block_size, self.dim = vocab_size, block_size, dim
+        self.depth, self.heads = depth, heads
+        self.dropout, self.gelu = dropout, gelu
+        self.transformer = _Transformer(vocab_size, block_size, depth, heads, dim, bias, dropout, gelu)
+        self.lm_head = _Linear(dim, vocab_size, bias=False)
+        self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers draw anew
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute the logits of each next token.
+
+        Args:
+            tokens: Shape `(batch, length)`, int64, in [0, `vocab_size`).
+
+        Returns:
+            Logits `(batch, length, vocab_size)`; those at a position depend on the tokens up to it only.
+
+        Raises:
+            ValueError: If `tokens` has not two dimensions, or a sequence is longer than `block_size`.
+        """
+        if tokens.ndim != 2:
+            raise ValueError(f"`tokens` must have the shape (batch, length), got {tuple(tokens.shape)}")
+        if tokens.shape[1] > self.block_size:
+            raise ValueError(f"`tokens` must be at most `block_size` = {self.block_size} long, got {tokens.shape[1]}")
+        return self.lm_head(self.transformer(tokens))
+
+    def flops_per_token(self, length: int) -> int:
+        """Estimate the floating-point operations of training on one token, forward and backward.
+
+        6 · N + 12 · depth · dim · length, with N the number of parameters but for the embedding of positions, after
+        appendix B of PaLM (Chowdhery et al., arXiv:2204.02311), as nanoGPT counts it; that attention is causal saves
+        nothing in it. Times the tokens per second, over the peak FLOPs per second of the device, it is the model FLOPs
+        utilisation.
+
+        Args:
+            length: Tokens in a sequence, in [1, `block_size`].
+
+        Raises:
+            ValueError: If `length` is out of range.
+        """
+        if not 1 <= length <= self.block_size:
+            raise ValueError(f"`length` must be in [1, {self.block_size}], got {length}")
+        size = sum(parameter.numel() for parameter in self.parameters()) - self.transformer.wpe.weight.numel()
+        return 6 * size + 12 * self.depth * self.dim * length
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        source: nn.Module | Mapping[str, Tensor] | str | Path,
+        heads: int | None = None,
+        dropout: float | None = None,
+    ) -> "GPT":
+        """Make a net that computes what a GPT-2 of Hugging Face's `transformers` computes, with a copy of its weights.
+
+        Nothing is downloaded.
+
+        Args:
+            source: The model (a `GPT2LMHeadModel`, or a `GPT2Model` without its head), its state dict, or the path of
+                a folder where `save_pretrained` has put it. A state dict is taken to have the usual settings.
+            heads: Attention heads, needed with a state dict: it does not tell them.
+            dropout: Probability of dropout. Default: the model's, and 0 with a state dict.
+
+        Returns:
+            The net, in training mode, with biases, on the device and with the floating type of the embedding.
+
+        Raises:
+            ValueError: If the source is no GPT-2, or one that this net cannot equal: without scaled attention, or
+                scaled by the layer's number; with cross-attention; with an MLP of another width, another activation or
+                another ε in LayerNorm; with a head of its own; or with several probabilities of dropout.
+            FileNotFoundError: If a path is no folder with a `config.json`.
+            ImportError: If a path is given and `transformers` is not installed.
+        """
+        arguments, state = huggingface_gpt2.read(source, heads, dropout)
+        embedding = state["transformer.wte.weight"]
+        net = cls(**arguments).to(embedding.device, embedding.dtype)
+        try:
+            net.load_state_dict(state)
+        except RuntimeError as error:  # names what is missing, unexpected or of another shape
+            raise ValueError(f"`source` is no GPT-2: {error}") from error
+        return net
+
+    def to_huggingface(self) -> "GPT2LMHeadModel":
+        """Make a `GPT2LMHeadModel` of Hugging Face's `transformers` that computes the same, with a copy of the weights.
+
+        It has biases, 0 where this net has none. The global random state is left as it was.
+
+        Returns:
+            The model, in the mode, on the device and with the floating type of this net.
+
+        Raises:
+            ImportError: If `transformers` is not installed.
+        """
+        return huggingface_gpt2.write(
+            self.state_dict(),
+            vocab_size=self.vocab_size,
+            block_size=self.block_size,
+            depth=self.depth,
+            heads=self.heads,
+            dim=self.dim,
+            dropout=self.dropout,
+            gelu=self.gelu,
+        ).train(self.training)
+
+
+class _Linear(nn.Linear):
+    """A Linear layer that draws its weight from N(0, `std`²); its bias begins at 0."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, std: float = 0.02):
+        self.std = std  # before nn.Linear draws
+        super().__init__(inputs, outputs, bias=bias)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        nn.init.normal_(self.weight, std=self.std)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class _Embedding(nn.Embedding):
+    """An embedding that draws its weight from N(0, 0.02²)."""
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        nn.init.normal_(self.weight, std=0.02)
+
+
+class _Transformer(nn.Module):
+    """All but the head: from tokens `(batch, length)` to `(batch, length, dim)`."""
+
+    def __init__(
+        self,
+        vocab_size: int,
+        block_size: int,
+        depth: int,
+        heads: int,
+        dim: int,
+        bias: bool,
+        dropout: float,
+        gelu: str,
+    ):
+        super().__init__()
+        self.wte = _Embedding(vocab_size, dim)
+        self.wpe = _Embedding(block_size, dim)
+        self.drop = nn.Dropout(dropout)
+        std = 0.02 / math.sqrt(2 * depth)  # 2 · depth projections add to the residual stream
+        self.h = nn.ModuleList(_Block(heads, dim, bias, dropout, gelu, std) for _ in range(depth))
+        self.ln_f = nn.LayerNorm(dim, bias=bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.drop(self.wte(tokens) + self.wpe(positions))
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+
+class _Block(nn.Module):
+    def __init__(self, heads: int, dim: int, bias: bool, dropout: float, gelu: str, residual_std: float):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(dim, bias=bias)
+        self.attn = _Attention(heads, dim, bias, dropout, residual_std)
+        self.ln_2 = nn.LayerNorm(dim, bias=bias)
+        self.mlp = _MLP(dim, bias, dropout, gelu, residual_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class _Attention(nn.Module):
+    def __init__(self, heads: int, dim: int, bias: bool, dropout: float, residual_std: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.c_attn = _Linear(dim, 3 * dim, bias)  # query, key and value, one below the other
+        self.c_proj = _Linear(dim, dim, bias, residual_std)
+        self.resid_dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return self.resid_dropout(self.c_proj(attended.transpose(1, 2).flatten(2)))  # from (batch, heads, length, …)
+
+
+class _MLP(nn.Module):
+    def __init__(self, dim: int, bias: bool, dropout: float, gelu: str, residual_std: float):
+        super().__init__()
+        self.c_fc = _Linear(dim, 4 * dim, bias)
+        self.act = nn.GELU(_APPROXIMATE[gelu])
+        self.c_proj = _Linear(4 * dim, dim, bias, residual_std)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.c_proj(self.act(self.c_fc(x))))
