@@ -44,7 +44,7 @@ from lightning_fire import FIRECallback, OptimizerReset
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
-from lightning_fire.modules.classifier import warmup_factors
+from lightning_fire.modules.chunk_schedule import learning_rate_factors
 
 WARMUP, CLIP = 0.1, 0.5
 
@@ -93,7 +93,7 @@ def loop(setting: Setting) -> Trained:
     numbers = data.train_indices(0)
     mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (data.mean, data.std))
     optimizer = Adam(net.parameters(), lr=1e-3)
-    schedule = LambdaLR(optimizer, warmup_factors(data.steps_per_chunk(), WARMUP))
+    schedule = LambdaLR(optimizer, learning_rate_factors(data.steps_per_chunk(), [WARMUP]))
     starts = []
     for epoch in range(1 + setting.epochs):
         wait_for_device()

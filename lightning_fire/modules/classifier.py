@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import islice
-from math import ceil, isfinite
+from math import isfinite
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,6 +13,7 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fire.modules.chunk_schedule import learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -151,18 +152,8 @@ class Classifier(pl.LightningModule):
             raise ValueError(f"`optimizer` cannot be made: {error}") from error
         if not self.warmup:
             return {"optimizer": optimizer}
-        schedule = LambdaLR(optimizer, warmup_factors(self._steps_per_chunk(), self.warmup))
+        schedule = LambdaLR(optimizer, learning_rate_factors(steps_per_chunk(self.trainer), [self.warmup]))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _steps_per_chunk(self) -> list[int]:
-        if hasattr(self.trainer.datamodule, "steps_per_chunk"):
-            return self.trainer.datamodule.steps_per_chunk()
-        steps = self.trainer.estimated_stepping_batches
-        if not isfinite(steps):
-            raise ValueError(
-                "`warmup` is a share of the training, which needs max_epochs or max_steps; or use warmup=0"
-            )
-        return [int(steps)]
 
     def _seen_classes(self) -> Tensor | None:
         seen = getattr(self.trainer.datamodule, "seen_classes", None)
@@ -171,32 +162,3 @@ class Classifier(pl.LightningModule):
     @property
     def _distributed(self) -> bool:
         return self.trainer.world_size > 1
-
-
-def warmup_factors(steps_per_chunk: list[int], warmup: float) -> Callable[[int], float]:
-    """Make the learning-rate factor of a training over chunks: it rises from 0 at the start of each.
-
-    Optimizer step s of a chunk of n steps (s from 0) has factor min(1, s / ⌈warmup · n⌉).
-
-    Args:
-        steps_per_chunk: Optimizer steps of each chunk.
-        warmup: Share of a chunk's steps, in [0, 1).
-
-    Returns:
-        A function from the number of optimizer steps done to the factor of the next one.
-
-    Example:
-        >>> factor = warmup_factors([4, 8], warmup=0.5)
-        >>> [factor(step) for step in range(12)]
-        [0.0, 0.5, 1.0, 1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
-    """
-    starts = [0]
-    for steps in steps_per_chunk[:-1]:
-        starts.append(starts[-1] + steps)
-
-    def factor(step: int) -> float:
-        chunk = max(index for index, start in enumerate(starts) if start <= step)
-        length = ceil(warmup * steps_per_chunk[chunk])
-        return min(1.0, (step - starts[chunk]) / length) if length else 1.0
-
-    return factor

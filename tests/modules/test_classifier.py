@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from lightning_fire import FullReset
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
 from lightning_fire.modules import Classifier
-from lightning_fire.modules.classifier import warmup_factors
+from lightning_fire.modules.chunk_schedule import learning_rate_factors
 from lightning_fire.modules.mean_loss import MeanLoss
 
 MEAN, STD = (0.4,), (0.1,)
@@ -62,7 +62,7 @@ def test_warm_up_counts_optimizer_steps(tmp_path, accumulate):
 
 
 def test_factor_of_one_long_chunk():
-    factor = warmup_factors([1000], 0.1)
+    factor = learning_rate_factors([1000], [0.1])
     assert [factor(s) for s in (0, 1, 50, 99, 100, 999)] == pytest.approx([0, 0.01, 0.5, 0.99, 1, 1])
 
 

@@ -1,0 +1,255 @@
+"""Language modelling on text that arrives in phases, as the paper trains it."""
+
+import time
+from collections.abc import Sequence
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.throughput import get_available_flops
+from lightning.pytorch.plugins.precision import MixedPrecision
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from lightning_fire.modules.chunk_schedule import Decay, learning_rate_factors, steps_per_chunk
+from lightning_fire.modules.mean_loss import MeanLoss
+
+
+class LanguageModel(pl.LightningModule):
+    """Trains a network to predict the next token; the learning rate begins anew in each phase of the data.
+
+    The network takes tokens, int64 `(batch, length)`, and returns logits `(batch, length, vocab_size)`, or something
+    with such `logits`: our `GPT`, or any causal language model of Hugging Face transformers.
+
+    The optimizer is AdamW. Weight decay is on what has two dimensions or more (matrices and embeddings), as in nanoGPT.
+
+    Logs at the end of each epoch (`TextDataModule`: after `steps_per_epoch` steps) `train/loss`, in nats per token,
+    `train/tokens_per_second` of all devices together, validation left out, and `train/mfu`, the share of the devices'
+    peak FLOP/s that the model needs, where both are known; every `log_every_n_steps` steps `train/loss_step`, of one
+    micro-batch. At each validation `val/loss/{text}` for each text of the present phase, `val/loss`, their mean by
+    weight in the phase, and `val/perplexity`, its exponential. At the start of every phase but the first, after the
+    callbacks have acted and before the first batch, `val/loss_at_new_data`, and likewise for each text.
+
+    Args:
+        net: The network.
+        learning_rate: After the warm-up (paper, table "Detailed settings in continual pretraining of LLMs": 6e-4).
+        min_learning_rate: At the end of a phase (paper: 6e-5).
+        warmup: Over which the learning rate rises linearly from 0: a number of optimizer steps, or a share of those of
+            the phase in [0, 1); one for all phases, or one each, the last for all further ones (paper: 2000 steps, then
+            10 %).
+        decay: How it falls after that: `linear` (paper), `cosine` (its code) or `none`.
+        weight_decay: Of AdamW (paper: 0.1).
+        betas: Of AdamW (nanoGPT: 0.9 and 0.95).
+        compile: Run the network through `torch.compile`, which takes a minute at first. The names of the parameters
+            stay as they are, so that checkpoints of compiled and of plain networks are interchangeable.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if the texts have more tokens than the
+            network knows, or longer blocks.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        learning_rate: float = 6e-4,
+        min_learning_rate: float = 6e-5,
+        warmup: int | float | list[int | float] = (2000, 0.1),
+        decay: Decay = "linear",
+        weight_decay: float = 0.1,
+        betas: tuple[float, float] = (0.9, 0.95),
+        compile: bool = False,
+    ):
+        super().__init__()
+        self.warmup = list(warmup) if isinstance(warmup, Sequence) else [warmup]
+        if not self.warmup or not all(_is_warmup(value) for value in self.warmup):
+            raise ValueError(f"`warmup` must be whole numbers of steps, or shares in [0, 1), got {warmup}")
+        if not learning_rate > 0 or not 0 <= min_learning_rate <= learning_rate:
+            raise ValueError(
+                "`learning_rate` must be positive and `min_learning_rate` from 0 to it, got"
+                f" {learning_rate} and {min_learning_rate}"
+            )
+        if weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"`weight_decay` and `betas` must be those of AdamW, got {weight_decay} and {betas}")
+        if decay not in ("linear", "cosine", "none"):
+            raise ValueError(f"`decay` must be 'linear', 'cosine' or 'none', got {decay!r}")
+        self.net = net
+        if compile:
+            self.net.compile()
+        self.learning_rate, self.min_learning_rate, self.decay = learning_rate, min_learning_rate, decay
+        self.weight_decay, self.betas = weight_decay, tuple(betas)
+        self.train_loss = MeanLoss()
+        self.val_losses = nn.ModuleList()  # a MeanLoss for each text
+        self._tokens, self._began = 0, 0.0  # of this epoch, on this device
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the logits `(batch, length, vocab_size)` of tokens `(batch, length)`, int64."""
+        output = self.net(tokens)
+        return output if isinstance(output, Tensor) else output.logits
+
+    def setup(self, stage: str) -> None:
+        """Check that network and texts suit one another.
+
+        Args:
+            stage: `fit`, `validate` or `test`.
+        """
+        data, config = self.trainer.datamodule, getattr(self.net, "config", None)
+        for ours, theirs, what in (
+            ("vocab_size", "vocab_size", "different tokens"),
+            ("block_size", "n_positions", "tokens in a block"),
+        ):
+            wanted = getattr(data, ours, None)
+            has = getattr(self.net, ours, getattr(config, theirs, None))
+            if wanted is not None and has is not None and wanted > has:
+                raise ValueError(f"the texts have {wanted} {what}, but {type(self.net).__name__} has `{ours}`={has}")
+        if len(self.val_losses) != len(self._texts):
+            self.val_losses = nn.ModuleList(MeanLoss() for _ in self._texts)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the cross-entropy of a batch of tokens and of those that follow each, both `(batch, length)`."""
+        tokens, targets = batch
+        loss = _cross_entropy(self(tokens), targets)
+        self.train_loss.update(loss, targets.numel())
+        self._tokens += targets.numel()
+        self.log("train/loss_step", loss.detach(), prog_bar=True)
+        return loss
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Take the time."""
+        if self._began == 0.0:
+            self._began = self._now()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the speed before validation takes its time."""
+        if not self.trainer.is_last_batch:
+            return
+        speed = self._tokens / (self._now() - self._began)
+        how = {"on_step": False, "on_epoch": True, "sync_dist": self._distributed}
+        self.log("train/tokens_per_second", speed * self.trainer.world_size, **how)
+        if (share := self._flops_share(speed, batch[0].shape[1])) is not None:
+            self.log("train/mfu", share, **how)
+
+    def on_train_epoch_end(self) -> None:
+        """Log the loss that the batches have summed up to."""
+        self._tokens, self._began = 0, 0.0
+        if self.train_loss.update_called:  # not by a training_step of a subclass
+            self.log("train/loss", self.train_loss)
+
+    def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        """Take in a batch of one text: tokens and those that follow, and perhaps the number of the text."""
+        tokens, targets, *text = batch
+        loss = _cross_entropy(self(tokens), targets)
+        self.val_losses[int(text[0]) if text else 0].update(loss, targets.numel())
+
+    def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
+        """Take in a batch, as in validation."""
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the losses."""
+        self.log_dict(self._summary("val/", "loss"), prog_bar=True, sync_dist=self._distributed)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the losses."""
+        self.log_dict(self._summary("test/", "loss"), sync_dist=self._distributed)
+
+    def on_train_epoch_start(self) -> None:
+        """Measure the loss where a phase begins; Lightning calls the callbacks before."""
+        datamodule, epoch = self.trainer.datamodule, self.current_epoch
+        if epoch and hasattr(datamodule, "chunk_at") and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
+            self._measure_at_new_data()
+
+    @torch.no_grad()
+    def _measure_at_new_data(self) -> None:
+        """Evaluate between the callbacks' event and the first batch of the new data."""
+        if not (limit := sum(self.trainer.num_val_batches)):
+            return
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        batches = self.trainer.datamodule.val_dataloader()
+        for batch_idx, batch in enumerate(islice(batches, limit if isfinite(limit) else None)):
+            with self.trainer.precision_plugin.forward_context():
+                self.validation_step(self.trainer.strategy.batch_to_device(batch, dataloader_idx=0), batch_idx)
+        for module, mode in modes.items():
+            module.training = mode
+        values = {key: value.item() for key, value in self._summary("val/", "loss_at_new_data").items()}
+        for logger in self.loggers:
+            logger.log_metrics(values, step=self.trainer.global_step)
+
+    def _summary(self, stage: str, name: str) -> dict[str, Tensor]:
+        """Return what validation has summed up to, over all ranks, by key; and begin anew."""
+        weights = getattr(self.trainer.datamodule, "text_weights", {"": 1.0})
+        losses = {}
+        for text, loss in zip(self._texts, self.val_losses, strict=True):
+            loss.update(torch.zeros((), device=self.device), 0)  # a rank may have had no batch of it
+            value = loss.compute()
+            if loss.samples:  # none, if validation is limited to a few batches
+                losses[text] = value
+            loss.reset()
+        seen = sum(weights[text] for text in losses)
+        total = sum(weights[text] / seen * loss for text, loss in losses.items())
+        values = {f"{stage}{name}/{text}": loss for text, loss in losses.items() if text}
+        if name == "loss":
+            values[f"{stage}perplexity"] = total.exp()
+        return {f"{stage}{name}": total, **values}
+
+    @property
+    def _distributed(self) -> bool:
+        return self.trainer.world_size > 1
+
+    @property
+    def _texts(self) -> list[str]:
+        return getattr(self.trainer.datamodule, "texts", [""])
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """Return AdamW, and the schedule of its learning rate in each phase."""
+        parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ]
+        scaled = isinstance(self.trainer.precision_plugin, MixedPrecision) and self.trainer.precision == "16-mixed"
+        optimizer = AdamW(
+            [group for group in groups if group["params"]],
+            lr=self.learning_rate,
+            betas=self.betas,
+            fused=not scaled,  # Lightning cannot clip the scaled gradients of a fused optimizer
+        )
+        minimum = self.min_learning_rate / self.learning_rate
+        factors = learning_rate_factors(steps_per_chunk(self.trainer), self.warmup, self.decay, minimum)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factors), "interval": "step"}}
+
+    def flops_per_token(self, length: int) -> int:
+        """Return the FLOPs of training on one token: what the network says, or else 6 per parameter.
+
+        Args:
+            length: Tokens in a block.
+        """
+        if callable(count := getattr(self.net, "flops_per_token", None)):
+            return count(length)
+        return 6 * sum(parameter.numel() for parameter in self.net.parameters())
+
+    def _flops_share(self, tokens_per_second: float, length: int) -> float | None:
+        dtype = {"bf16": torch.bfloat16, "16-m": torch.float16, "16-t": torch.float16}.get(self.trainer.precision[:4])
+        try:
+            peak = get_available_flops(self.device, dtype or torch.float32)
+        except (ValueError, RuntimeError):  # a device that Lightning does not know
+            return None
+        return None if not peak else self.flops_per_token(length) * tokens_per_second / peak
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _is_warmup(value: Any) -> bool:
+    """Tell a number of steps, or a share."""
+    return value >= 0 if isinstance(value, int) else isinstance(value, float) and 0 <= value < 1

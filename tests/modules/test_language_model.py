@@ -1,0 +1,251 @@
+"""`LanguageModel` over phases: its loss, what it logs, its optimizer, and the callbacks that act on it."""
+
+import time
+import types
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from small_training import assert_same_weights, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torchmetrics.text import Perplexity
+
+from lightning_fire import FIRECallback, FullReset, OptimizerReset
+from lightning_fire.data import TextDataModule
+from lightning_fire.data.token_source import Tokens, TokenSource
+from lightning_fire.modules import LanguageModel
+from lightning_fire.nets import GPT
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
+
+
+class TwoTexts(TextDataModule):
+    """Words of `a` are rising, those of `b` falling; 16 tokens."""
+
+    def load(self):
+        rising = np.tile(np.arange(16, dtype=np.uint16), 60)
+        texts = {"a": rising, "b": rising[::-1].copy()}
+        return {
+            name: TokenSource(Tokens(text), Tokens(text[:100]), 16)
+            for name, text in texts.items()
+            if name in self.protocol.names
+        }
+
+
+def data(phases=({"a": 1.0}, {"b": 3.0, "a": 1.0}), epochs=2, **options):
+    settings = {"steps_per_epoch": 6, "batch_size": 4, "block_size": 8, **options}
+    return TwoTexts({"a": "", "b": ""}, list(phases), epochs, **settings)
+
+
+def module(net=None, **options):
+    torch.manual_seed(0)
+    net = net or GPT(vocab_size=16, block_size=8, depth=1, heads=2, dim=16)
+    return LanguageModel(net, **{"learning_rate": 0.01, "min_learning_rate": 0.001, "warmup": [3, 0.25], **options})
+
+
+def run(folder, *callbacks, texts=None, model=None, **options):
+    texts, model = texts or data(), model or module()
+    fit = trainer(*callbacks, folder=folder, max_epochs=texts.total_epochs, **options)
+    fit.fit(model, datamodule=texts)
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return model, {tag: [(event.step, event.value) for event in log.Scalars(tag)] for tag in log.Tags()["scalars"]}
+
+
+def test_what_is_logged_and_where(tmp_path):
+    _, logged = run(tmp_path, LearningRateMonitor("step"), OptimizerReset())
+    assert [step for step, _ in logged["val/loss"]] == [5, 11, 17, 23]
+    assert [step for step, _ in logged["val/loss/b"]] == [17, 23] and len(logged["val/loss/a"]) == 4
+    assert [step for step, _ in logged["val/loss_at_new_data"]] == [12]
+    assert {"val/loss_at_new_data/a", "val/loss_at_new_data/b", "train/loss_step", "train/loss"} < set(logged)
+    for (_, whole), (_, a), (_, b), (_, perplexity) in zip(
+        *(logged[f"val/{key}"][-2:] for key in ("loss", "loss/a", "loss/b", "perplexity")), strict=True
+    ):
+        assert whole == pytest.approx(0.25 * a + 0.75 * b, rel=1e-5)
+        assert perplexity == pytest.approx(np.exp(whole), rel=1e-5)
+    rates = [value for _, value in logged["lr-AdamW/pg1"]]
+    rising = [0, 0.01 / 3, 0.02 / 3, 0.01]
+    assert rates[:4] == pytest.approx(rising) and rates[11] == pytest.approx(0.01 - 0.009 * 8 / 9)
+    assert rates[12:16] == pytest.approx(rising) and len(rates) == 24
+
+
+def test_validation_loss_and_perplexity_are_those_of_torchmetrics(tmp_path):
+    texts = data(phases=[{"a": 1.0}], epochs=1)
+    model, logged = run(tmp_path, texts=texts)
+    perplexity = Perplexity()
+    model.eval()
+    with torch.no_grad():
+        for tokens, targets, _ in texts.val_dataloader():
+            perplexity.update(model(tokens), targets)
+    assert logged["val/perplexity"][0][1] == pytest.approx(float(perplexity.compute()), rel=1e-5)
+    assert logged["val/loss"][0][1] == pytest.approx(float(perplexity.compute().log()), rel=1e-5)
+
+
+def test_the_training_loss_is_the_mean_of_its_epoch(tmp_path):
+    _, logged = run(tmp_path, texts=data(phases=[{"a": 1.0}]))
+    steps = np.array([value for _, value in logged["train/loss_step"]])
+    assert [value for _, value in logged["train/loss"]] == pytest.approx([steps[:6].mean(), steps[6:].mean()], rel=1e-5)
+
+
+def test_it_learns(tmp_path):
+    """The next token is known from the two before; uniform guesses have ln 16 = 2.77."""
+    _, logged = run(tmp_path, texts=data(epochs=[16, 1]), model=module(warmup=5, learning_rate=0.02))
+    first = [value for _, value in logged["val/loss/a"]]
+    assert first[0] > 1.0 and first[15] < 0.2
+
+
+def test_decay_is_on_matrices_and_embeddings_alone():
+    model = module(GPT(vocab_size=16, block_size=8, depth=1, heads=2, dim=16, bias=True), weight_decay=0.3)
+    model.net.transformer.wpe.weight.requires_grad_(False)
+    fit = trainer(max_epochs=4, limit_val_batches=0)
+    fit.fit(model, datamodule=data())
+    decayed, plain = fit.optimizers[0].param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0) and decayed["betas"] == (0.9, 0.95)
+    names = {parameter: name for name, parameter in model.net.named_parameters()}
+    assert {names[p] for p in plain["params"]} == {n for n in names.values() if "ln_" in n or n.endswith("bias")}
+    assert len(decayed["params"]) + len(plain["params"]) == len(names) - 1  # without the frozen one
+
+
+def test_one_step_is_that_of_a_plain_loop():
+    """AdamW with clipping, accumulation over two micro-batches and a rate by hand."""
+    texts = data(phases=[{"a": 1.0}], epochs=1, steps_per_epoch=2)
+    model, other = module(warmup=0, decay="none"), module()
+    trainer(max_epochs=1, accumulate_grad_batches=2, gradient_clip_val=0.1, limit_val_batches=0).fit(model, texts)
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in other.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in other.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=0.01,
+        betas=(0.9, 0.95),
+    )
+    batches = data(phases=[{"a": 1.0}], epochs=1, steps_per_epoch=4).train_dataloader()
+    for number, (tokens, targets) in enumerate(batches):
+        loss = nn.functional.cross_entropy(other.net(tokens).transpose(1, 2), targets)
+        (loss / 2).backward()
+        if number % 2:
+            nn.utils.clip_grad_norm_(other.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, a), (_, b) in zip(model.named_parameters(), other.named_parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-6), name
+
+
+class Wrapped(nn.Module):
+    """Returns its logits as Hugging Face's models do, and counts nothing."""
+
+    def __init__(self, vocab_size=16, positions=8):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, 4), nn.Linear(4, vocab_size)
+        self.config = types.SimpleNamespace(vocab_size=vocab_size, n_positions=positions)
+
+    def forward(self, tokens):
+        return types.SimpleNamespace(logits=self.head(self.embedding(tokens)))
+
+
+def test_networks_of_others(tmp_path):
+    model, logged = run(tmp_path, model=module(Wrapped()))
+    assert len(logged["val/loss"]) == 4
+    assert model.flops_per_token(8) == 6 * sum(p.numel() for p in model.net.parameters())
+
+
+def test_speed_leaves_validation_out(tmp_path, monkeypatch):
+    """6 steps of 4·8 tokens; each batch is made to take 10 ms, each of 3 validation batches 500."""
+
+    class Slow(LanguageModel):
+        def training_step(self, batch, batch_idx):
+            time.sleep(0.01)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            time.sleep(0.5)
+            return super().validation_step(batch, batch_idx)
+
+    torch.manual_seed(0)
+    slow = Slow(GPT(16, 8, 1, 2, 16), warmup=0)
+    monkeypatch.setattr("lightning_fire.modules.language_model.get_available_flops", lambda *_: 10**9)
+    _, logged = run(tmp_path, texts=data(phases=[{"a": 1.0}]), model=slow)
+    speeds = [value for _, value in logged["train/tokens_per_second"]]
+    assert all(200 < speed < 3200 for speed in speeds)
+    shares = [value for _, value in logged["train/mfu"]]
+    assert shares == pytest.approx([speed * slow.net.flops_per_token(8) / 1e9 for speed in speeds], rel=1e-5)
+
+
+def test_a_device_of_unknown_speed_has_no_mfu(tmp_path):
+    _, logged = run(tmp_path, texts=data(phases=[{"a": 1.0}], epochs=1))
+    assert "train/mfu" not in logged and logged["train/tokens_per_second"][0][1] > 0
+
+
+@pytest.mark.parametrize("where", ["phase 1", "event", "phase 2"])
+def test_a_resumed_run_is_the_whole_one(tmp_path, where):
+    def methods():
+        return [OptimizerReset(), FIRECallback(steps=5, curvature=False)]
+
+    step = {"phase 1": 8, "event": 12, "phase 2": 15}[where]
+    save = ModelCheckpoint(tmp_path, "c", every_n_train_steps=step, save_top_k=1, save_on_train_epoch_end=False)
+    whole, _ = run(tmp_path / "whole", *methods(), save)
+    assert whole.trainer.global_step == 24 and whole.trainer.callbacks[1].num_events == 1
+    torch.manual_seed(1)
+    rest = module()
+    fit = trainer(*methods(), max_epochs=4)
+    fit.fit(rest, datamodule=data(), ckpt_path=tmp_path / "c.ckpt")
+    assert_same_weights(rest, whole)
+
+
+def test_full_reset_gives_back_the_loss_of_the_beginning(tmp_path):
+    _, logged = run(tmp_path, FullReset(curvature=False))
+    assert logged["val/loss_at_new_data"][0][1] == pytest.approx(np.log(16), abs=0.05)
+    assert logged["val/loss"][1][1] < 2.6
+
+
+def test_compiled_networks_have_the_same_names(monkeypatch):
+    plain = module()
+    monkeypatch.setattr(nn.Module, "compile", lambda self: setattr(self, "_asked", True))
+    compiled = module(compile=True)
+    assert compiled.net._asked and list(compiled.state_dict()) == list(plain.state_dict())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"warmup": -1}, "`warmup` must be whole numbers of steps, or shares"),
+        ({"warmup": [100, 1.5]}, "`warmup` must be whole numbers of steps, or shares"),
+        ({"warmup": []}, "`warmup` must be whole numbers of steps, or shares"),
+        ({"learning_rate": 0}, "`learning_rate` must be positive"),
+        ({"min_learning_rate": 0.02}, "`min_learning_rate` from 0 to it, got 0.01 and 0.02"),
+        ({"weight_decay": -0.1}, "must be those of AdamW"),
+        ({"decay": "exponential"}, "`decay` must be 'linear', 'cosine' or 'none', got 'exponential'"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        module(**options)
+
+
+@pytest.mark.parametrize(
+    "net, message",
+    [
+        (GPT(15, 8, 1, 2, 16), "the texts have 16 different tokens, but GPT has `vocab_size`=15"),
+        (GPT(16, 7, 1, 2, 16), "the texts have 8 tokens in a block, but GPT has `block_size`=7"),
+        (Wrapped(positions=7), "but Wrapped has `block_size`=7"),
+    ],
+)
+def test_a_network_too_small_for_its_texts_is_refused(net, message):
+    with pytest.raises(ValueError, match=message):
+        trainer(max_epochs=4).fit(module(net), datamodule=data())
+
+
+def test_mixed_precision_with_a_scaler_clips_gradients():
+    """Lightning refuses to clip for optimizers that unscale by themselves."""
+    model = module()
+    fit = trainer(max_epochs=4)
+    fit.strategy.precision_plugin = pl.plugins.MixedPrecision("16-mixed", "cpu")
+    fit.datamodule = data()
+    model.trainer = fit
+    fit.fit_loop.max_epochs = 4
+    texts = data()
+    texts.trainer = fit
+    fit.datamodule = texts
+    assert model.configure_optimizers()["optimizer"].defaults["fused"] is False
