@@ -21,8 +21,9 @@ class GPT(nn.Module):
     """GPT-2 (Radford et al., 2019) as nanoGPT trains it: a decoder-only transformer for next-token prediction.
 
     Blocks normalise first, positions are learned, and the head is tied to the token embedding: one parameter, first
-    named `transformer.wte.weight`, which counts once. The other names are those of Hugging Face's `GPT2LMHeadModel`,
-    but each weight is stored as `nn.Linear` does, `(out, in)`. The defaults are nanoGPT's GPT-2 of 124M parameters.
+    named `transformer.wte.weight`, which counts once. The names are those of Hugging Face's `GPT2LMHeadModel`, but each
+    weight is stored as `nn.Linear` does, `(out, in)`. The defaults are nanoGPT's GPT-2 of 124M parameters. As with any
+    tied parameters, `to_empty` of a net on the meta device parts the two.
 
     Each layer draws the initial values of GPT-2 by `reset_parameters`: weights from N(0, 0.02²), the `c_proj` that lead
     back to the residual stream from N(0, 0.02² / (2 · depth)), biases 0, norms 1 and 0. The tied weight is drawn twice
