@@ -4,13 +4,16 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from lightning_fire.compare import report
+from lightning_fire.compare.phases import compare_phases
 from lightning_fire.compare.publish import publish
-from lightning_fire.compare.runs import Run, default_jobs, plan, recipe_name
+from lightning_fire.compare.runs import STARTS, Run, default_jobs, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
+from lightning_fire.compare.starts import chosen_starts, first_phases, read_starts
 from lightning_fire.compare.train import train
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
@@ -30,6 +33,11 @@ def parser() -> argparse.ArgumentParser:
         "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
     )
     add_common_arguments(parser)
+    parser.add_argument(
+        "--starts",
+        nargs="+",
+        help="of a recipe with starts.yaml: go on only from these of its checkpoints of phase 1 (default: all)",
+    )
     parser.add_argument(
         "--no-shared-start",
         action="store_true",
@@ -84,14 +92,14 @@ def require_counts(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
+def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the command.
 
     Args:
         args: The words after `lightning-fire compare`. Default: those of the process.
 
     Returns:
-        For each method the numbers of each run, see `report.COLUMNS`.
+        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts.yaml`, of each start.
 
     Raises:
         SystemExit: If an argument is wrong, or any run failed.
@@ -103,8 +111,15 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(options.recipe, options.methods, seeds, output)
         extra = nested(options.set)
+        every_start = read_starts(options.recipe)
+        starts = chosen_starts(every_start, options.starts)
+        if starts and (options.list or options.no_shared_start):
+            raise ValueError(f"{options.recipe} has {STARTS}: --list and --no-shared-start are not for it")
+        before = first_phases(options.recipe, every_start, seeds, output, extra) if starts else []
     except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
+    if starts:
+        return compare_phases(before, runs, options.recipe, starts, output, options.jobs, extra, not options.no_report)
     if options.list:
         print("\n".join(_command_of(run, options) for run in runs))
         return {}

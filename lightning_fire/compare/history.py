@@ -110,32 +110,42 @@ def read_history(folder: Path) -> History:
     Raises:
         ValueError: If the run has not logged its accuracy and its chunks; says what the recipe lacks.
     """
-    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    log.Reload()
-    tags = set(log.Tags()["scalars"])
+    scalars = read_scalars(folder)
+    tags = set(scalars)
     accuracy = "val/accuracy_seen" if "val/accuracy_seen" in tags else "val/accuracy"
     if missing := {accuracy, "plasticity/chunk", "plasticity/dfi_normalized"} - tags:
         raise ValueError(f"{folder} has not logged {sorted(missing)}: a recipe needs Classifier and PlasticityMonitor")
 
-    def series(tag: str) -> Series:
-        events = log.Scalars(tag)
-        return np.array([event.step for event in events]), np.array([event.value for event in events])
-
     def of_events(measure: str) -> np.ndarray | None:
         tag = next((tag for tag in sorted(tags) if re.fullmatch(rf"[\w-]+/{measure}", tag)), None)
-        return series(tag)[1] if tag else None
+        return scalars[tag][1] if tag else None
 
-    steps, chunks = series("plasticity/chunk")
+    steps, chunks = scalars["plasticity/chunk"]
     starts = np.array([steps[chunks == chunk].min() for chunk in np.unique(chunks)])
-    end = max(series(tag)[0].max() for tag in (accuracy, "plasticity/dfi_normalized")) + 1
+    end = max(scalars[tag][0].max() for tag in (accuracy, "plasticity/dfi_normalized")) + 1
     return History(
-        accuracy=series(accuracy),
-        dfi=series("plasticity/dfi_normalized"),
+        accuracy=scalars[accuracy],
+        dfi=scalars["plasticity/dfi_normalized"],
         starts=np.append(starts, end),
-        at_new_data=series("val/accuracy_at_new_data")[1] if "val/accuracy_at_new_data" in tags else np.array([]),
+        at_new_data=scalars["val/accuracy_at_new_data"][1] if "val/accuracy_at_new_data" in tags else np.array([]),
         dfi_before=of_events("dfi_normalized_before"),
         dfi_after=of_events("dfi_normalized_after"),
         sfe=of_events("sfe_normalized"),
         lambda_max_before=of_events("lambda_max_before"),
         lambda_max_after=of_events("lambda_max_after"),
     )
+
+
+def read_scalars(folder: Path) -> dict[str, Series]:
+    """Read all scalars of TensorBoard event files, by tag.
+
+    Args:
+        folder: The folder with the files.
+    """
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    log.Reload()
+    curves = {}
+    for tag in log.Tags()["scalars"]:
+        events = log.Scalars(tag)
+        curves[tag] = np.array([event.step for event in events]), np.array([event.value for event in events])
+    return curves

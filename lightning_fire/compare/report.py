@@ -43,16 +43,16 @@ def numbers(history: History) -> dict[str, float]:
     at_end = history.last_in_chunk(history.accuracy)
     idle = history.last_in_chunk(history.dfi)[:-1]  # a method without events leaves the weights as they are
     return {
-        "after_event": _mean(history.at_new_data),
+        "after_event": mean(history.at_new_data),
         "final": at_end[-1],
-        "average": _mean(at_end),
-        "dfi_before": _mean(idle if history.dfi_before is None else history.dfi_before),
-        "dfi_after": _mean(idle if history.dfi_after is None else history.dfi_after),
-        "sfe": _mean(history.sfe),
-        "lambda_max_before": _mean(history.lambda_max_before),
-        "lambda_max_after": _mean(history.lambda_max_after),
-        "drop": _mean(history.drops()),
-        "recovery": _mean(history.recoveries()),
+        "average": mean(at_end),
+        "dfi_before": mean(idle if history.dfi_before is None else history.dfi_before),
+        "dfi_after": mean(idle if history.dfi_after is None else history.dfi_after),
+        "sfe": mean(history.sfe),
+        "lambda_max_before": mean(history.lambda_max_before),
+        "lambda_max_after": mean(history.lambda_max_after),
+        "drop": mean(history.drops()),
+        "recovery": mean(history.recoveries()),
     }
 
 
@@ -93,9 +93,9 @@ def table(histories: Histories) -> str:
         of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
         after, final, average = (with_spread(of[column]) for column in ("after_event", "final", "average"))
         ends = interval(of["final"])
-        inside = "–" if np.isnan(ends).any() else " to ".join(map(_number, ends))
-        dfi = f"{_number(_mean(of['dfi_before']))} → {_number(_mean(of['dfi_after']))}"
-        rows.append([method, str(len(runs)), after, final, inside, average, dfi, _number(_mean(of["sfe"]))])
+        inside = "–" if np.isnan(ends).any() else " to ".join(map(number, ends))
+        dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
+        rows.append([method, str(len(runs)), after, final, inside, average, dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
 
@@ -266,15 +266,25 @@ def with_spread(values: Sequence[float]) -> str:
         values: One number for each seed.
     """
     spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 and not np.isnan(values).any() else ""
-    return _number(_mean(values)) + spread
+    return number(mean(values)) + spread
 
 
-def _number(value: float) -> str:
-    return "–" if np.isnan(value) else f"{value:.3f}"
+def number(value: float, digits: int = 3) -> str:
+    """Format a number; NaN as a dash.
+
+    Args:
+        value: The number.
+        digits: Digits after the point.
+    """
+    return "–" if np.isnan(value) else f"{value:.{digits}f}"
 
 
-def _mean(values: Sequence[float] | None) -> float:
-    """Return the mean of what is there; NaN of nothing."""
+def mean(values: Sequence[float] | None) -> float:
+    """Return the mean of what is there; NaN of nothing.
+
+    Args:
+        values: Numbers, NaN among them; None for none.
+    """
     if values is None:
         return float("nan")
     there = np.asarray(values)[~np.isnan(values)] if len(values) else []

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from lightning_fire.compare.progress import COMPARISON, Progress, read_progress
 
 SHARED_START = "shared_start"
 SEARCH_SPACE = "search_space.yaml"
+STARTS = "starts.yaml"
 _MARKER = "finished.json"
 _SETTINGS = "run.yaml"
 _PROGRESS = "progress.json"
@@ -40,6 +41,10 @@ class Run:
         configs: YAML files, later ones override.
         start: The training on the first chunk of data that it goes on from; None if it begins by itself.
         checkpoint: Of such a training: what it leaves to those that go on.
+        overrides: Configuration of this run that comes on top of all other.
+        resumed: A checkpoint that it goes on from, which is there when it begins; None if there is none.
+        products: Files that it leaves: without them it has not finished.
+        branch: What tells apart runs of one method that go on from different checkpoints.
     """
 
     method: str
@@ -48,11 +53,15 @@ class Run:
     configs: tuple[Path, ...]
     start: "Run | None" = field(default=None, compare=False)
     checkpoint: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    resumed: Path | None = None
+    products: tuple[Path, ...] = ()
+    branch: str = ""
 
     @property
     def name(self) -> str:
         """Short name for people."""
-        return f"{self.method} seed {self.seed}"
+        return f"{self.branch} {self.method} seed {self.seed}".lstrip()
 
     @property
     def log(self) -> Path:
@@ -84,7 +93,7 @@ class Run:
             "callbacks+": [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()],
         }
         own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
-        return merged(own, extra)
+        return merged(merged(own, extra), self.overrides)
 
 
 def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
@@ -105,7 +114,7 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
     base = recipe / "base.yaml"
     if not base.is_file():
         raise FileNotFoundError(f"{recipe} is no recipe: it has no base.yaml")
-    others = (SEARCH_SPACE, f"{SHARED_START}.yaml", "base.yaml")
+    others = (SEARCH_SPACE, STARTS, f"{SHARED_START}.yaml", "base.yaml")
     overlays = {path.stem: path for path in sorted(recipe.glob("*.yaml")) if path.name not in others}
     for method in methods:
         if method != "vanilla" and method not in overlays:
@@ -251,6 +260,8 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
     settings = run.settings(extra)
     if run.start is not None:
         settings["ckpt_path"] = str(run.start.checkpoint)
+    if run.resumed is not None:
+        settings["ckpt_path"] = str(run.resumed)
     settings_file = run.folder / _SETTINGS
     settings_file.write_text(yaml.safe_dump(settings))  # first: it says whose folder this is
     if run.start is not None:
@@ -318,6 +329,7 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
     """
     marker = run.folder / _MARKER
     there = marker.is_file() and (run.checkpoint is None or run.checkpoint.is_file())
+    there = there and all(product.is_file() for product in run.products)
     return there and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
 
 
@@ -341,7 +353,9 @@ def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
     """Return what tells apart trainings that differ, wherever their folders are."""
     place = Path(run.method) / f"seed{run.seed}"
-    run = replace(run, folder="output" / place, start=None, checkpoint=run.checkpoint and Path("checkpoint"))
+    run = replace(
+        run, folder=Path("output", run.branch, place), start=None, checkpoint=run.checkpoint and Path("checkpoint")
+    )
     parts = [path.read_bytes() for path in run.configs] + [yaml.safe_dump(run.settings(extra)).encode()]
     return hashlib.sha256(b"\n".join(parts)).hexdigest()
 

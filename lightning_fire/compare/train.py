@@ -1,12 +1,16 @@
 """Training all runs under one progress bar, and reading back what they logged."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.progress import Progress
 from lightning_fire.compare.runs import Run, execute, is_finished, is_outdated
+
+Curves = TypeVar("Curves")
 
 
 def train(runs: Sequence[Run], jobs: int, extra: dict) -> tuple[dict[str, dict[int, History]], dict[Run, str]]:
@@ -20,22 +24,43 @@ def train(runs: Sequence[Run], jobs: int, extra: dict) -> tuple[dict[str, dict[i
     Returns:
         The curves by method and seed, in the order of the runs, and the reasons of the runs that failed.
     """
+    curves, failed = train_each(runs, jobs, extra, read_history)
+    histories: dict[str, dict[int, History]] = {}
+    for run, history in curves.items():
+        histories.setdefault(run.method, {})[run.seed] = history
+    return histories, failed
+
+
+def train_each(
+    runs: Sequence[Run], jobs: int, extra: dict, read: Callable[[Path], Curves]
+) -> tuple[dict[Run, Curves], dict[Run, str]]:
+    """Train what has not finished before; say what is trained again, and what failed.
+
+    Args:
+        runs: The runs.
+        jobs: Number of processes at a time.
+        extra: Configuration on top of each run's own, as for YAML.
+        read: From the folder of a run to its curves; raises ValueError where it lacks them.
+
+    Returns:
+        The curves of the runs, in their order, and the reasons of the runs that failed.
+    """
     if outdated := [run.name for run in runs if is_outdated(run, extra)]:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     outcome = _execute_with_bar(runs, min(jobs, len(runs)), extra)
     failed = {run: reason for run, reason in outcome.items() if reason}
-    histories: dict[str, dict[int, History]] = {}
+    curves: dict[Run, Curves] = {}
     for run in runs:
         if run in failed:
             continue
         try:
-            histories.setdefault(run.method, {})[run.seed] = read_history(run.folder)
+            curves[run] = read(run.folder)
         except ValueError as error:
             failed[run] = str(error)
     for run, reason in failed.items():
         log = run.log if run.log.is_file() or run.start is None else run.start.log
         print(f"\n{run.name} FAILED: {reason}  (see {log})")
-    return histories, failed
+    return curves, failed
 
 
 def _execute_with_bar(runs: Sequence[Run], jobs: int, extra: dict) -> dict[Run, str | None]:

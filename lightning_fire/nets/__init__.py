@@ -4,9 +4,10 @@ From images `(batch, C, H, W)` to logits `(batch, num_classes)`; `GPT` from toke
 `(batch, length, vocab_size)`.
 """
 
+from lightning_fire.nets.causal_lm import causal_lm
 from lightning_fire.nets.gpt import GPT
 from lightning_fire.nets.resnet import ResNet
 from lightning_fire.nets.vgg import VGG
 from lightning_fire.nets.vit import ViT
 
-__all__ = ["GPT", "VGG", "ResNet", "ViT"]
+__all__ = ["GPT", "VGG", "ResNet", "ViT", "causal_lm"]

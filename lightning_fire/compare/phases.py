@@ -1,0 +1,101 @@
+"""The comparison of a recipe with `starts.yaml`: phase 1 once for each seed, then phase 2 from each checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_fire.compare import phase_report
+from lightning_fire.compare.phase_history import PhaseHistory, read_first_phase, read_phase_history
+from lightning_fire.compare.runs import Run, recipe_name
+from lightning_fire.compare.starts import FIRST_PHASE, checkpoint_of, epochs_and_steps_of, second_phases
+from lightning_fire.compare.train import train_each
+from lightning_fire.compare.whole_file import whole_file
+
+
+def compare_phases(
+    before: Sequence[Run],
+    runs: Sequence[Run],
+    recipe: Path,
+    starts: Mapping[str, int | str],
+    output: Path,
+    jobs: int,
+    extra: dict[str, Any],
+    publish: bool = True,
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """Train, print the table, and write it as CSV and as a picture.
+
+    Args:
+        before: The trainings of phase 1.
+        runs: Methods with seeds, for phase 2.
+        recipe: Folder of the recipe.
+        starts: When checkpoints of phase 1 are taken, by name.
+        output: Folder of the comparison.
+        jobs: Number of processes at a time.
+        extra: Configuration on top of each run's own, as for YAML.
+        publish: Whether to print and write results.
+
+    Returns:
+        For each start and method the numbers of each run, see `phase_report.numbers`.
+
+    Raises:
+        SystemExit: If any run failed, or a file cannot be written.
+    """
+    print(f"phase 1: {len(before)} runs")
+    firsts, failed_before = train_each(before, jobs, extra, read_first_phase)
+    there = {run.seed for run in firsts}
+    after = second_phases([run for run in runs if run.seed in there], recipe, starts, output, extra)
+    if not after:
+        raise SystemExit("no run of phase 1 finished")
+    print(f"phase 2: {len(after)} runs")
+    curves, failed = train_each(after, jobs, extra, read_phase_history)
+    if not curves:
+        raise SystemExit("no run finished")
+    phases: dict[str, dict[str, dict[int, PhaseHistory]]] = {}
+    methods = list(dict.fromkeys(run.method for run in runs))
+    for run, curve in sorted(curves.items(), key=lambda pair: methods.index(pair[0].method)):
+        phases.setdefault(run.branch, {}).setdefault(run.method, {})[run.seed] = curve
+    phases = {name: phases[name] for name in starts if name in phases}
+    if publish:
+        _publish(phases, {run.seed: curve for run, curve in firsts.items()}, recipe, starts, output)
+    if failed or failed_before:
+        raise SystemExit(f"{len(failed) + len(failed_before)} of {len(after) + len(before)} runs failed")
+    return {
+        start: {
+            m: [phase_report.numbers(phases, start, m, seed) for seed in by_seed] for m, by_seed in methods_.items()
+        }
+        for start, methods_ in phases.items()
+    }
+
+
+def _publish(
+    phases: phase_report.Phases,
+    firsts: phase_report.Firsts,
+    recipe: Path,
+    starts: Mapping[str, int | str],
+    output: Path,
+) -> None:
+    text = phase_report.table(phases)
+    print(f"\n{text}\n")
+    with whole_file(output / "table.txt") as part:
+        part.write_text(text + "\n")
+    with whole_file(output / "results.csv") as part:
+        phase_report.write_csv(phases, part)
+    title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
+    taken = {
+        name: {
+            seed: epochs_and_steps_of(checkpoint_of(output / FIRST_PHASE / f"seed{seed}", starts[name]))[1]
+            for seed in firsts
+        }
+        for name in phases
+    }
+    for name, by_seed in taken.items():
+        print(f"start {name}: after {', '.join(f'{steps:.0f}' for steps in by_seed.values())} steps of phase 1")
+    with whole_file(output / "comparison.png") as part:
+        phase_report.draw(phases, firsts, taken, part, title)
+    print(
+        "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; interval:"
+        " of the mean, by bootstrap over the seeds; steps to vanilla's: until the loss is that of vanilla at the end"
+    )
+    print(f"picture:     {output / 'comparison.png'}")
+    print(f"every run:   {output / 'results.csv'}")
+    print(f"TensorBoard: tensorboard --logdir {output}")

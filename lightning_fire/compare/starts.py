@@ -1,0 +1,203 @@
+"""Methods compared on a second phase of training that goes on from several checkpoints of the first."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fire.compare.runs import STARTS, Run, merged
+from lightning_fire.recipe.strict_yaml import read_yaml
+
+BEST = "best"
+FIRST_PHASE = "first_phase"
+_MONITOR = "val/loss"
+
+
+class SaveStarts(Callback):
+    """Saves checkpoints at the end of epochs, and of the epoch with the lowest validation loss, `epoch=N.ckpt` and
+    `best.ckpt` in `trainer.default_root_dir`.
+
+    Args:
+        epochs: Numbers of whole epochs after which to save.
+        best: Whether to save the best.
+
+    Raises:
+        MisconfigurationException: At the end of the first epoch, if the best is asked for and nobody logs `val/loss`.
+    """
+
+    def __init__(self, epochs: list[int], best: bool = True):
+        self.epochs, self.best = epochs, best
+        self._lowest = float("inf")
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save."""
+        done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
+        if done in self.epochs:
+            trainer.save_checkpoint(_after(folder, done))
+        if not self.best:
+            return
+        if _MONITOR not in trainer.callback_metrics:
+            raise MisconfigurationException(f"the best checkpoint is that of the lowest {_MONITOR}: nobody logs it")
+        if (loss := float(trainer.callback_metrics[_MONITOR])) < self._lowest:
+            self._lowest = loss
+            trainer.save_checkpoint(_best(folder))
+
+
+def read_starts(recipe: Path) -> dict[str, int | str]:
+    """Read from which checkpoints of phase 1 the runs of a recipe go on.
+
+    Args:
+        recipe: Its folder. A file `starts.yaml` in it gives each checkpoint a name and says after how many epochs of
+            the first phase it is taken: a whole number, or `best`, after that with the lowest `val/loss`.
+
+    Returns:
+        By name; nothing if there is no such file.
+
+    Raises:
+        ValueError: If it cannot be understood.
+    """
+    file = recipe / STARTS
+    if not file.is_file():
+        return {}
+    starts = read_yaml(file)
+    if not isinstance(starts, dict) or not starts or not all(_is_start(when) for when in starts.values()):
+        raise ValueError(f"{file} must give names to numbers of epochs or {BEST!r}, as in `late: 20`, got {starts}")
+    return {str(name): when for name, when in starts.items()}
+
+
+def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) -> dict[str, int | str]:
+    """Keep those that were named.
+
+    Args:
+        starts: All of a recipe.
+        names: Some of them; None: all.
+
+    Raises:
+        ValueError: If there is no such start.
+    """
+    if unknown := sorted(set(names or ()) - set(starts)):
+        there = f"there are {', '.join(starts)}" if starts else f"the recipe has no {STARTS}"
+        raise ValueError(f"--starts: no {', '.join(unknown)}; {there}")
+    return {name: when for name, when in starts.items() if names is None or name in names}
+
+
+def first_phases(recipe: Path, starts: Mapping[str, int | str], seeds: Sequence[int], output: Path, extra: Any) -> list:
+    """List the trainings of the first phase alone, one for each seed, which leave the checkpoints.
+
+    Args:
+        recipe: Folder of the recipe; its data must take `phases` and `epochs`, as `TextDataModule` does.
+        starts: When checkpoints are taken, by name: all of the recipe, whichever are gone on from.
+        seeds: The seeds.
+        output: Folder of the comparison.
+        extra: Configuration on top of each run's own, as for YAML.
+
+    Returns:
+        Runs.
+
+    Raises:
+        ValueError: If the data of the recipe does not have two phases or more, or the first is shorter than a start.
+    """
+    phases, epochs = _plan_of(recipe, extra)
+    numbers = sorted({when for when in starts.values() if when != BEST})
+    if numbers and numbers[-1] > epochs[0]:
+        raise ValueError(f"{STARTS} asks for a checkpoint after {numbers[-1]} epochs, but phase 1 has {epochs[0]}")
+    keep = {"epochs": numbers, "best": BEST in starts.values()}
+    own = {
+        "data": {"init_args": {"phases": phases[:1], "epochs": epochs[:1]}},
+        "trainer": {
+            "enable_checkpointing": True,
+            "callbacks+": [{"class_path": "lightning_fire.compare.starts.SaveStarts", "init_args": keep}],
+        },
+    }
+    runs = []
+    for seed in seeds:
+        folder = output / FIRST_PHASE / f"seed{seed}"
+        files = tuple(checkpoint_of(folder, when) for when in starts.values())
+        runs.append(
+            Run(FIRST_PHASE, seed, folder, (recipe / "base.yaml",), overrides=own, products=files)  # its name says all
+        )
+    return runs
+
+
+def second_phases(
+    runs: Sequence[Run], recipe: Path, starts: Mapping[str, int | str], output: Path, extra: dict[str, Any]
+) -> list[Run]:
+    """Let each run go on from each checkpoint, with the phases that follow.
+
+    An overlay `<method>.<start>.yaml` takes the place of `<method>.yaml` for that start.
+
+    Args:
+        runs: Runs of methods with seeds, whose first phases have been trained.
+        recipe: Folder of the recipe.
+        starts: When the checkpoints were taken, by name.
+        output: Folder of the comparison.
+        extra: Configuration on top of each run's own, as for YAML.
+    """
+    _, epochs = _plan_of(recipe, extra)
+    every = []
+    for name, when in starts.items():
+        for run in runs:
+            checkpoint = checkpoint_of(output / FIRST_PHASE / f"seed{run.seed}", when)
+            done, _ = epochs_and_steps_of(checkpoint)
+            special = recipe / f"{run.method}.{name}.yaml"
+            configs = (run.configs[0], special) if special.is_file() else run.configs
+            every.append(
+                replace(
+                    run,
+                    folder=output / name / run.method / f"seed{run.seed}",
+                    configs=configs,
+                    overrides=merged(run.overrides, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}}),
+                    resumed=checkpoint,
+                    branch=name,
+                )
+            )
+    return every
+
+
+def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
+    """Return after how many epochs and optimizer steps a checkpoint was written.
+
+    Args:
+        checkpoint: A file that Lightning wrote at the end of an epoch.
+    """
+    content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    return content["epoch"] + 1, content["global_step"]
+
+
+def checkpoint_of(folder: Path, when: int | str) -> Path:
+    """Return the checkpoint that a training of the first phase leaves.
+
+    Args:
+        folder: Its folder.
+        when: Number of epochs, or `best`.
+    """
+    return _best(folder) if when == BEST else _after(folder, when)
+
+
+def _best(folder: Path) -> Path:
+    return folder / "best.ckpt"
+
+
+def _after(folder: Path, epochs: int) -> Path:
+    return folder / f"epoch={epochs}.ckpt"
+
+
+def _is_start(when: Any) -> bool:
+    return when == BEST or (isinstance(when, int) and not isinstance(when, bool) and when >= 1)
+
+
+def _plan_of(recipe: Path, extra: Mapping[str, Any]) -> tuple[list, list[int]]:
+    arguments = merged(read_yaml(recipe / "base.yaml"), dict(extra)).get("data", {}).get("init_args", {})
+    phases, epochs = arguments.get("phases"), arguments.get("epochs")
+    if not isinstance(phases, list) or len(phases) < 2:
+        raise ValueError(f"{recipe} has a {STARTS}, which needs data with two `phases` or more in base.yaml")
+    epochs = [epochs] * len(phases) if isinstance(epochs, int) else epochs
+    if not isinstance(epochs, list) or len(epochs) != len(phases):
+        raise ValueError(
+            f"`epochs` of the data in {recipe / 'base.yaml'} must be a number for each phase, got {epochs}"
+        )
+    return phases, epochs
