@@ -15,10 +15,7 @@ The first epoch of each training warms up; an epoch lasts until the next one sta
 that of another, of medians over the rounds; in brackets the smallest and largest.
 """
 
-import contextlib
-import io
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -27,13 +24,11 @@ from typing import NamedTuple
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import LearningRateMonitor, ProgressBar
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.callbacks import LearningRateMonitor
 from machine import parser_of, publish, wait_for_device
 from networks import NETS
 from paired import in_turn, ratio
-from quiet_trainer import quiet_trainer
-from stopwatch import Stopwatch
+from timed_fit import timed_fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
@@ -113,24 +108,10 @@ def loop(setting: Setting) -> Trained:
 
 
 def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> Trained:
-    """Train with Lightning, and a TensorBoard logger where there are callbacks."""
-    data, watch = data_of(setting), Stopwatch("on_train_epoch_start", "on_train_end")
+    """Train with Lightning."""
     module = Classifier(net_of(setting), 10, warmup=WARMUP, channels_last=setting.channels_last)
-    added = callbacks()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # of the progress bar
-        trainer = quiet_trainer(
-            *added,
-            watch,
-            max_epochs=1 + setting.epochs,
-            gradient_clip_val=CLIP,
-            reload_dataloaders_every_n_epochs=1,
-            limit_val_batches=0,
-            logger=TensorBoardLogger(folder) if added else False,
-            enable_progress_bar=any(isinstance(callback, ProgressBar) for callback in added),
-        )
-        trainer.fit(module, datamodule=data)
-    starts = [*watch.times["on_train_epoch_start"][1:], *watch.times["on_train_end"]]
-    return [end - start for start, end in pairwise(starts)], module.net.state_dict()
+    times = timed_fit(module, data_of(setting), callbacks(), 1 + setting.epochs, gradient_clip_val=CLIP)
+    return times, module.net.state_dict()
 
 
 WAYS: dict[str, Callable[[Setting], Trained]] = {

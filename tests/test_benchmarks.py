@@ -42,6 +42,16 @@ CASES = {
     ),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
+    "language_event": (
+        "--net small --events 2 --batch 2 --block 8",
+        None,
+        {"parameters", "event", "training", "share"},
+    ),
+    "language_speed": (
+        "--only small --rounds 1 --steps 2 --batch 2 --block 8",
+        "nets/small",
+        {"loop", "Lightning", "as the recipes"},
+    ),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
     "projection_cost": ("--only dqn --rounds 1 --steps 2", "models", {"dqn"}),
     "step_cost": ("--net small --batch 2 --steps 1 --rounds 1", "ratios", STEP),
