@@ -27,6 +27,7 @@ from lightning_fire.compare import ablation, sweep
 from lightning_fire.compare import command as compare
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.parser import RecipeParser
+from lightning_fire.text import prepare_command
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -37,7 +38,7 @@ class RecipeCLI(LightningCLI):
     """`LightningCLI` that knows data in chunks, and has a key of its own for the method: `intervention`."""
 
     def __init__(self, args: Sequence[str] | None = None, run: bool = True):
-        own = "\n".join(f"  {name:10s} {summary}" for name, (_, summary) in COMMANDS.items())
+        own = "\n".join(f"  {name:12s} {summary}" for name, (_, summary) in COMMANDS.items())
         super().__init__(
             LightningModule,
             LightningDataModule,
@@ -147,6 +148,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
     "ablation": (ablation.main, ablation.SUMMARY),
     "diagnose": (diagnose_command.main, diagnose_command.SUMMARY),
     "reinit": (reinit_command.main, reinit_command.SUMMARY),
+    "prepare-text": (prepare_command.main, prepare_command.SUMMARY),
     "select": (select, "show which weights a recipe's method would act on, and why not on the others"),
 }
 

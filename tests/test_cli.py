@@ -259,7 +259,8 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are fit, validate, test, compare, sweep, ablation, diagnose, reinit, select",
+            "no command 'nonsense'; there are fit, validate, test, compare, sweep, ablation, diagnose, reinit,"
+            " prepare-text, select",
         ),
         ([], "a command is needed"),
     ],

@@ -104,7 +104,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file is not what `meta.json` says; if that cannot be read.
+        ValueError: If a file is not what `meta.json` says; if that cannot be read; if the folder is not complete.
     """
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
@@ -112,6 +112,8 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
                 f"{folder / name} does not exist; `lightning-fire prepare-text {folder} FILES` makes it"
             )
     meta = _read_meta(folder / "meta.json")
+    if not meta and (folder / "progress.json").exists():
+        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` goes on with it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}
     for split, found in tokens.items():
