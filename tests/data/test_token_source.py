@@ -55,6 +55,14 @@ def test_what_is_missing_or_broken_is_refused(tmp_path):
         open_source(write_tokens(tmp_path / "other", np.arange(9), np.arange(9), meta=False), "int64")
 
 
+def test_a_folder_that_prepare_text_has_not_finished_is_refused(tmp_path):
+    write_tokens(tmp_path, np.arange(100), np.arange(20), meta=False)
+    assert len(open_source(tmp_path).train) == 100
+    (tmp_path / "progress.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not complete: the same `lightning-fire prepare-text` goes on with it"):
+        open_source(tmp_path)
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"dtype": "uint16", "vocab_size": 5, "splits": {"train": {}}}'])
 def test_an_unreadable_description_is_refused(tmp_path, content):
     write_tokens(tmp_path, np.arange(100), np.arange(20))
