@@ -20,6 +20,7 @@ from lightning_fire.cli import main as cli
 from lightning_fire.data.token_source import open_source
 from lightning_fire.text import pieces, prepare_command, text_files, token_folder
 from lightning_fire.text.pieces import cut, held_out
+from lightning_fire.text.tokenizer import ByteTokenizer
 
 VERSE = "In the beginning was the Word, and the Word was with God:\n\n  1 and the Word wasn't far – é.\r\n\tThe same\n"
 
@@ -204,9 +205,11 @@ def test_pieces_have_the_tokens_of_the_whole(text):
 
 
 def test_a_long_file_is_never_in_memory(tmp_path, monkeypatch):
-    read = []
-    whole = text_files._read
-    monkeypatch.setattr(text_files, "_read", lambda *args: read.append(whole(*args)) or read.pop())
+    encoded = []
+    encode = ByteTokenizer.encode
+    monkeypatch.setattr(
+        ByteTokenizer, "encode", lambda self, texts: encoded.append(sum(map(len, texts))) or encode(self, texts)
+    )
     monkeypatch.setattr(text_files, "PIECE", 1 << 14)
     monkeypatch.setattr(prepare_command, "_BATCH", 1 << 15)
     peaks = []
@@ -216,6 +219,8 @@ def test_a_long_file_is_never_in_memory(tmp_path, monkeypatch):
         prepare(tmp_path / f"{megabytes}", tmp_path / "a.txt")
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
+    assert sum(encoded) == 7 * 17 << 16
+    assert max(encoded) < (1 << 15) + (1 << 14)
     assert peaks[1] < 1 << 19
     assert peaks[1] < peaks[0] * 1.5
 
