@@ -280,8 +280,9 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
 
 
 def _share(slot: int, jobs: int) -> dict[str, str]:
-    """Return the environment that gives one of several processes its cores and its GPU."""
-    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    """Return the environment that gives one of several processes its cores, unless the user has, and its GPU."""
+    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // jobs)
+    share = {"OMP_NUM_THREADS": str(threads)}
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count())))).split(",")
     if len(gpus) > 1:  # also a single run: on all of them it would be another training
         share["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
