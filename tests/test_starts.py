@@ -152,7 +152,9 @@ def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "late" / "x", 1)
     torch.save({"epoch": 2, "global_step": 15}, tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt")
     runs = plan(recipe, ["vanilla", "fire"], [0], tmp_path / "out")
-    later = second_phases(runs, recipe, {"best": "best", "late": 3}, tmp_path / "out", {})
+    starts = {"best": "best", "late": 3}
+    before = first_phases(recipe, starts, [0], tmp_path / "out", {})
+    later = second_phases(runs, before, recipe, starts, {})
     assert [run.name for run in later] == [
         "best vanilla seed 0",
         "best fire seed 0",

@@ -127,7 +127,7 @@ def draw(phases: Phases, firsts: Firsts, taken: Taken, path: Path, title: str) -
     figure, axes = plt.subplots(1, 1 + len(phases), figsize=(4 + 3.6 * len(phases), 4.4), layout="constrained")
     _draw_first(axes[0], firsts, taken)
     every = [run for by_method in phases.values() for runs in by_method.values() for run in runs.values()]
-    ends = [run.final for run in every]
+    ends = [run.final for run in every if np.isfinite(run.final)] or [0.0]
     for axis, (start, by_method) in zip(axes[1:], phases.items(), strict=True):
         for method, runs in by_method.items():
             _draw_band(axis, [run.loss for run in runs.values()], color[method], method)

@@ -42,8 +42,7 @@ def compare_phases(
     """
     print(f"phase 1: {len(before)} runs")
     firsts, failed_before = train_each(before, jobs, extra, read_first_phase)
-    there = {run.seed for run in firsts}
-    after = second_phases([run for run in runs if run.seed in there], recipe, starts, output, extra)
+    after = second_phases(runs, list(firsts), recipe, starts, extra)
     if not after:
         raise SystemExit("no run of phase 1 finished")
     print(f"phase 2: {len(after)} runs")

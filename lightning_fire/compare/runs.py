@@ -43,7 +43,9 @@ class Run:
         checkpoint: Of such a training: what it leaves to those that go on.
         overrides: Configuration of this run that comes on top of all other.
         resumed: A checkpoint that it goes on from, which is there when it begins; None if there is none.
+        before: The training that has left that checkpoint.
         products: Files that it leaves: without them it has not finished.
+        saving: Arguments of the callback that writes them.
         branch: What tells apart runs of one method that go on from different checkpoints.
     """
 
@@ -55,7 +57,9 @@ class Run:
     checkpoint: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict, compare=False)
     resumed: Path | None = None
+    before: "Run | None" = field(default=None, compare=False)
     products: tuple[Path, ...] = ()
+    saving: Mapping[str, Any] = field(default_factory=dict, compare=False)
     branch: str = ""
 
     @property
@@ -84,13 +88,16 @@ class Run:
             callbacks["lightning_fire.compare.shared_start.SaveStart"] = self.checkpoint
         if self.start is not None:
             callbacks["lightning_fire.compare.shared_start.GoOnFromStart"] = self.start.checkpoint
+        added = [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()]
+        if self.saving:
+            added += [{"class_path": "lightning_fire.compare.starts.SaveStarts", "init_args": dict(self.saving)}]
         trainer = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
             "enable_checkpointing": False,
             "enable_model_summary": False,
             "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
-            "callbacks+": [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()],
+            "callbacks+": added,
         }
         own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
         return merged(merged(own, extra), self.overrides)
@@ -295,6 +302,8 @@ def _close(run: Run, training: _Active) -> str | None:
     if code == 0 and progress is not None and progress.ended:
         if run.checkpoint is not None and not run.checkpoint.is_file():
             return "it ended before the first chunk did"
+        if lacking := [product.name for product in run.products if not product.is_file()]:
+            return f"it left no {', '.join(lacking)}: was val/loss never a number, or training shorter?"
         try:
             with atomic_file(run.folder / _MARKER) as part:
                 part.write_text(json.dumps({"settings": training.fingerprint}))
@@ -355,9 +364,15 @@ def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
     """Return what tells apart trainings that differ, wherever their folders are."""
     place = Path(run.method) / f"seed{run.seed}"
     run = replace(
-        run, folder=Path("output", run.branch, place), start=None, checkpoint=run.checkpoint and Path("checkpoint")
+        run,
+        folder=Path("output", run.branch, place),
+        start=None,
+        checkpoint=run.checkpoint and Path("checkpoint"),
+        saving={},  # another training it is not, and what it saves is looked for
     )
     parts = [path.read_bytes() for path in run.configs] + [yaml.safe_dump(run.settings(extra)).encode()]
+    if run.before is not None:
+        parts.append(_fingerprint(run.before, extra).encode())
     return hashlib.sha256(b"\n".join(parts)).hexdigest()
 
 

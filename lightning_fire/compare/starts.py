@@ -26,20 +26,26 @@ class SaveStarts(Callback):
         best: Whether to save the best.
 
     Raises:
-        MisconfigurationException: At the end of the first epoch, if the best is asked for and nobody logs `val/loss`.
+        MisconfigurationException: At the end of the first epoch with a validation, if the best is asked for and nobody
+            logs `val/loss`.
     """
 
     def __init__(self, epochs: list[int], best: bool = True):
         self.epochs, self.best = epochs, best
-        self._lowest = float("inf")
+        self._lowest, self._validated = float("inf"), False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that there is a loss to compare."""
+        self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save."""
         done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
         if done in self.epochs:
             trainer.save_checkpoint(_after(folder, done))
-        if not self.best:
+        if not self.best or not self._validated:
             return
+        self._validated = False
         if _MONITOR not in trainer.callback_metrics:
             raise MisconfigurationException(f"the best checkpoint is that of the lowest {_MONITOR}: nobody logs it")
         if (loss := float(trainer.callback_metrics[_MONITOR])) < self._lowest:
@@ -106,52 +112,48 @@ def first_phases(recipe: Path, starts: Mapping[str, int | str], seeds: Sequence[
     if numbers and numbers[-1] > epochs[0]:
         raise ValueError(f"{STARTS} asks for a checkpoint after {numbers[-1]} epochs, but phase 1 has {epochs[0]}")
     keep = {"epochs": numbers, "best": BEST in starts.values()}
-    own = {
-        "data": {"init_args": {"phases": phases[:1], "epochs": epochs[:1]}},
-        "trainer": {
-            "enable_checkpointing": True,
-            "callbacks+": [{"class_path": "lightning_fire.compare.starts.SaveStarts", "init_args": keep}],
-        },
-    }
+    own = {"data": {"init_args": {"phases": phases[:1], "epochs": epochs[:1]}}}
     runs = []
     for seed in seeds:
         folder = output / FIRST_PHASE / f"seed{seed}"
         files = tuple(checkpoint_of(folder, when) for when in starts.values())
-        runs.append(
-            Run(FIRST_PHASE, seed, folder, (recipe / "base.yaml",), overrides=own, products=files)  # its name says all
-        )
+        runs.append(Run(FIRST_PHASE, seed, folder, (recipe / "base.yaml",), overrides=own, products=files, saving=keep))
     return runs
 
 
 def second_phases(
-    runs: Sequence[Run], recipe: Path, starts: Mapping[str, int | str], output: Path, extra: dict[str, Any]
+    runs: Sequence[Run], before: Sequence[Run], recipe: Path, starts: Mapping[str, int | str], extra: dict[str, Any]
 ) -> list[Run]:
     """Let each run go on from each checkpoint, with the phases that follow.
 
     An overlay `<method>.<start>.yaml` takes the place of `<method>.yaml` for that start.
 
     Args:
-        runs: Runs of methods with seeds, whose first phases have been trained.
+        runs: Runs of methods with seeds. Those without a first phase are left out.
+        before: Their first phases, which have been trained.
         recipe: Folder of the recipe.
         starts: When the checkpoints were taken, by name.
-        output: Folder of the comparison.
         extra: Configuration on top of each run's own, as for YAML.
     """
     _, epochs = _plan_of(recipe, extra)
+    first = {run.seed: run for run in before}
     every = []
     for name, when in starts.items():
         for run in runs:
-            checkpoint = checkpoint_of(output / FIRST_PHASE / f"seed{run.seed}", when)
+            if run.seed not in first:
+                continue
+            checkpoint = checkpoint_of(first[run.seed].folder, when)
             done, _ = epochs_and_steps_of(checkpoint)
             special = recipe / f"{run.method}.{name}.yaml"
             configs = (run.configs[0], special) if special.is_file() else run.configs
             every.append(
                 replace(
                     run,
-                    folder=output / name / run.method / f"seed{run.seed}",
+                    folder=run.folder.parent.parent / name / run.method / f"seed{run.seed}",
                     configs=configs,
                     overrides=merged(run.overrides, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}}),
                     resumed=checkpoint,
+                    before=first[run.seed],
                     branch=name,
                 )
             )
@@ -191,12 +193,13 @@ def _is_start(when: Any) -> bool:
 
 
 def _plan_of(recipe: Path, extra: Mapping[str, Any]) -> tuple[list, list[int]]:
-    arguments = merged(read_yaml(recipe / "base.yaml"), dict(extra)).get("data", {}).get("init_args", {})
-    phases, epochs = arguments.get("phases"), arguments.get("epochs")
+    data = merged(read_yaml(recipe / "base.yaml") or {}, dict(extra)).get("data")
+    arguments = data.get("init_args") if isinstance(data, dict) else None
+    phases, epochs = (arguments.get(key) if isinstance(arguments, dict) else None for key in ("phases", "epochs"))
     if not isinstance(phases, list) or len(phases) < 2:
         raise ValueError(f"{recipe} has a {STARTS}, which needs data with two `phases` or more in base.yaml")
     epochs = [epochs] * len(phases) if isinstance(epochs, int) else epochs
-    if not isinstance(epochs, list) or len(epochs) != len(phases):
+    if not isinstance(epochs, list) or len(epochs) != len(phases) or not all(isinstance(n, int) for n in epochs):
         raise ValueError(
             f"`epochs` of the data in {recipe / 'base.yaml'} must be a number for each phase, got {epochs}"
         )

@@ -69,7 +69,7 @@ class Mixture:
         [0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0]
         >>> source, starts = mixture.batch(0)
         >>> source, starts.tolist()
-        (0, [485, 585])
+        (0, [552, 152])
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Mixture:
         self.batch_size = batch_size
         self._ends = np.cumsum(np.asarray(weights, dtype=float) / sum(weights))
         self._seed = tuple(seed)
-        self._orders = [BlockOrder(n, block_size, [*seed, number]) for number, n in enumerate(num_tokens)]
+        self._orders = [BlockOrder(n, block_size, [*seed, 1 + number]) for number, n in enumerate(num_tokens)]
         self._sources = np.zeros(0, dtype=np.int64)
         self._places = np.zeros(0, dtype=np.int64)  # how many micro-batches of the same text come before
 

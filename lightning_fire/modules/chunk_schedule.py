@@ -3,11 +3,32 @@
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import ceil, cos, isfinite, pi
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
+from torch.optim.lr_scheduler import LambdaLR
 
 Decay = Literal["linear", "cosine", "none"]
+
+
+class ChunkSchedule(LambdaLR):
+    """`LambdaLR` that has the right learning rate at once after a resume.
+
+    PyTorch's takes over the one with which the checkpoint was written, and follows its own function only from the
+    second step on. That differs where a training goes on from a checkpoint of one with other chunks.
+    """
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Args:
+            state_dict: Of such a schedule.
+        """
+        super().load_state_dict(state_dict)
+        rates = zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True)
+        for group, base, factor in rates:
+            group["lr"] = base * factor(self.last_epoch)
+        self._last_lr = [group["lr"] for group in self.optimizer.param_groups]
 
 
 def learning_rate_factors(

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire.modules.chunk_schedule import learning_rate_factors, steps_per_chunk
+from lightning_fire.modules.chunk_schedule import ChunkSchedule, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
@@ -152,7 +151,7 @@ class Classifier(pl.LightningModule):
             raise ValueError(f"`optimizer` cannot be made: {error}") from error
         if not self.warmup:
             return {"optimizer": optimizer}
-        schedule = LambdaLR(optimizer, learning_rate_factors(steps_per_chunk(self.trainer), [self.warmup]))
+        schedule = ChunkSchedule(optimizer, learning_rate_factors(steps_per_chunk(self.trainer), [self.warmup]))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _seen_classes(self) -> Tensor | None:

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from itertools import islice
-from math import isfinite
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,9 +12,8 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
-from torch.optim.lr_scheduler import LambdaLR
 
-from lightning_fire.modules.chunk_schedule import Decay, learning_rate_factors, steps_per_chunk
+from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
 
 
@@ -99,7 +97,7 @@ class LanguageModel(pl.LightningModule):
         data, config = self.trainer.datamodule, getattr(self.net, "config", None)
         for ours, theirs, what in (
             ("vocab_size", "vocab_size", "different tokens"),
-            ("block_size", "n_positions", "tokens in a block"),
+            ("block_size", "max_position_embeddings", "tokens in a block"),  # GPT-2's config knows its own as this too
         ):
             wanted = getattr(data, ours, None)
             has = getattr(self.net, ours, getattr(config, theirs, None))
@@ -148,6 +146,15 @@ class LanguageModel(pl.LightningModule):
         """Take in a batch, as in validation."""
         self.validation_step(batch, batch_idx)
 
+    def on_validation_start(self) -> None:
+        """Take the time."""
+        self._validation_began = self._now()
+
+    def on_validation_end(self) -> None:
+        """Leave the time of a validation within an epoch out of its speed."""
+        if self._began:
+            self._began += self._now() - self._validation_began
+
     def on_validation_epoch_end(self) -> None:
         """Log the losses."""
         self.log_dict(self._summary("val/", "loss"), prog_bar=True, sync_dist=self._distributed)
@@ -165,12 +172,13 @@ class LanguageModel(pl.LightningModule):
     @torch.no_grad()
     def _measure_at_new_data(self) -> None:
         """Evaluate between the callbacks' event and the first batch of the new data."""
-        if not (limit := sum(self.trainer.num_val_batches)):
+        batches = self.trainer.datamodule.val_dataloader()
+        limit = _limited(len(batches), self.trainer.limit_val_batches)
+        if not limit:
             return
         modes = {module: module.training for module in self.modules()}
         self.eval()
-        batches = self.trainer.datamodule.val_dataloader()
-        for batch_idx, batch in enumerate(islice(batches, limit if isfinite(limit) else None)):
+        for batch_idx, batch in enumerate(islice(batches, limit)):
             with self.trainer.precision_plugin.forward_context():
                 self.validation_step(self.trainer.strategy.batch_to_device(batch, dataloader_idx=0), batch_idx)
         for module, mode in modes.items():
@@ -184,9 +192,9 @@ class LanguageModel(pl.LightningModule):
         weights = getattr(self.trainer.datamodule, "text_weights", {"": 1.0})
         losses = {}
         for text, loss in zip(self._texts, self.val_losses, strict=True):
-            loss.update(torch.zeros((), device=self.device), 0)  # a rank may have had no batch of it
+            loss.update(torch.zeros((), device=self.device), 0)  # this rank may have had no batch of it
             value = loss.compute()
-            if loss.samples:  # none, if validation is limited to a few batches
+            if loss.samples_of_all:  # none, if validation is limited to a few batches
                 losses[text] = value
             loss.reset()
         seen = sum(weights[text] for text in losses)
@@ -211,16 +219,19 @@ class LanguageModel(pl.LightningModule):
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        scaled = isinstance(self.trainer.precision_plugin, MixedPrecision) and self.trainer.precision == "16-mixed"
+        mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
         optimizer = AdamW(
             [group for group in groups if group["params"]],
             lr=self.learning_rate,
             betas=self.betas,
-            fused=not scaled,  # Lightning cannot clip the scaled gradients of a fused optimizer
+            fused=not mixed,  # there Lightning does not clip the gradients of a fused optimizer
         )
         minimum = self.min_learning_rate / self.learning_rate
         factors = learning_rate_factors(steps_per_chunk(self.trainer), self.warmup, self.decay, minimum)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factors), "interval": "step"}}
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": ChunkSchedule(optimizer, factors), "interval": "step"},
+        }
 
     def flops_per_token(self, length: int) -> int:
         """Return the FLOPs of training on one token: what the network says, or else 6 per parameter.
@@ -247,7 +258,16 @@ class LanguageModel(pl.LightningModule):
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    if logits.dtype.itemsize < 4:  # in half precision a loss would come in steps of a hundredth
+        logits = logits.float()
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _limited(batches: int, limit: int | float | None) -> int:
+    """Return how many batches Lightning would validate on."""
+    if limit is None:
+        return batches
+    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
 
 
 def _is_warmup(value: Any) -> bool:

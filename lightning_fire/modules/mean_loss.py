@@ -22,6 +22,9 @@ class MeanLoss(Metric):
         >>> loss.update(torch.tensor(5.0), 1)
         >>> loss.compute()
         tensor(2.)
+
+    Attributes:
+        samples_of_all: Of all ranks, when it was last computed.
     """
 
     full_state_update = False
@@ -31,6 +34,7 @@ class MeanLoss(Metric):
         super().__init__(**options)
         self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("samples", torch.tensor(0), dist_reduce_fx="sum")
+        self.samples_of_all = 0
 
     def update(self, loss: Tensor, samples: int) -> None:
         """Take in a batch.
@@ -39,9 +43,10 @@ class MeanLoss(Metric):
             loss: Mean over the batch, a scalar.
             samples: Size of the batch.
         """
-        self.total += loss.detach() * samples
+        self.total += loss.detach().to(self.total.dtype) * samples
         self.samples += samples
 
     def compute(self) -> Tensor:
         """Return the mean, a scalar."""
+        self.samples_of_all = int(self.samples)
         return self.total / self.samples

@@ -17,7 +17,7 @@ def causal_lm(
         folder: Where `save_pretrained` has put a model, in the place of both. Nothing is downloaded.
 
     Returns:
-        The model, in training mode, without its cache of keys and values.
+        The model, float32, in training mode, without its cache of keys and values.
 
     Raises:
         ValueError: If not one of `model_type` and `folder` is given, or the family has no such settings.
@@ -45,4 +45,4 @@ def causal_lm(
             raise ValueError(f"`config` of {model_type!r} has no {', '.join(unknown)}")
         net = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(config or {})))
     net.config.use_cache = False
-    return net.train()
+    return net.float().train()  # transformers 5 keeps the precision of the file
