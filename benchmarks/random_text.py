@@ -14,7 +14,7 @@ VOCAB_SIZE = 256
 # from `vocab_size` and `block_size` to a network
 LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {
     "gpt-2": GPT,  # 124M parameters
-    "small": partial(GPT, depth=4, heads=4, dim=128),  # the recipe's for two cores, of bytes
+    "small": partial(GPT, depth=2, heads=3, dim=96),  # the recipe's for two cores, of bytes
 }
 
 

@@ -14,7 +14,7 @@ from lightning_fire import FIRECallback, OptimizerReset
 from lightning_fire.cli import main
 from lightning_fire.compare import phase_report
 from lightning_fire.compare.phase_history import PhaseHistory, read_phase_history
-from lightning_fire.compare.runs import plan
+from lightning_fire.compare.runs import _fingerprint, plan
 from lightning_fire.compare.starts import SaveStarts, first_phases, read_starts, second_phases
 from lightning_fire.data import TextDataModule
 from lightning_fire.modules import LanguageModel
@@ -172,6 +172,29 @@ def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp
     assert run.products == (tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt",)
 
 
+def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
+    """From the checkpoint after epoch 1, phase 2 has the same settings whether phase 1 goes on to 3 epochs or to 4."""
+    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "epoch=1.ckpt", 1)
+
+    def fingerprint(extra, starts):
+        before = first_phases(recipe, starts, [0], tmp_path / "out", extra)
+        later = second_phases(plan(recipe, ["fire"], [0], tmp_path / "out"), before, recipe, {"early": 1}, extra)
+        assert later[0].overrides["data"]["init_args"]["epochs"] == [1, 2]
+        return [_fingerprint(run, extra) for run in (*before, *later)]
+
+    longer = {"data": {"init_args": {"epochs": [4, 2]}}}
+    as_it_is = fingerprint({}, {"early": 1})
+    assert not set(as_it_is) & set(fingerprint(longer, {"early": 1}))
+    assert as_it_is == fingerprint({}, {"early": 1, "best": "best"})  # which says only what is kept
+
+
+@pytest.mark.slow
+def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="no run of phase 1 finished"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "model.init_args.learning_rate=1e30")
+    assert "FAILED: it left no best.ckpt: was val/loss never a number" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "starts, message",
     [
@@ -199,6 +222,8 @@ def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
     assert "checkpoint after 3 epochs, but phase 1 has 2" in refused("--set", "data.init_args.epochs=[2, 2]")
     assert "needs data with two `phases` or more" in refused("--set", "data.init_args.phases=[{a: 1}]")
     assert "must be a number for each phase, got [1]" in refused("--set", "data.init_args.epochs=[1]")
+    assert "needs data with two `phases` or more" in refused("--set", "data=rubbish")
+    assert "must be a number for each phase, got ['a', 2]" in refused("--set", "data.init_args.epochs=[a, 2]")
     (recipe / "starts.yaml").unlink()
     assert "the recipe has no starts.yaml" in refused("--starts", "late")
 
@@ -228,6 +253,14 @@ def test_the_table_tells_how_many_seeds_reach_vanilla():
     assert phase_report.numbers(phases, "late", "poor", 0)["steps_to_vanilla"] == float("inf")
     del phases["late"]["vanilla"]
     assert phase_report.table(phases).splitlines()[2].split("  ")[-1].strip() == "–"
+
+
+def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
+    phases = {"late": {"vanilla": {0: history(4, 3, 2)}, "wild": {0: history(4, 3, float("nan"))}}}
+    firsts = {0: (np.arange(3), np.array([4.0, 3.0, 2.0]))}
+    phase_report.draw(phases, firsts, {"late": {0: 2}}, tmp_path / "picture.png", "title")
+    assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
+    assert phase_report.table(phases).splitlines()[3].split()[-2:] == ["–", "never"]
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path):

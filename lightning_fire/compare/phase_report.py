@@ -160,7 +160,8 @@ def _draw_first(axis: plt.Axes, firsts: Firsts, taken: Taken) -> None:
 def _draw_band(axis: plt.Axes, curves: list[Series], color: str, label: str) -> None:
     places = np.unique(np.concatenate([steps for steps, _ in curves]))
     values = np.stack([np.interp(places, steps, losses, left=np.nan, right=np.nan) for steps, losses in curves])
-    middle, spread = np.nanmean(values, axis=0), np.nanstd(values, axis=0, ddof=1 if len(curves) > 1 else 0)
+    values = np.ma.masked_invalid(values)
+    middle, spread = values.mean(axis=0), np.ma.filled(values.std(axis=0, ddof=1), 0.0)  # 0 of a single one
     axis.plot(places, middle, color=color, label=f" {label}" if label.startswith("_") else label, linewidth=1.6)
     axis.fill_between(places, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0)
 

@@ -1,5 +1,7 @@
 """`LanguageModel` over phases: its loss, what it logs, its optimizer, and the callbacks that act on it."""
 
+import json
+import os
 import time
 import types
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
+from processes import run as run_script
 from small_training import assert_same_weights, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -87,6 +90,32 @@ def test_the_training_loss_is_the_mean_of_its_epoch(tmp_path):
     _, logged = run(tmp_path, texts=data(phases=[{"a": 1.0}]))
     steps = np.array([value for _, value in logged["train/loss_step"]])
     assert [value for _, value in logged["train/loss"]] == pytest.approx([steps[:6].mean(), steps[6:].mean()], rel=1e-5)
+
+
+RANKS = """
+import json, sys
+sys.path[:0] = {paths!r}
+from small_training import trainer
+from test_language_model import data, module
+if __name__ == "__main__":
+    fit = trainer(max_epochs=2, devices=2, strategy="ddp", use_distributed_sampler=True)
+    found = fit.validate(module(), datamodule=data(phases=[{{"b": 3.0, "a": 1.0}}]), verbose=False)
+    with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
+        json.dump(found[0], file)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_see_one_text_each_log_the_losses_of_both(tmp_path):
+    here = os.path.dirname(__file__)
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS.format(paths=[here, os.path.dirname(here)], folder=str(tmp_path)))
+    run_script(script)
+    (alone,) = trainer(max_epochs=2).validate(module(), data(phases=[{"b": 3.0, "a": 1.0}]), verbose=False)
+    assert set(alone) == {"val/loss", "val/loss/a", "val/loss/b", "val/perplexity"}
+    assert abs(alone["val/loss/a"] - alone["val/loss/b"]) > 1e-4
+    for rank in (0, 1):
+        assert json.loads((tmp_path / f"rank{rank}.json").read_text()) == pytest.approx(alone, rel=1e-5)
 
 
 def test_it_learns(tmp_path):
