@@ -510,6 +510,8 @@ def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
     assert train._amount(planned, {start}, now, [planned[1]]) == (120, 115)
     alone = [replace(run, start=None) for run in planned]
     assert train._amount(alone, set(), {alone[0]: at(30)}, [alone[0]]) == (220, 30)
+    later = [replace(run, epochs_before=90) for run in alone]
+    assert train._amount(later, set(), {later[0]: at(100)}, [later[0]]) == (40, 10)
 
 
 def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):

@@ -44,6 +44,7 @@ class Run:
         overrides: Configuration of this run that comes on top of all other.
         resumed: A checkpoint that it goes on from, which is there when it begins; None if there is none.
         before: The training that has left that checkpoint.
+        epochs_before: Epochs that the checkpoint has.
         products: Files that it leaves: without them it has not finished.
         saving: Arguments of the callback that writes them.
         branch: What tells apart runs of one method that go on from different checkpoints.
@@ -58,6 +59,7 @@ class Run:
     overrides: Mapping[str, Any] = field(default_factory=dict, compare=False)
     resumed: Path | None = None
     before: "Run | None" = field(default=None, compare=False)
+    epochs_before: int = 0
     products: tuple[Path, ...] = ()
     saving: Mapping[str, Any] = field(default_factory=dict, compare=False)
     branch: str = ""

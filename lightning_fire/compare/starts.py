@@ -154,6 +154,7 @@ def second_phases(
                     overrides=merged(run.overrides, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}}),
                     resumed=checkpoint,
                     before=first[run.seed],
+                    epochs_before=done,
                     branch=name,
                 )
             )

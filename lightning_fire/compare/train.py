@@ -86,11 +86,15 @@ def _amount(
     todo: Sequence[Run], starts: Collection[Run], now: Mapping[Run, Progress], active: Collection[Run]
 ) -> tuple[int | None, int]:
     """Return the epochs to do in all, None as long as nobody knows, and those done."""
-    epochs = [p.epochs for run, p in now.items() if run not in starts] or [p.epochs for p in now.values()]
     shared = [p.epoch for run, p in now.items() if run in starts and run not in active]
     skipped = shared[0] if shared else 0
-    done = sum(p.epoch - (skipped if run.start in starts else 0) for run, p in now.items())
-    if min(epochs) < 0 or (starts and not shared):
+
+    def left_out(run: Run) -> int:
+        return skipped if run.start in starts else run.epochs_before
+
+    done = sum(p.epoch - left_out(run) for run, p in now.items())
+    if min(p.epochs for p in now.values()) < 0 or (starts and not shared):
         return None, done
-    whole = round(sum(epochs) / len(epochs))
-    return sum(whole - (skipped if run.start in starts else 0) for run in todo) + skipped * len(starts), done
+    own = [p.epochs - left_out(run) for run, p in now.items() if run not in starts]
+    own = own or [p.epochs - skipped for p in now.values()]
+    return round(sum(own) / len(own)) * len(todo) + skipped * len(starts), done
