@@ -136,9 +136,16 @@ def test_the_best_is_that_of_the_lowest_loss(tmp_path):
     assert saved == {"best.ckpt": 3, "epoch=2.ckpt": 1, "epoch=5.ckpt": 4}
 
 
+class Silent(Losses):
+    """Validates, and logs nothing."""
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
 def test_the_best_needs_a_loss(tmp_path):
     with pytest.raises(MisconfigurationException, match="lowest val/loss: nobody logs it"):
-        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(PlainModule(), PlainData())
+        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(Silent([]), WithValidation())
 
 
 def checkpoint(path, epochs):
