@@ -14,15 +14,15 @@ from lightning_fire.compare.progress import Progress
 
 
 class Instantaneous:
-    """Stands in for `subprocess.Popen`: leaves what a training leaves, from logs that are there already."""
+    """Stands in for `processes.begin`: leaves what a training leaves, from logs that are there already."""
 
     logs = Path()  # files of the name <method>.<chunk>
     returncode = 0
 
-    def __init__(self, command, stdin, stdout, stderr, env):
-        place = Path(command[-1]).parent
+    def __init__(self, words, log, environment):
+        place = Path(words[-1]).parent
         method = place.parent.name
-        start = yaml.safe_load(Path(command[-1]).read_text()).get("ckpt_path")
+        start = yaml.safe_load(Path(words[-1]).read_text()).get("ckpt_path")
         if start:
             assert all(Path(start).with_suffix(kind).is_file() for kind in (".ckpt", ".random"))
         if method == runs.SHARED_START:

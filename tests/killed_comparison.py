@@ -19,25 +19,27 @@ from test_cli import FIRE
 from tiny_recipe import tiny_recipe
 
 from lightning_fire.cli import main as lightning_fire
-from lightning_fire.compare import publish, report, runs
+from lightning_fire.compare import progress, publish, report, runs
 
 RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
 METHODS = ["vanilla", "fire", "full_reset"]
 
 
 class Forked:
-    """Stands in for `subprocess.Popen`: runs the command in a fork, which need not import everything anew."""
+    """Stands in for `processes.begin`: runs the command in a fork of the comparison itself, without a server."""
 
-    def __init__(self, command, stdin, stdout, stderr, env):
+    def __init__(self, words, log, environment):
+        comparison = str(os.getpid())
+
         def work():
-            os.dup2(stdout.fileno(), sys.stdout.fileno())
-            os.dup2(stdout.fileno(), sys.stderr.fileno())
-            os.environ.update(env)
+            with open(log, "w") as output:
+                os.dup2(output.fileno(), sys.stdout.fileno())
+                os.dup2(output.fileno(), sys.stderr.fileno())
+            os.environ.update(environment, **{progress.COMPARISON: comparison})
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            lightning_fire(command[3:])
+            lightning_fire(words)
 
-        assert command[1:3] == ["-m", "lightning_fire"]
         self.process, self.returncode = forked(work), None
 
     def poll(self):
@@ -68,7 +70,7 @@ def tell(**values) -> None:
 
 def kill_trainings(folder: Path, recipe: Path) -> None:
     """Compare undisturbed; then with three kills by the clock."""
-    runs.subprocess.Popen = Forked
+    runs.begin = Forked
     tell(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
     tell(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
     draw, number, kills = random.Random(0), 0, 3
@@ -85,7 +87,7 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
 def kill_at_each_change(folder: Path, recipe: Path) -> None:
     """Compare with trainings that take no time, each time killed one change to the disk later; then with one more."""
     Instantaneous.write_logs(folder / "logs", METHODS)
-    runs.subprocess.Popen = Instantaneous
+    runs.begin = Instantaneous
     runs.time = SimpleNamespace(sleep=lambda seconds: None)
     report.draw = publish.write_page = lambda histories, path, title: path.write_text(title)
     operations, code = 0, KILLED

@@ -108,10 +108,9 @@ class Dies(Callback):
 """
 
 
-def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys, monkeypatch):
+def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys):
     (tmp_path / "dies.py").write_text(DIES)
     (recipe / "killed.yaml").write_text("intervention: {class_path: dies.Dies}\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         compare(recipe, "--methods", "killed", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     text = capsys.readouterr().out
@@ -121,11 +120,10 @@ def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys,
 
 
 @pytest.mark.parametrize("signal_name", ["SIGTERM"])
-def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, monkeypatch, signal_name):
+def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, signal_name):
     """Lightning leaves with exit code 0 then."""
     (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", signal_name).replace("Dies", "Stops"))
     (recipe / "stopped.yaml").write_text("intervention: {class_path: stops.Stops}\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "stopped", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     assert "stopped seed 0 FAILED: stopped from outside before its end" in capsys.readouterr().out

@@ -200,7 +200,7 @@ NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 def compare(tmp_path, monkeypatch):
     """Return the command, with trainings that take no time."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs.subprocess, "Popen", Instantaneous)
+    monkeypatch.setattr(runs, "begin", Instantaneous)
     Instantaneous.write_logs(tmp_path / "logs", ["vanilla", "fire"])
     recipe = tiny_recipe(tmp_path, {"fire": FIRE})
     words = ["compare", str(recipe), "--methods", "vanilla", "fire", "--seeds", "1", "--output", "out"]

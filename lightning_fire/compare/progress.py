@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 COMPARISON = "LIGHTNING_FIRE_COMPARISON"
-"""Environment variable with the number of the process that a training is run by."""
+"""Environment variable with the number of the process that a training is started by, and ends with."""
 
 
 class Progress(NamedTuple):

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,8 @@ import torch
 import yaml
 
 from lightning_fire.checkpoints.atomic import atomic_file
-from lightning_fire.compare.progress import COMPARISON, Progress, read_progress
+from lightning_fire.compare.processes import Fork, begin
+from lightning_fire.compare.progress import Progress, read_progress
 
 SHARED_START = "shared_start"
 SEARCH_SPACE = "search_space.yaml"
@@ -197,7 +197,7 @@ def execute(
 class _Active:
     """A training under way, and what the recipe was when it began."""
 
-    process: subprocess.Popen
+    process: subprocess.Popen | Fork
     slot: int
     fingerprint: str
 
@@ -227,7 +227,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop(processes: Sequence[subprocess.Popen]) -> None:
+def _stop(processes: Sequence[subprocess.Popen | Fork]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
@@ -277,14 +277,7 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
         for events in run.start.folder.glob("events.out.tfevents.*"):
             shutil.copy(events, run.folder)  # TensorBoard shows the curves as one
     files = [word for path in (*run.configs, settings_file) for word in ("-c", str(path))]
-    with open(run.log, "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "lightning_fire", "fit", *files],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **_share(slot, jobs), COMPARISON: str(os.getpid())},
-        )
+    process = begin(["fit", *files], run.log, {**os.environ, **_share(slot, jobs)})
     return _Active(process, slot, fingerprint)
 
 
