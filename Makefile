@@ -1,4 +1,5 @@
-# Two commands, each with all its own set-up: `make quickstart` and `make test`.
+# Two commands, each with all its own set-up: `make quickstart` and `make test`; `make test-lowest` is for those who change
+# the bounds of versions.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
@@ -6,7 +7,10 @@ BIN := $(VENV)/bin
 INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python -c constraints.txt $(1); \
 	else $(BIN)/python -m pip install --quiet -c constraints.txt $(1); fi
 
-.PHONY: quickstart test lint clean
+LOWEST := $(VENV)-lowest
+LOWEST_PYTHON ?= 3.10
+
+.PHONY: quickstart test test-lowest lint clean
 
 quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, and FIRE give it back
 	$(BIN)/lightning-fire compare recipes/quick_start \
@@ -14,6 +18,9 @@ quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, 
 
 test: $(VENV)/.test  ## all tests, on as many processes as there are cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows; needs uv
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -31,9 +38,14 @@ $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
 	@$(call INSTALL,-e '.[test]')
 	@touch $@
 
+$(LOWEST)/.test: pyproject.toml
+	uv venv --quiet --allow-existing --python $(LOWEST_PYTHON) $(LOWEST)
+	uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[test]'
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.test
 	@$(call INSTALL,-e '.[dev]')
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) runs build dist *.egg-info

@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
-from machine import parser_of, publish, wait_for_device
+from machine import parser_of, wait_for_device
 from networks import NETS
-from paired import in_turn, ratio
+from paired import in_turn, publish_each, share_of_loop
 from timed_fit import timed_fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -136,19 +136,12 @@ def table(setting: Setting, rounds: int) -> dict[str, dict]:
     medians = {name: [statistics.median(epochs) for epochs, _ in trainings] for name, trainings in found.items()}
     rows = {}
     for name, epochs in medians.items():
-        middle, least, most = ratio(medians["loop"], epochs)
+        row, share = share_of_loop(medians["loop"], epochs)
         epoch = statistics.median(epochs)
-        rows[name] = {
-            "images_a_second": round(setting.batch * setting.batches / epoch, 1),
-            "share_of_the_loops_speed": round(middle, 4),
-            "range": [round(least, 4), round(most, 4)],
-            "milliseconds_a_step": round(1e3 * epoch / setting.batches, 3),
-        }
+        speed, step = setting.batch * setting.batches / epoch, 1e3 * epoch / setting.batches
+        rows[name] = {"images_a_second": round(speed, 1), **row, "milliseconds_a_step": round(step, 3)}
         print(
-            f"{setting.net:10s} {name:26s} {rows[name]['images_a_second']:9.1f} images a second"
-            f"   {middle:7.1%} of the loop ({least:.1%} – {most:.1%})"
-            f"   {rows[name]['milliseconds_a_step']:9.3f} ms a step",
-            flush=True,
+            f"{setting.net:10s} {name:26s} {speed:9.1f} images a second   {share}   {step:9.3f} ms a step", flush=True
         )
     return rows
 
@@ -161,17 +154,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="epochs timed of each training")
     parser.add_argument("--batch", type=int, help="images in a batch")
     parser.add_argument("--batches", type=int, help="batches of an epoch")
-    options = parser.parse_args()
     torch.backends.cudnn.deterministic = True  # so that weights can be compared
-    chosen = {key: value for key, value in vars(options).items() if key in ("epochs", "batch", "batches") and value}
-    settings = {name: SETTINGS[name]._replace(**chosen) for name in options.only}
-    publish(
-        {
-            "nets": {name: table(setting, options.rounds) for name, setting in settings.items()},
-            "settings": {name: setting._asdict() for name, setting in settings.items()},
-        },
-        options.json,
-    )
+    publish_each(table, SETTINGS, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
-from machine import parser_of, publish, wait_for_device
-from paired import in_turn, ratio
+from machine import parser_of, wait_for_device
+from paired import in_turn, publish_each, share_of_loop
 from random_text import LANGUAGE_MODELS, RandomText
 from timed_fit import timed_fit
 from torch import Tensor, nn
@@ -122,17 +122,10 @@ def table(setting: Setting, rounds: int) -> dict[str, dict]:
                 raise SystemExit(
                     f"{name!r} ends {worst:.1g} away from the weights of the loop: it is not the same work"
                 )
-        middle, least, most = ratio([t for t, _ in found["loop"]], [t for t, _ in trainings])
-        rows[name] = {
-            "tokens_a_second": round(tokens / statistics.median(t for t, _ in trainings), 1),
-            "share_of_the_loops_speed": round(middle, 4),
-            "range": [round(least, 4), round(most, 4)],
-        }
-        print(
-            f"{setting.net:8s} {name:16s} {rows[name]['tokens_a_second']:12.1f} tokens a second"
-            f"   {middle:7.1%} of the loop ({least:.1%} – {most:.1%})",
-            flush=True,
-        )
+        row, share = share_of_loop([t for t, _ in found["loop"]], [t for t, _ in trainings])
+        speed = tokens / statistics.median(t for t, _ in trainings)
+        rows[name] = {"tokens_a_second": round(speed, 1), **row}
+        print(f"{setting.net:8s} {name:16s} {speed:12.1f} tokens a second   {share}", flush=True)
     return rows
 
 
@@ -143,16 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
     for name in ("batch", "block", "accumulate", "steps"):
         parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
-    options = parser.parse_args()
-    chosen = {key: value for key, value in vars(options).items() if key in Setting._fields and value}
-    settings = {name: SETTINGS[name]._replace(**chosen) for name in options.only}
-    publish(
-        {
-            "nets": {name: table(setting, options.rounds) for name, setting in settings.items()},
-            "settings": {name: setting._asdict() for name, setting in settings.items()},
-        },
-        options.json,
-    )
+    publish_each(table, SETTINGS, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Instantaneous:
     returncode = 0
 
     def __init__(self, words, log, environment):
+        log.touch()
         place = Path(words[-1]).parent
         method = place.parent.name
         start = yaml.safe_load(Path(words[-1]).read_text()).get("ckpt_path")

@@ -17,10 +17,8 @@ from lightning_fire.functional import loss_curvature
 SCRIPT = """
 import json
 import os
-import sys
 from pathlib import Path
 
-sys.path.insert(0, {tests!r})
 import torch
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
@@ -53,7 +51,6 @@ class FailsOnRankOne(PlainModule):
 
 
 if __name__ == "__main__":
-
     rank = int(os.environ.get("LOCAL_RANK", 0))
     torch.manual_seed(rank if {unseeded} else 0)
     options = dict(strategy="ddp", devices={devices}, use_distributed_sampler=False) if {devices} > 1 else {{}}
@@ -81,13 +78,12 @@ def states(
     unseeded: bool = False,
     own_data: bool = False,
     module: str = "PlainModule",
+    launched_by_lightning: bool = False,
 ) -> list[list[dict[str, torch.Tensor]]]:
     """Train; return for each rank its states at the first batch of each epoch."""
-    script = folder / f"train{devices}.py"
-    tests = str(Path(__file__).parent)
-    names = {"tests": tests, "folder": str(folder), "devices": devices, "methods": methods, "module": module}
-    script.write_text(SCRIPT.format(**names, unseeded=unseeded, own_data=int(own_data)))
-    run(script)
+    names = {"folder": str(folder), "devices": devices, "methods": methods, "module": module}
+    source = SCRIPT.format(**names, unseeded=unseeded, own_data=int(own_data))
+    run(source, folder, ranks=1 if launched_by_lightning else devices)
     return [torch.load(folder / f"{devices}-{rank}.pt", weights_only=True) for rank in range(devices)]
 
 
@@ -155,7 +151,7 @@ def test_a_rank_that_cannot_measure_keeps_no_other_waiting(tmp_path):
 
 def test_ranks_that_were_built_differently_are_reset_to_the_same_values(tmp_path):
     """Without `seed_everything` DDP makes them equal, and a reset keeps them so."""
-    first, second = states(tmp_path, 2, unseeded=True)
+    first, second = states(tmp_path, 2, unseeded=True, launched_by_lightning=True)
     for name in first[0]:
         assert torch.equal(first[2][name], first[0][name]), name
         assert torch.equal(second[2][name], first[0][name]), name

@@ -116,13 +116,7 @@ def train(folder: str, devices: int, data_parallel: int) -> None:
 
 def trained(folder: Path, devices: int, data_parallel: int) -> tuple[list[dict], list[dict]]:
     """Return the states of the whole and of the resumed training, for each rank."""
-    script = folder / f"train{devices}.py"
-    here = str(Path(__file__).parent)
-    script.write_text(
-        f"import sys\nsys.path.insert(0, {here!r})\nfrom test_sharded import train\n"
-        f"if __name__ == '__main__':\n    train({str(folder)!r}, {devices}, {data_parallel})\n"
-    )
-    run(script)
+    run(f"from test_sharded import train\ntrain({str(folder)!r}, {devices}, {data_parallel})\n", folder, devices)
     return tuple(
         [torch.load(folder / f"{name}{devices}-{rank}.pt", weights_only=True) for rank in range(devices)]
         for name in ("whole", "resumed")

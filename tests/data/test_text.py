@@ -1,7 +1,6 @@
 """TextDataModule through real fits: who sees which tokens when, resumed, shared out over ranks, read by workers."""
 
 import json
-import os
 import time
 from itertools import chain
 
@@ -127,27 +126,22 @@ def test_seeds_and_epochs_differ():
 
 
 RANKS = """
-import json, sys
-sys.path[:0] = {paths!r}
+import json
 from small_training import trainer
 from test_text import Diary, numbered
-if __name__ == "__main__":
-    data, diary = numbered(), Diary()
-    fit = trainer(max_epochs=4, devices=2, strategy="ddp", limit_val_batches=0, use_distributed_sampler=True)
-    fit.fit(diary, datamodule=data)
-    assert data.steps_per_chunk() == [10, 10]
-    with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
-        json.dump([[*key, starts] for key, starts in diary.seen.items()], file)
+data, diary = numbered(), Diary()
+fit = trainer(max_epochs=4, devices=2, strategy="ddp", limit_val_batches=0, use_distributed_sampler=True)
+fit.fit(diary, datamodule=data)
+assert data.steps_per_chunk() == [10, 10]
+with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
+    json.dump([[*key, starts] for key, starts in diary.seen.items()], file)
 """
 
 
 @pytest.mark.slow
 def test_two_ranks_see_disjoint_data_which_is_that_of_one(tmp_path):
     """Two ranks with a step each see what one process sees with two micro-batches a step."""
-    here = os.path.dirname(__file__)
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS.format(paths=[here, os.path.dirname(here)], folder=str(tmp_path)))
-    run(script)
+    run(RANKS.format(folder=tmp_path), tmp_path, ranks=2)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     first = [{start for epoch, _, starts in rank if epoch < 2 for start in starts} for rank in ranks]
     assert len(first[0]) == len(first[1]) == 20 and not first[0] & first[1]

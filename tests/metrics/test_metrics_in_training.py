@@ -1,20 +1,16 @@
 """Metrics in a LightningModule, and on two processes."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import lightning.pytorch as pl
 import pytest
 import torch
 from metric_cases import CASES, SIZE, batches
+from processes import run
 from small_training import trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 SCRIPT = """
-import sys
+import os
 
-sys.path.insert(0, {tests!r})
 import torch
 from metric_cases import CASES, batches
 
@@ -36,9 +32,7 @@ def process(rank):
     torch.distributed.destroy_process_group()
 
 
-if __name__ == "__main__":  # forked, so that torchmetrics is imported once
-    torch.set_num_threads(1)
-    torch.multiprocessing.start_processes(process, nprocs=2, start_method="fork")
+process(int(os.environ["LOCAL_RANK"]))
 """
 
 
@@ -48,10 +42,7 @@ def near(found, expected, tolerance=1e-9):
 
 def test_two_processes_get_the_value_of_one(tmp_path):
     """Numbers and sizes of batches differ between them; `sync_on_compute=False` keeps to one process."""
-    script = tmp_path / "metrics.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1]), folder=tmp_path))
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
+    run(SCRIPT.format(folder=tmp_path), tmp_path, ranks=2)
     for rank in range(2):
         values = torch.load(tmp_path / str(rank), weights_only=True)
         for name, case in CASES.items():

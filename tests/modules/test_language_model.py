@@ -1,7 +1,6 @@
 """`LanguageModel` over phases: its loss, what it logs, its optimizer, and the callbacks that act on it."""
 
 import json
-import os
 import time
 import types
 
@@ -93,24 +92,19 @@ def test_the_training_loss_is_the_mean_of_its_epoch(tmp_path):
 
 
 RANKS = """
-import json, sys
-sys.path[:0] = {paths!r}
+import json
 from small_training import trainer
 from test_language_model import data, module
-if __name__ == "__main__":
-    fit = trainer(max_epochs=2, devices=2, strategy="ddp", use_distributed_sampler=True)
-    found = fit.validate(module(), datamodule=data(phases=[{{"b": 3.0, "a": 1.0}}]), verbose=False)
-    with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
-        json.dump(found[0], file)
+fit = trainer(max_epochs=2, devices=2, strategy="ddp", use_distributed_sampler=True)
+found = fit.validate(module(), datamodule=data(phases=[{{"b": 3.0, "a": 1.0}}]), verbose=False)
+with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
+    json.dump(found[0], file)
 """
 
 
 @pytest.mark.slow
 def test_ranks_that_see_one_text_each_log_the_losses_of_both(tmp_path):
-    here = os.path.dirname(__file__)
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS.format(paths=[here, os.path.dirname(here)], folder=str(tmp_path)))
-    run_script(script)
+    run_script(RANKS.format(folder=tmp_path), tmp_path, ranks=2)
     (alone,) = trainer(max_epochs=2).validate(module(), data(phases=[{"b": 3.0, "a": 1.0}]), verbose=False)
     assert set(alone) == {"val/loss", "val/loss/a", "val/loss/b", "val/perplexity"}
     assert abs(alone["val/loss/a"] - alone["val/loss/b"]) > 1e-4
