@@ -82,6 +82,7 @@ class LanguageModel(pl.LightningModule):
         self.train_loss = MeanLoss()
         self.val_losses = nn.ModuleList()  # a MeanLoss for each text
         self._tokens, self._began = 0, 0.0  # of this epoch, on this device
+        self._step_loss: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits `(batch, length, vocab_size)` of tokens `(batch, length)`, int64."""
@@ -112,7 +113,7 @@ class LanguageModel(pl.LightningModule):
         loss = _cross_entropy(self(tokens), targets)
         self.train_loss.update(loss, targets.numel())
         self._tokens += targets.numel()
-        self.log("train/loss_step", loss.detach(), prog_bar=True)
+        self._step_loss = loss.detach()
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -121,7 +122,10 @@ class LanguageModel(pl.LightningModule):
             self._began = self._now()
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Log the speed before validation takes its time."""
+        """Log the loss where loggers write it, and the speed before validation takes its time."""
+        logged = self.trainer._logger_connector.should_update_logs  # at other steps nobody reads what that costs
+        if self._step_loss is not None and (logged or batch_idx == 0):
+            self.log("train/loss_step", self._step_loss, prog_bar=True)
         if not self.trainer.is_last_batch:
             return
         speed = self._tokens / (self._now() - self._began)
