@@ -38,6 +38,12 @@ def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> "s
         words: The words after `lightning-fire`.
         log: File for all that it prints.
         environment: Its environment variables; its number of threads is that of `OMP_NUM_THREADS`.
+
+    Returns:
+        The process, to be polled, waited for and ended.
+
+    Raises:
+        OSError: If the log cannot be written.
     """
     if sys.platform == "linux" and not torch.cuda.is_available():
         try:
