@@ -197,7 +197,7 @@ def serve() -> None:
 
     It ends with the process that has started it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from a terminal to the whole group: the comparison stops its runs
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # comes from a terminal to the whole group
     parent = os.getppid()
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what an import prints is no answer
@@ -214,6 +214,7 @@ def serve() -> None:
         return
     os.close(requests)
     os.close(answers)
+    signal.signal(signal.SIGINT, interrupt)
     _become(program, **request)
     program.console()
 
@@ -237,7 +238,6 @@ def _fork() -> int:
 
 def _become(program: Any, words: list[str], log: str, cwd: str, environment: dict[str, str]) -> None:
     """Make this fork what a new interpreter would be that runs the program."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     output, nothing = os.open(log, os.O_WRONLY | os.O_APPEND), os.open(os.devnull, os.O_RDONLY)
     for old, new in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(old, new)
