@@ -22,7 +22,7 @@ linux = pytest.mark.skipif(
 )
 
 SPY = """
-import json, multiprocessing, os, pathlib, random, signal, sys, time, warnings
+import json, os, pathlib, signal, sys, time, warnings
 import torch
 from lightning.pytorch import Callback
 

@@ -1,6 +1,7 @@
 """Processes of the command line that a comparison trains in: forks of one that has imported everything.
 
-Importing torch and lightning costs 5 to 25 s of a processor, as much as a small training; a fork costs 0.01 s.
+Importing torch and lightning costs 5 to 25 s of a processor, as much as a small training; a fork costs 0.01 s. The fork
+server of `multiprocessing` is not used: it would run the main module of the calling program again for each training.
 """
 
 import atexit
