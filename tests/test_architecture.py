@@ -16,7 +16,8 @@ MAY_IMPORT = {
     "optim": {"functional", "where", "optim"},
     "callbacks": {"functional", "when", "where", "optim", "callbacks"},
     "nets": {"nets"},
-    "data": {"data"},
+    "experience": {"experience"},
+    "data": {"data", "experience"},
     "modules": {"nets", "modules"},
     "compare": {
         "functional",

@@ -17,6 +17,7 @@ PUBLIC = [
     "lightning_fire.nets",
     "lightning_fire.modules",
     "lightning_fire.data",
+    "lightning_fire.experience",
 ]
 
 

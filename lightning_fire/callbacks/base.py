@@ -145,6 +145,11 @@ class EventCallback(TimedCallback):
     keeps everything a resumed run needs in the checkpoint. If asked to, it measures the curvature of the loss before
     and after each event, on the first batch of the upcoming data.
 
+    A module with target networks has `sync_targets()`, which is called when weights have been replaced.
+
+    Attributes:
+        replaces_weights: Whether an event changes what the network says.
+
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
         name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
@@ -158,6 +163,7 @@ class EventCallback(TimedCallback):
     """
 
     name = "event"
+    replaces_weights = True
 
     def __init__(
         self,
@@ -283,6 +289,8 @@ class EventCallback(TimedCallback):
         before = spectra(views)
         values = self.act(trainer, pl_module)
         self._acted = True
+        if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
+            sync()
         for moment, of_views in (("before", before), ("after", spectra(views))):
             key = f"{self.name}.singular_values_{moment}"
             log_histograms_now(trainer, {f"{key}/{name}": tensor for name, tensor in of_views.items()})

@@ -6,10 +6,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.initial_values import tensors_of
-from lightning_fire.callbacks.optimizer_state import forget_state
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
+from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import watch
-from lightning_fire.callbacks.target import TargetCallback, measurable
-from lightning_fire.where import WeightView, put
+from lightning_fire.callbacks.target import Target, TargetCallback, measurable
+from lightning_fire.when import Schedule
+from lightning_fire.where import Parameters, WeightView, put
 
 
 class FullReset(TargetCallback):
@@ -31,28 +33,57 @@ class FullReset(TargetCallback):
         curvature: Log λ_max, as `FIRECallback` does.
         loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
             returns, of automatic optimization; what it logs is dropped.
+        where: The parameters to set back, such as those of a head. Default: every parameter and buffer.
 
     Raises:
-        ValueError: If an argument is out of range, or, before training, if the target is `fresh` and a layer cannot be
-            drawn anew.
+        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or the target is
+            `fresh` and a layer cannot be drawn anew.
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
     name = "full_reset"
 
+    def __init__(
+        self,
+        when: Schedule | Sequence[Schedule] | None = None,
+        target: Target = "initial",
+        seed: int = 0,
+        optimizer: OptimizerPolicy = "touched",
+        name: str | None = None,
+        curvature: bool = True,
+        loss: Loss | None = None,
+        where: Parameters | None = None,
+    ):
+        super().__init__(when, target, seed, optimizer, name, curvature, loss)
+        self.where = where
+
+    def describe(self) -> str:
+        return repr(self.when) if self.where is None else f"{self.when!r}, {self.where!r}"
+
     def show_selection(self, pl_module: LightningModule) -> str:
+        if self.where is not None:
+            return super().show_selection(pl_module)
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        self._selected(pl_module)  # raises before training where nothing is matched
+
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        return measurable(pl_module)
+        touched = set(self._selected(pl_module).values())
+        return [view for view in measurable(pl_module) if view.parameter in touched]
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        values = watch(measurable(pl_module), lambda: self._reset(pl_module), self.name)
-        forget_state(self.optimizer, trainer.optimizers, pl_module.parameters())
+        values = watch(self.views_to_show(pl_module), lambda: self._reset(pl_module), self.name)
+        forget_state(self.optimizer, trainer.optimizers, self._selected(pl_module).values())
         return values
+
+    def _selected(self, pl_module: LightningModule) -> Mapping[str, torch.Tensor]:
+        return tensors_of(pl_module) if self.where is None else self.where.select(pl_module)
 
     @torch.no_grad()
     def _reset(self, pl_module: LightningModule) -> None:
-        targets = self.targets(pl_module)
+        targets, chosen = self.targets(pl_module), set(self._selected(pl_module).values())
         for name, tensor in tensors_of(pl_module).items():
-            put(tensor, targets[name])
+            if tensor in chosen:
+                put(tensor, targets[name])

@@ -20,6 +20,7 @@ class OptimizerReset(EventCallback):
     """
 
     acts_on_shards = True
+    replaces_weights = False
     name = "optimizer_reset"
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:

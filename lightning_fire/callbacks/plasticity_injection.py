@@ -136,6 +136,7 @@ class PlasticityInjection(EventCallback):
             of the head has a NaN or Inf, which its frozen copy would say for ever: nothing has been changed then.
     """
 
+    replaces_weights = False
     name = "plasticity_injection"
 
     def __init__(

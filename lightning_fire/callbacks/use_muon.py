@@ -25,6 +25,7 @@ class UseMuon(EventCallback):
         MisconfigurationException: When training starts, if no optimizer is a `Muon`.
     """
 
+    replaces_weights = False
     name = "use_muon"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

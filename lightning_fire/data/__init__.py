@@ -14,6 +14,7 @@ from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
 from lightning_fire.data.digits import DigitsDataModule
 from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
 from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
+from lightning_fire.data.replay import ReplayDataModule
 from lightning_fire.data.text import TextDataModule
 from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
 
@@ -27,6 +28,7 @@ __all__ = [
     "FashionMNISTDataModule",
     "KingJamesAndPythonDataModule",
     "Protocol",
+    "ReplayDataModule",
     "SmallFashionMNISTDataModule",
     "TextDataModule",
     "TinyImageNetDataModule",

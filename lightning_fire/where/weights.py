@@ -10,11 +10,13 @@ from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.selection import Row, Selection, table_of
 from lightning_fire.where.views import WeightView
 
-Preset = Literal["auto", "cnn", "vit", "gpt"]
+Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS = {
     "cnn": lambda kind, view: True,
     "vit": lambda kind, view: view.role in ("q", "k"),
     "gpt": lambda kind, view: kind == "linear",
+    "dqn": lambda kind, view: kind == "conv",
+    "sac": lambda kind, view: kind == "linear",
 }
 
 
@@ -26,8 +28,9 @@ class Weights(ByName):
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
-            weight, a fused query-key-value projection in three parts. `auto`: `vit` where the model has attention,
-            otherwise `cnn`.
+            weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
+            do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
+            `auto`: `vit` where the model has attention, otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Likewise.
 

@@ -1,0 +1,209 @@
+"""A LightningDataModule for reinforcement learning from a replay buffer."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lightning_fire.data.trainer_plan import start_epoch_afresh
+
+if TYPE_CHECKING:
+    from lightning_fire.experience import Evaluation, Rounds
+
+
+class ReplayDataModule(pl.LightningDataModule):
+    """Steps environments with the module that is trained, and draws its batches from what they have done.
+
+    A batch is a round: `steps_per_round` steps of each environment, then minibatches for as many updates as
+    `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
+    for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
+    ones, and None where the module is evaluated. If it has `observe(observations)`, it is shown all that is met in
+    training, before it acts. An evaluation is `evaluation_episodes` episodes, one a batch.
+
+    Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
+    `initial_steps` + `max_epochs` · `steps_per_epoch` of them.
+
+    A resumed training goes on with the same buffer, and in the midst of the same episodes, if the environments are
+    deterministic: it replays the actions of each since its episode began. All that is drawn is a function of the seed
+    and the round, so that it is then equal to an uninterrupted one.
+
+    Args:
+        environment: Makes an environment of gymnasium: `Gymnasium` or `Atari` of `lightning_fire.experience`, or any
+            callable.
+        steps_per_epoch: Environment steps of an epoch (paper: 250,000 in Atari).
+        replay_ratio: Updates per environment step (paper: 1 for DQN, 2 for SAC).
+        batch_size: Of an update (paper: 32 for DQN, 256 for SAC).
+        capacity: Steps that the buffer holds (paper: 1,000,000).
+        initial_steps: With random actions, before the first update (paper: 20,000 for DQN, 5,000 for SAC).
+        steps_per_round: Of each environment; more than 1 makes small networks faster, as several updates follow on
+            each other.
+        num_envs: Environments that are stepped together.
+        stack: Frames that make up an observation (paper: 4 in Atari).
+        reward_clip: Learn from rewards cut off at ± this (paper: 1 in Atari). Returns are logged whole.
+        evaluation_episodes: Episodes of an evaluation.
+        seed: Of the episodes, and of all that is drawn.
+        folder: Keep the buffer in files there, relative to the Trainer's `default_root_dir`, and in checkpoints only
+            their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
+            are kept. None: in memory, and whole in each checkpoint.
+
+    Raises:
+        ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
+        MisconfigurationException: When training starts, if the module cannot act, or several processes train.
+    """
+
+    def __init__(
+        self,
+        environment: Callable[[], Any],
+        steps_per_epoch: int,
+        replay_ratio: float = 1.0,
+        batch_size: int = 32,
+        capacity: int = 1_000_000,
+        initial_steps: int = 20_000,
+        steps_per_round: int = 1,
+        num_envs: int = 1,
+        stack: int = 1,
+        reward_clip: float | None = None,
+        evaluation_episodes: int = 10,
+        seed: int = 0,
+        folder: str | None = None,
+    ):
+        super().__init__()
+        at_least_one = {
+            "steps_per_epoch": steps_per_epoch,
+            "batch_size": batch_size,
+            "initial_steps": initial_steps,
+            "steps_per_round": steps_per_round,
+            "num_envs": num_envs,
+            "evaluation_episodes": evaluation_episodes,
+        }
+        for name, value in at_least_one.items():
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        if seed < 0:
+            raise ValueError(f"`seed` must be a whole number from 0, got {seed}")
+        if reward_clip is not None and not reward_clip > 0:
+            raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
+        in_round = steps_per_round * num_envs
+        self.updates = round(replay_ratio * in_round)
+        if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
+            raise ValueError(
+                f"a round of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
+                f" {replay_ratio * in_round:g} updates, which must be a whole number from 1: change `steps_per_round`"
+            )
+        if steps_per_epoch % in_round:
+            raise ValueError(
+                f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a round, got"
+                f" {steps_per_epoch}"
+            )
+        self.environment = environment
+        self.rounds_per_epoch, self.steps_per_round = steps_per_epoch // in_round, steps_per_round
+        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
+        self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
+        self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
+        self._rounds: Rounds | None = None
+        self._evaluation: Evaluation | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Check that the Trainer and its module suit, and make the environments and the buffer.
+
+        Args:
+            stage: `fit`, `validate`, `test` or None.
+        """
+        try:
+            from lightning_fire.experience import Evaluation
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
+            ) from error
+        if self.trainer.world_size > 1:
+            raise MisconfigurationException(
+                "ReplayDataModule steps its environments in one process; train one seed on each device instead"
+            )
+        if not callable(getattr(self.trainer.lightning_module, "act", None)):
+            raise MisconfigurationException(
+                f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
+                " returns the actions for observations (num_envs, *shape)"
+            )
+        self._evaluation = Evaluation(self.environment, self.evaluation_episodes, self.stack, self._act, self.seed)
+        if stage == "fit" and self._rounds is None:
+            self._rounds = self._make_rounds()
+
+    def _make_rounds(self) -> "Rounds":
+        from lightning_fire.experience import Collector, Pace, ReplayBuffer, Rounds
+
+        folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
+        make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
+        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip)
+        initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
+        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
+        return Rounds(collector, pace, self._act, self._observe, lambda: self.trainer.current_epoch, self.seed)
+
+    @torch.no_grad()
+    def _act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
+        module = self.trainer.lightning_module
+        with self.trainer.precision_plugin.forward_context():
+            return module.act(observations.to(module.device), step, generator)
+
+    def _observe(self, observations: Tensor) -> None:
+        module = self.trainer.lightning_module
+        if callable(observe := getattr(module, "observe", None)):
+            observe(observations.to(module.device))
+
+    @property
+    def action_space(self) -> Any:
+        """Of one environment, as the module sees it: boxes are scaled to [−1, 1]; None before `setup` of a fit."""
+        return None if self._rounds is None else self._rounds.collector.action_space
+
+    @property
+    def example_observations(self) -> Tensor:
+        """Zeros of the shape and type of what the module acts on, of all environments."""
+        return torch.from_numpy(self._rounds.collector.buffer.empty_observations())
+
+    @property
+    def environment_steps(self) -> int:
+        """Environment steps done in this training, of all environments together."""
+        return 0 if self._rounds is None else self._rounds.collector.steps * self.num_envs
+
+    def train_dataloader(self) -> "Rounds":
+        """Return the rounds of an epoch."""
+        start_epoch_afresh(self.trainer)
+        return self._rounds
+
+    def val_dataloader(self) -> "Evaluation":
+        """Return the episodes of an evaluation."""
+        return self._evaluation
+
+    def test_dataloader(self) -> "Evaluation":
+        """Return the episodes of an evaluation."""
+        return self._evaluation
+
+    def teardown(self, stage: str) -> None:
+        """Close the environments of evaluation.
+
+        Args:
+            stage: `fit`, `validate` or `test`.
+        """
+        if self._evaluation is not None:
+            self._evaluation.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the buffer, or the names of its files, and where the environments are: plain values and tensors."""
+        return {} if self._rounds is None else {"rounds": self._rounds.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where a checkpoint was written; to test a checkpoint needs none of it."""
+        if self._rounds is None or "rounds" not in state_dict:
+            return
+        if self._rounds.restore(state_dict["rounds"]):
+            rank_zero_info(f"Training goes on after {self.environment_steps} environment steps.")
+        else:
+            rank_zero_warn(
+                "The environments did not return to where they were when the checkpoint was written, as they are not"
+                " deterministic or have changed: new episodes begin. The replay buffer is the same."
+            )

@@ -1,0 +1,21 @@
+"""Experience of reinforcement learning: environments that are stepped, and a buffer of what came of it."""
+
+from lightning_fire.experience.buffer import ReplayBuffer
+from lightning_fire.experience.collector import Collector, Environment
+from lightning_fire.experience.environments import Atari, Gymnasium
+from lightning_fire.experience.rounds import Evaluation, Pace, Rounds
+from lightning_fire.experience.transitions import Episode, Round, Transitions
+
+__all__ = [
+    "Atari",
+    "Collector",
+    "Environment",
+    "Episode",
+    "Evaluation",
+    "Gymnasium",
+    "Pace",
+    "ReplayBuffer",
+    "Round",
+    "Rounds",
+    "Transitions",
+]

@@ -1,0 +1,262 @@
+"""A replay buffer that stores each frame once, and can lie in files that several trainings share."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lightning_fire.experience.segment import Segment
+from lightning_fire.experience.transitions import Transitions
+
+_SEGMENTS = 16  # of which a full buffer consists
+
+
+class ReplayBuffer:
+    """The last steps of several environments that go in step.
+
+    An observation is stored once, and stacked with those before it when it is drawn: frames from before the beginning
+    of its episode are zeros. A step of an environment that begins a new episode, whatever the action
+    (gymnasium's `AutoresetMode.NEXT_STEP`), is never drawn.
+
+    With a folder, the buffer lies in files there. A full file is never changed: a training that goes on from a
+    checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in memory.
+    Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and only if
+    they lie in this folder.
+
+    Args:
+        capacity: Steps to keep, of all environments together.
+        observation_shape: Of one environment.
+        observation_dtype: Likewise.
+        action_shape: Of one environment; `()` of a discrete one.
+        action_dtype: Likewise.
+        num_envs: Environments.
+        stack: Frames that make up an observation.
+        folder: Where files shall be; None: all is in memory, and in the checkpoint.
+
+    Attributes:
+        ended: Environments whose episode has ended with the last step, `(num_envs,)`, bool.
+        dtype: Of a row, which holds one step of all environments.
+
+    Raises:
+        ValueError: If `capacity` is not at least 32 steps of each environment, or `stack` or `num_envs` below 1.
+    """
+
+    def __init__(
+        self,
+        capacity: int,
+        observation_shape: tuple[int, ...],
+        observation_dtype: Any = np.float32,
+        action_shape: tuple[int, ...] = (),
+        action_dtype: Any = np.int64,
+        num_envs: int = 1,
+        stack: int = 1,
+        folder: Path | None = None,
+    ):
+        if num_envs < 1 or not 1 <= stack <= 16:
+            raise ValueError(f"`num_envs` must be at least 1 and `stack` from 1 to 16, got {num_envs} and {stack}")
+        self.steps = capacity // num_envs
+        if self.steps < 2 * _SEGMENTS:
+            raise ValueError(f"`capacity` must be at least {2 * _SEGMENTS * num_envs}, got {capacity}")
+        self.num_envs, self.stack, self.folder = num_envs, stack, folder
+        self.dtype = np.dtype(
+            [
+                ("observation", observation_dtype, (num_envs, *observation_shape)),
+                ("action", action_dtype, (num_envs, *action_shape)),
+                ("reward", np.float32, (num_envs,)),
+                ("terminated", np.bool_, (num_envs,)),
+                ("began", np.bool_, (num_envs,)),  # a new episode, whatever the action
+                ("age", np.uint8, (num_envs,)),  # steps of the episode before, at most 255
+            ],
+            align=True,
+        )
+        self.size_of_segment = -(-self.steps // _SEGMENTS)
+        self.written = 0  # steps; the observation after the last has a row, too
+        self.ended = np.zeros(num_envs, bool)
+        self._segments: dict[int, Segment] = {}
+        self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints
+        self._outdated: set[Path] = set()
+
+    def __len__(self) -> int:
+        return min(self.written, self.steps) * self.num_envs
+
+    def begin(self, observations: np.ndarray) -> None:
+        """Store the first observations.
+
+        Args:
+            observations: `(num_envs, *shape)`.
+        """
+        row = self._row(0)
+        row["observation"], row["age"] = observations, 0
+
+    def add(
+        self,
+        actions: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+        next_observations: np.ndarray,
+    ) -> None:
+        """Store what came of an action in each environment.
+
+        Args:
+            actions: `(num_envs, *shape)`.
+            rewards: `(num_envs,)`.
+            terminated: `(num_envs,)`, bool.
+            truncated: Likewise.
+            next_observations: `(num_envs, *shape)`; the last of an episode, where that has ended.
+        """
+        row, following = self._row(self.written), self._row(self.written + 1)
+        row["action"], row["reward"], row["terminated"], row["began"] = actions, rewards, terminated, self.ended
+        following["observation"] = next_observations
+        following["age"] = np.where(self.ended, 0, np.minimum(row["age"], 254) + 1)
+        self.ended = np.logical_or(terminated, truncated)
+        self.written += 1
+        for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
+            self._drop(self._segments.pop(index))
+
+    def cut(self) -> None:
+        """Take all present episodes for ended: the next step of each environment begins a new one."""
+        self.ended = np.ones(self.num_envs, bool)
+
+    def newest(self) -> np.ndarray:
+        """Return the observations after the last step, not stacked, `(num_envs, *shape)`."""
+        return self._row(self.written)["observation"]
+
+    def empty_observations(self) -> np.ndarray:
+        """Return zeros of the shape and type of what `latest` returns."""
+        kind = self.dtype["observation"]
+        stacked = (self.stack,) if self.stack > 1 else ()
+        return np.zeros((self.num_envs, *stacked, *kind.shape[1:]), kind.base)
+
+    def latest(self) -> np.ndarray:
+        """Return the observations to act on, `(num_envs, *shape)`, with `stack > 1` `(num_envs, stack, *shape)`."""
+        environments = np.arange(self.num_envs)
+        return self._observations(np.full(self.num_envs, self.written), environments)
+
+    def sample(self, number: int, generator: np.random.Generator) -> Transitions:
+        """Draw steps uniformly, with replacement.
+
+        Args:
+            number: How many.
+            generator: Draws.
+
+        Raises:
+            ValueError: If there is none to draw.
+        """
+        steps, environments = self._draw(number, generator)
+        of = self._gather
+        actions = of("action", steps, environments)
+        return Transitions(
+            observations=torch.from_numpy(self._observations(steps, environments)),
+            actions=torch.from_numpy(actions),
+            rewards=torch.from_numpy(of("reward", steps, environments)),
+            next_observations=torch.from_numpy(self._observations(steps + 1, environments)),
+            terminated=torch.from_numpy(of("terminated", steps, environments)),
+        )
+
+    @property
+    def _oldest(self) -> int:
+        return max(0, self.written - self.steps)
+
+    def _draw(self, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Draw until there are enough: hardly any step is one that begins an episode."""
+        steps, environments = np.empty(0, np.int64), np.empty(0, np.int64)
+        for _ in range(1000):
+            missing = number - len(steps)
+            if not missing or not self.written:
+                break
+            drawn = generator.integers(self._oldest, self.written, missing)
+            of = generator.integers(0, self.num_envs, missing)
+            possible = ~self._gather("began", drawn, of)
+            steps, environments = np.append(steps, drawn[possible]), np.append(environments, of[possible])
+        if len(steps) < number:
+            raise ValueError("the replay buffer has no steps to draw")
+        return steps, environments
+
+    def _observations(self, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        if self.stack == 1:
+            return self._gather("observation", steps, environments)
+        back = np.arange(self.stack - 1, -1, -1)
+        missing = self._gather("age", steps, environments)[:, None] < back  # from before the episode
+        numbers = np.where(missing, steps[:, None], steps[:, None] - back)
+        frames = self._gather("observation", numbers.ravel(), environments.repeat(self.stack))
+        frames = frames.reshape(len(steps), self.stack, *frames.shape[1:])
+        frames[missing] = 0
+        return frames
+
+    def _gather(self, field: str, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
+        """Return a field of some steps of some environments, `(n, *shape)`."""
+        kind = self.dtype[field]
+        found = np.empty((len(steps), *kind.shape[1:]), kind.base)
+        segments = steps // self.size_of_segment
+        for index in np.unique(segments):
+            here = segments == index
+            rows = self._segments[index].rows[field]
+            found[here] = rows[steps[here] - index * self.size_of_segment, environments[here]]
+        return found
+
+    def _is_full(self, index: int) -> bool:
+        """Tell whether nothing is to be written into a segment any more."""
+        return (index + 1) * self.size_of_segment <= self.written
+
+    def _rows_in(self, index: int) -> int:
+        """Return how many rows of a segment are written."""
+        return min(self.size_of_segment, self.written + 1 - index * self.size_of_segment)
+
+    def _row(self, step: int) -> np.void:
+        index, row = divmod(step, self.size_of_segment)
+        if index not in self._segments:
+            self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self.folder)
+        return self._segments[index].rows[row]
+
+    def _drop(self, segment: Segment) -> None:
+        if segment.path is not None and segment.path.parent.resolve() == self.folder.resolve():
+            self._outdated.add(segment.path)
+            self._delete_outdated()
+
+    def _delete_outdated(self) -> None:
+        kept = set().union(*self._needed)
+        for path in [path for path in self._outdated if path.resolve() not in kept]:
+            path.unlink(missing_ok=True)
+            self._outdated.discard(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and tensors: the steps, or the names of the files that hold them."""
+        segments = {i: segment.state(self._rows_in(i)) for i, segment in self._segments.items()}
+        self._needed.append({Path(state["file"]) for state in segments.values() if "file" in state})
+        self._delete_outdated()
+        return {
+            "written": self.written,
+            "steps": self.steps,
+            "rows": str(self.dtype),
+            "ended": self.ended.tolist(),
+            "segments": segments,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: Of a buffer of the same capacity, with as many of the same environments.
+
+        Raises:
+            ValueError: If it is of another kind.
+            FileNotFoundError: If one of its files is gone.
+        """
+        if state["steps"] != self.steps:
+            raise ValueError(
+                f"the checkpoint's replay keeps {state['steps'] * self.num_envs} steps, and this one"
+                f" {self.steps * self.num_envs}"
+            )
+        if state["rows"] != str(self.dtype):
+            raise ValueError("the checkpoint's replay holds other observations, actions or numbers of environments")
+        self.written, self.ended = state["written"], np.array(state["ended"], bool)
+        self._segments = {
+            index: Segment.restored(
+                kept, self.dtype, self.size_of_segment, self._rows_in(index), self.folder, self._is_full(index)
+            )
+            for index, kept in state["segments"].items()
+        }
+        self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})

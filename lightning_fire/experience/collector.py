@@ -1,0 +1,182 @@
+"""Steps environments, and stores what came of it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, Discrete
+from torch import Tensor
+
+from lightning_fire.experience.buffer import ReplayBuffer
+from lightning_fire.experience.episodes import SeededEpisodes
+
+Environment = Callable[[], gymnasium.Env]
+Policy = Callable[[Tensor], Tensor]  # from the observations of all environments to their actions
+
+
+class Collector:
+    """Environments that go in step, and the replay buffer of what they did.
+
+    Args:
+        environment: Makes one; actions in a box are scaled to [−1, 1].
+        num_envs: How many.
+        seed: Of their episodes.
+        make_buffer: From the arguments of `ReplayBuffer` that depend on the environment to the buffer.
+        reward_clip: Store rewards cut off at ± this; the returns of episodes are of the whole ones.
+
+    Raises:
+        ValueError: If the observations or actions of the environment are no arrays and no whole numbers from 0.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        num_envs: int,
+        seed: int,
+        make_buffer: Callable[..., ReplayBuffer],
+        reward_clip: float | None = None,
+    ):
+        self._environment, self._seed, self._clip = environment, seed, reward_clip
+        self.num_envs = num_envs
+        self._envs: gymnasium.vector.VectorEnv | None = None
+        self._make_envs(None)
+        space, actions = self._envs.single_observation_space, self.action_space
+        dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
+        self.buffer = make_buffer(
+            observation_shape=space.shape,
+            observation_dtype=dtype,
+            action_shape=actions.shape,
+            action_dtype=np.int64 if isinstance(actions, Discrete) else np.float32,
+            num_envs=num_envs,
+        )
+        self.steps = 0  # of each environment
+        self._begun = False
+        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        self._finished: list[tuple[float, int]] = []
+
+    @property
+    def action_space(self) -> Discrete | Box:
+        """Of one environment."""
+        return self._envs.single_action_space
+
+    def random_actions(self, generator: np.random.Generator) -> np.ndarray:
+        """Draw actions uniformly, `(num_envs, *shape)`.
+
+        Args:
+            generator: Draws.
+        """
+        if isinstance(self.action_space, Discrete):
+            return generator.integers(self.action_space.n, size=self.num_envs)
+        low, high = self.action_space.low, self.action_space.high
+        return generator.uniform(low, high, (self.num_envs, *low.shape)).astype(np.float32)
+
+    def observations(self) -> np.ndarray:
+        """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
+        if not self._begun:
+            self.buffer.begin(self._envs.reset()[0])
+            self._begun = True
+        return self.buffer.latest()
+
+    def step(self, actions: np.ndarray) -> None:
+        """Act once in each environment; one whose episode has ended begins the next one instead.
+
+        Args:
+            actions: `(num_envs, *shape)`.
+        """
+        if not self._begun:
+            self.observations()
+        observations, rewards, terminated, truncated, _ = self._envs.step(actions)
+        stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
+        began = self.buffer.ended
+        self.buffer.add(actions, stored, terminated, truncated, observations)
+        self._returns += np.where(began, 0, rewards)
+        self._lengths += ~began
+        for i in np.flatnonzero(self.buffer.ended):
+            self._finished.append((float(self._returns[i]), int(self._lengths[i])))
+            self._returns[i], self._lengths[i] = 0, 0
+        self.steps += 1
+
+    def finished(self) -> tuple[Tensor, Tensor]:
+        """Return the returns, float32, and lengths, int64, of the episodes that have ended since the last call."""
+        episodes, self._finished = self._finished, []
+        returns, lengths = zip(*episodes, strict=True) if episodes else ((), ())
+        return torch.tensor(returns, dtype=torch.float32), torch.tensor(lengths, dtype=torch.int64)
+
+    def close(self) -> None:
+        """Close the environments; they are made anew, where they are, when next needed."""
+        if self._envs is not None:
+            self._envs.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and tensors."""
+        return {
+            "steps": self.steps,
+            "returns": self._returns.tolist(),
+            "lengths": self._lengths.tolist(),
+            "finished": list(self._finished),
+            "moments": list(self._envs.call("moment")) if self.steps else [],
+            "buffer": self.buffer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: Of a collector of the same environments.
+
+        Returns:
+            Whether the environments are where they were. Where they are not deterministic, or have changed, each
+            begins a new episode.
+        """
+        self.buffer.load_state_dict(state["buffer"])
+        self.steps = state["steps"]
+        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"], np.int64)
+        self._finished = [tuple(episode) for episode in state["finished"]]
+        self._begun = self.steps > 0
+        if not self._begun:
+            return True
+        self._make_envs(state["moments"])
+        observations, _ = self._envs.reset()
+        there = self.buffer.newest()
+        if np.array_equal(there, observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
+            return True
+        self._envs.call("give_up")
+        self.buffer.cut()
+        self._returns[:], self._lengths[:] = 0, 0
+        return False
+
+    def _make_envs(self, moments: list[dict[str, Any]] | None) -> None:
+        self.close()
+        seeds = [self._seed * 1_000_003 + i for i in range(self.num_envs)]
+        self._envs = gymnasium.vector.SyncVectorEnv(
+            [partial(self._make_env, seed, moments[i] if moments else None) for i, seed in enumerate(seeds)]
+        )
+
+    def _make_env(self, seed: int, moment: dict[str, Any] | None) -> gymnasium.Env:
+        return SeededEpisodes(scaled(self._environment()), seed, moment)
+
+
+def scaled(env: gymnasium.Env) -> gymnasium.Env:
+    """Let the actions of an environment lie in [−1, 1] where they are in a box.
+
+    Args:
+        env: The environment.
+
+    Raises:
+        ValueError: If it has actions or observations that cannot be stored.
+    """
+    observations, actions = env.observation_space, env.action_space
+    if not isinstance(observations, Box):
+        raise ValueError(
+            f"observations must be arrays (Box), got {observations}: gymnasium.wrappers.FlattenObservation makes them"
+        )
+    if isinstance(actions, Discrete) and actions.start == 0:
+        return env
+    if not isinstance(actions, Box) or not np.isfinite([actions.low, actions.high]).all():
+        raise ValueError(f"actions must be whole numbers from 0 (Discrete) or in a bounded box (Box), got {actions}")
+    if np.all(actions.low == -1) and np.all(actions.high == 1):
+        return env
+    return gymnasium.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))

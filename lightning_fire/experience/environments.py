@@ -1,0 +1,118 @@
+"""Environments of the paper's reinforcement learning settings, and any other of gymnasium."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium
+
+_HINTS = {
+    "humanoid_bench": "HumanoidBench is not in the registry: clone it and `pip install -e .` there, in an environment"
+    " of its own, as it needs mujoco 3.1.6",
+    "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
+}
+
+
+@dataclass(frozen=True)
+class Gymnasium:
+    """Makes an environment that is registered with gymnasium; observations in several parts become one array.
+
+    Args:
+        name: Such as `CartPole-v1`; `package:Name-v0` imports a package first.
+        options: Keyword arguments of the environment.
+        action_repeat: Do each action so often, and sum up the rewards (paper: 2 for humanoids).
+    """
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    action_repeat: int = 1
+
+    def __post_init__(self):
+        if self.action_repeat < 1:
+            raise ValueError(f"`action_repeat` must be at least 1, got {self.action_repeat}")
+
+    def __call__(self) -> gymnasium.Env:
+        """Return the environment.
+
+        Raises:
+            ImportError: If the package it comes with is not installed; says how to get it.
+            ValueError: If there is none of this name.
+        """
+        try:
+            env = gymnasium.make(self.name, **self.options)
+        except ImportError as error:
+            hint = _HINTS.get(self.name.partition(":")[0], "install the package it comes with")
+            raise ImportError(f"the environment {self.name!r} cannot be made: {error}; {hint}") from error
+        except gymnasium.error.Error as error:
+            raise ValueError(f"the environment {self.name!r} cannot be made: {error}") from error
+        if isinstance(env.observation_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            env = gymnasium.wrappers.FlattenObservation(env)
+        return env if self.action_repeat == 1 else RepeatedAction(env, self.action_repeat)
+
+
+@dataclass(frozen=True)
+class Atari:
+    """Makes a game of the Atari 2600, seen as the paper's agents see it.
+
+    Grey frames of 84×84 bytes, each the maximum of the last two of the four that an action lasts; sticky actions; the
+    smallest set of actions; an episode ends with the game, not with a life (paper, as Dopamine).
+
+    Args:
+        game: Such as `Asterix`, `BeamRider` or `DemonAttack`.
+        frame_skip: Frames that an action lasts.
+        sticky: Chance that the last action is done once more in the place of the new one, in each frame.
+        size: Height and width of the frames.
+        max_steps: Actions after which an episode is cut short (half an hour of play).
+    """
+
+    game: str
+    frame_skip: int = 4
+    sticky: float = 0.25
+    size: int = 84
+    max_steps: int = 27000
+
+    def __call__(self) -> gymnasium.Env:
+        """Return the environment.
+
+        Raises:
+            ImportError: If ale-py or OpenCV is not installed.
+            ValueError: If there is no such game.
+        """
+        try:
+            import ale_py
+            import cv2  # noqa: F401
+        except ImportError as error:
+            raise ImportError(
+                f"Atari games need ale-py and OpenCV: pip install 'lightning-fire[atari]' ({error})"
+            ) from error
+        gymnasium.register_envs(ale_py)
+        options = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
+        env = Gymnasium(f"ALE/{self.game}-v5", {**options, "max_num_frames_per_episode": None})()
+        env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=self.frame_skip, screen_size=self.size)
+        return gymnasium.wrappers.TimeLimit(env, self.max_steps)
+
+
+class RepeatedAction(gymnasium.Wrapper):
+    """Does each action several times.
+
+    Args:
+        env: The environment.
+        times: How often, unless the episode ends before.
+    """
+
+    def __init__(self, env: gymnasium.Env, times: int):
+        super().__init__(env)
+        self._times = times
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Act.
+
+        Args:
+            action: Of the action space.
+        """
+        total = 0.0
+        for _ in range(self._times):
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            total += float(reward)
+            if terminated or truncated:
+                break
+        return observation, total, terminated, truncated, info

@@ -1,0 +1,177 @@
+"""Loaders whose batches are made when they are asked for: by acting, storing and drawing, and by evaluating."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fire.experience.collector import Collector, Environment, scaled
+from lightning_fire.experience.transitions import Episode, Round, Transitions
+
+Act = Callable[[Tensor, int | None, torch.Generator], Tensor]
+Observe = Callable[[Tensor], None]
+_EVALUATION = 2**31  # a seed apart from those of training
+
+
+@dataclass
+class Pace:
+    """How collecting and learning take turns.
+
+    Attributes:
+        rounds: In an epoch.
+        steps: Of each environment in a round.
+        updates: In a round.
+        batch_size: Of an update.
+        initial_steps: Of all environments together, before the first round.
+    """
+
+    rounds: int
+    steps: int
+    updates: int
+    batch_size: int
+    initial_steps: int
+
+
+class Rounds:
+    """An epoch of rounds: some steps of the environments, then minibatches from all that is stored.
+
+    Whatever is drawn is a function of the seed and the number of the round.
+
+    Args:
+        collector: Acts and stores.
+        pace: How often.
+        act: The module's: from observations, the steps done since the initial ones, and a generator to actions.
+        observe: Shows it all that is met.
+        epoch: Tells the present epoch of the Trainer.
+        seed: Of what is drawn.
+    """
+
+    def __init__(
+        self, collector: Collector, pace: Pace, act: Act, observe: Observe, epoch: Callable[[], int], seed: int
+    ):
+        self.collector, self.pace = collector, pace
+        self._act, self._observe, self._epoch, self._seed = act, observe, epoch, seed
+        self._position = (-1, 0)  # epoch, rounds handed out in it
+        self._resumed = (-1, 0)
+        self._number = 0  # of the round, over all epochs
+
+    def __len__(self) -> int:
+        return self.pace.rounds
+
+    def __iter__(self) -> Iterator[Round]:
+        # A generator: nobody acts before the first batch is asked for.
+        epoch = self._epoch()
+        begun = self._resumed[1] if self._resumed[0] == epoch else 0
+        for done in range(begun + 1, self.pace.rounds + 1):
+            self._collect_initial()
+            made = self._round()
+            self._position = (epoch, done)
+            yield made
+
+    def _collect_initial(self) -> None:
+        collector = self.collector
+        while collector.steps * collector.num_envs < self.pace.initial_steps:
+            self._see()
+            collector.step(collector.random_actions(self._generator(2, collector.steps)))
+
+    def _see(self) -> Tensor:
+        observations = torch.from_numpy(self.collector.observations())
+        self._observe(observations)
+        return observations
+
+    def _round(self) -> Round:
+        collector, pace = self.collector, self.pace
+        draws = self._generator(0, self._number)
+        generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
+        for _ in range(pace.steps):
+            observations = self._see()
+            learning = collector.steps * collector.num_envs - pace.initial_steps
+            actions = self._act(observations, learning, generator)
+            collector.step(actions.cpu().numpy())
+        drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)
+        returns, lengths = collector.finished()
+        self._number += 1
+        return Round(
+            Transitions(*(tensor.unflatten(0, (pace.updates, pace.batch_size)) for tensor in drawn)),
+            torch.tensor(collector.steps * collector.num_envs),
+            torch.tensor(int(draws.integers(2**62))),
+            returns,
+            lengths,
+        )
+
+    def _generator(self, kind: int, number: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self._seed, kind << 60 | number]))
+
+    def state(self) -> dict[str, Any]:  # not state_dict: Lightning would save that beside the DataModule's
+        """Return plain values and tensors."""
+        return {"position": list(self._position), "number": self._number, "collector": self.collector.state_dict()}
+
+    def restore(self, state: dict[str, Any]) -> bool:
+        """Restore what `state` returned.
+
+        Args:
+            state: Of the interrupted run.
+
+        Returns:
+            Whether the environments are where they were.
+        """
+        self._resumed = self._position = tuple(state["position"])
+        self._number = state["number"]
+        return self.collector.load_state_dict(state["collector"])
+
+
+class Evaluation:
+    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go.
+
+    Args:
+        environment: Makes one.
+        episodes: How many.
+        stack: Frames that make up an observation.
+        act: The module's, see `Rounds`; steps are None.
+        seed: Of the episodes.
+    """
+
+    def __init__(self, environment: Environment, episodes: int, stack: int, act: Act, seed: int):
+        self._environment, self._episodes, self._stack = environment, episodes, stack
+        self._act, self._seed = act, seed
+        self._env: gymnasium.Env | None = None
+
+    def __len__(self) -> int:
+        return self._episodes
+
+    def __iter__(self) -> Iterator[Episode]:
+        for number in range(self._episodes):
+            yield self._play(number)
+
+    def _play(self, number: int) -> Episode:
+        if self._env is None:
+            self._env = scaled(self._environment())
+            if self._stack > 1:
+                stacked = gymnasium.wrappers.FrameStackObservation
+                self._env = stacked(self._env, self._stack, padding_type="zero")
+        seed = int(np.random.SeedSequence([self._seed + _EVALUATION, number]).generate_state(1)[0] >> 1)
+        generator = torch.Generator().manual_seed(seed)
+        observation, _ = self._env.reset(seed=seed)
+        total, length, over = 0.0, 0, False
+        while not over:
+            observations = torch.from_numpy(_single(observation))[None]
+            action = self._act(observations, None, generator)[0].cpu().numpy()
+            observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
+            total, length, over = total + float(reward), length + 1, terminated or truncated
+        return Episode(torch.tensor(total, dtype=torch.float32), torch.tensor(length))
+
+    def close(self) -> None:
+        """Close the environment; it is made anew when next needed."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def _single(observation: np.ndarray) -> np.ndarray:
+    """Return an observation as the buffer would store it."""
+    observation = np.asarray(observation)
+    return observation.astype(np.float32) if observation.dtype == np.float64 else observation

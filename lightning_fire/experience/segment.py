@@ -1,0 +1,104 @@
+"""A stretch of a replay buffer, in memory or in a file that is never changed once it is full."""
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+class Segment:
+    """Consecutive steps of all environments, rows of a structured array.
+
+    Attributes:
+        rows: The array, `(steps,)`; memory is taken as rows are written.
+        path: The file it lies in; None: in memory.
+
+    Args:
+        rows: The array.
+        path: Its file.
+    """
+
+    def __init__(self, rows: np.ndarray, path: Path | None = None):
+        self.rows, self.path = rows, path
+
+    @classmethod
+    def new(cls, dtype: np.dtype, steps: int, folder: Path | None) -> "Segment":
+        """Make an empty one.
+
+        Args:
+            dtype: Of a row.
+            steps: Number of rows.
+            folder: Where its file shall be, under a name that there is not yet; None: in memory.
+
+        Raises:
+            OSError: If there is no room for all of the file.
+        """
+        if folder is None:
+            return cls(np.zeros(steps, dtype))
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{uuid.uuid4().hex}.npy"
+        try:
+            rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
+            with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
+                _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise OSError(
+                f"no room for {steps * dtype.itemsize / 2**20:.0f} MiB of replay in {folder}: {error}"
+            ) from error
+        return cls(rows, path)
+
+    def state(self, number: int) -> dict[str, Any]:
+        """Return the first rows for a checkpoint: themselves, or where they lie.
+
+        Args:
+            number: How many.
+        """
+        if self.path is None:
+            return {"rows": torch.from_numpy(self.rows[:number].view(np.uint8).copy())}
+        self.rows.flush()
+        return {"file": str(self.path.resolve())}
+
+    @classmethod
+    def restored(
+        cls, state: dict[str, Any], dtype: np.dtype, steps: int, number: int, folder: Path | None, full: bool
+    ) -> "Segment":
+        """Make one of what a checkpoint says.
+
+        A full one that lies in a file is only read: any number of trainings can share it. Of one that is not full, the
+        rows are copied.
+
+        Args:
+            state: What `state` returned.
+            dtype: Of a row.
+            steps: Number of rows.
+            number: How many of them count.
+            folder: Where a file of its own shall be; None: in memory.
+            full: Whether nothing will be written into it.
+
+        Raises:
+            FileNotFoundError: If the file is gone.
+        """
+        if "file" in state:
+            path = Path(state["file"])
+            if not path.is_file():
+                raise FileNotFoundError(
+                    f"the checkpoint's replay lies in {path}, which is gone: only the last two checkpoints of a"
+                    " training keep theirs"
+                )
+            rows = np.load(path, mmap_mode="r")
+            if full and folder is not None:
+                return cls(rows, path)
+        else:
+            rows = state["rows"].numpy().view(dtype)
+        segment = cls.new(dtype, steps, folder)
+        segment.rows[:number] = rows[:number]
+        return segment
+
+
+def _reserve(file: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)

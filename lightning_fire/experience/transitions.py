@@ -1,0 +1,55 @@
+"""What a reinforcement learning module is trained on."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Transitions(NamedTuple):
+    """Steps of an environment, drawn from a replay buffer.
+
+    Leading dimensions `…` are the minibatches of a round and the samples of each.
+
+    Attributes:
+        observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.
+        actions: `(…, *shape)`, int64 of a discrete action space.
+        rewards: `(…)`, float32.
+        next_observations: As `observations`.
+        terminated: `(…)`, bool: nothing is to come. False where an episode was cut short by a time limit.
+    """
+
+    observations: Tensor
+    actions: Tensor
+    rewards: Tensor
+    next_observations: Tensor
+    terminated: Tensor
+
+
+class Round(NamedTuple):
+    """What follows some environment steps: minibatches, one for each update.
+
+    Attributes:
+        transitions: Leading dimensions `(updates, batch)`.
+        environment_steps: Done so far in this training, of all environments together, int64, a scalar.
+        seed: For what the updates draw, int64, a scalar: the same after a resume.
+        returns: Undiscounted returns of the episodes that have ended in these steps, float32 `(episodes,)`.
+        lengths: Their steps, int64 `(episodes,)`.
+    """
+
+    transitions: Transitions
+    environment_steps: Tensor
+    seed: Tensor
+    returns: Tensor
+    lengths: Tensor
+
+
+class Episode(NamedTuple):
+    """An episode of evaluation.
+
+    Attributes:
+        returns: Its undiscounted return, float32, a scalar.
+        length: Its steps, int64, a scalar.
+    """
+
+    returns: Tensor
+    length: Tensor

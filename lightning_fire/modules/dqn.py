@@ -1,0 +1,155 @@
+"""Deep Q-learning, as the paper trains it on Atari."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
+from torch.optim import Adam, Optimizer
+
+from lightning_fire.modules.replay_module import ReplayModule
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+
+class DQN(ReplayModule):
+    """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015).
+
+    Logs each epoch `train/loss`, `train/q` (mean value of the actions taken), and what `ReplayModule` does.
+
+    Args:
+        net: From observations `(batch, *shape)` to the values of the actions `(batch, num_actions)`.
+        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
+            (paper, table "Hyperparameters used in the ALE environment").
+        discount: γ (paper: 0.99).
+        target_update_period: Updates after which the target network becomes the trained one (paper: 2000).
+        double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
+            2016). The paper does not.
+        epsilon: Share of random actions at last (paper: 0.01).
+        epsilon_steps: Environment steps over which that share falls linearly from 1 (Dopamine: 250,000).
+        evaluation_epsilon: Share of random actions in evaluations (paper: 0.001).
+        targets_follow: Make the target network the trained one whenever a method has replaced weights, as the authors
+            do; otherwise at the next regular time.
+
+    Attributes:
+        net: The trained network.
+        target_net: The target network.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if the network has another number of
+            outputs than there are actions.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: OptimizerFactory | None = None,
+        discount: float = 0.99,
+        target_update_period: int = 2000,
+        double: bool = False,
+        epsilon: float = 0.01,
+        epsilon_steps: int = 250_000,
+        evaluation_epsilon: float = 0.001,
+        targets_follow: bool = True,
+    ):
+        super().__init__()
+        shares = {"discount": discount, "epsilon": epsilon, "evaluation_epsilon": evaluation_epsilon}
+        for name, value in shares.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"`{name}` must be in [0, 1], got {value}")
+        for name, value in {"target_update_period": target_update_period, "epsilon_steps": epsilon_steps}.items():
+            if value < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {value}")
+        self.net = net
+        self.target_net = copy.deepcopy(net).requires_grad_(False)
+        self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4))
+        self.discount, self.target_update_period, self.double = discount, target_update_period, double
+        self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
+        self.targets_follow = targets_follow
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the values of the actions `(batch, num_actions)`."""
+        return self.net(observations)
+
+    def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
+        """Return the best actions, int64 `(num_envs,)`, some of them random."""
+        values = self.net(observations)
+        number, actions = values.shape
+        share = self.evaluation_epsilon if step is None else self.epsilon_at(step)
+        random = torch.rand(number, generator=generator) < share
+        drawn = torch.randint(actions, (number,), generator=generator)
+        return torch.where(random.to(values.device), drawn.to(values.device), values.argmax(1))
+
+    def epsilon_at(self, step: int) -> float:
+        """Return the share of random actions.
+
+        Args:
+            step: Environment steps done since the initial ones.
+        """
+        return max(self.epsilon, 1 - (1 - self.epsilon) * step / self.epsilon_steps)
+
+    def loss(self, transitions: Any) -> Tensor:
+        """Return the Huber loss of the values of the actions taken, a scalar.
+
+        Args:
+            transitions: `Transitions`, leading dimension `(batch,)`.
+        """
+        return smooth_l1_loss(self._taken(transitions), self._goals(transitions))
+
+    def _taken(self, transitions: Any) -> Tensor:
+        return self.net(transitions.observations).gather(1, transitions.actions[:, None]).squeeze(1)
+
+    @torch.no_grad()
+    def _goals(self, transitions: Any) -> Tensor:
+        following = self.target_net(transitions.next_observations)
+        if self.double:
+            best = self.net(transitions.next_observations).argmax(1, keepdim=True)
+            following = following.gather(1, best).squeeze(1)
+        else:
+            following = following.amax(1)
+        return transitions.rewards + self.discount * following * ~transitions.terminated
+
+    def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Take one step of the optimizer."""
+        optimizer = self.optimizers()
+        taken = self._taken(transitions)
+        loss = smooth_l1_loss(taken, self._goals(transitions))
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        if self.global_step % self.target_update_period == 0:
+            self._copy_to_target()
+        return {"loss": loss, "q": taken.mean()}
+
+    def sync_targets(self) -> None:
+        """Make the target network the trained one, if `targets_follow`."""
+        if self.targets_follow:
+            self._copy_to_target()
+
+    def _copy_to_target(self) -> None:
+        self.target_net.load_state_dict(self.net.state_dict())
+
+    def on_fit_start(self) -> None:
+        """Check that the network fits the environment."""
+        space = getattr(self.trainer.datamodule, "action_space", None)
+        if space is None:
+            return
+        if not hasattr(space, "n"):
+            raise ValueError(f"DQN needs a discrete action space, got {space}; use SAC")
+        example = self.trainer.datamodule.example_observations.to(self.device)
+        try:
+            with torch.no_grad():
+                values = self.net(example)
+        except RuntimeError as error:
+            raise ValueError(f"the network cannot take observations {tuple(example.shape)}: {error}") from error
+        if values.shape != (len(example), space.n):
+            raise ValueError(
+                f"the network makes {tuple(values.shape)} of observations {tuple(example.shape)}; the environment has"
+                f" {space.n} actions, so that it must be {(len(example), int(space.n))}"
+            )
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return the optimizer of the trained network."""
+        return self.optimizer(self.net.parameters())

@@ -1,0 +1,86 @@
+"""What DQN and SAC have in common: updates from a replay buffer, and the log of episodes."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+
+
+class ReplayModule(pl.LightningModule):
+    """Trains on the rounds of a `ReplayDataModule`: an update for each minibatch.
+
+    A method writes `act`, `update` and `sync_targets`. Each epoch the means of what `update` returns are logged, as
+    `train/{name}`; `train/environment_steps`; of the episodes that have ended in the epoch `train/episode_return` and
+    `train/episode_length`; and at each evaluation `val/episode_return` and `val/episode_length`, all means.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = defaultdict(int)
+        self._environment_steps = 0
+
+    def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
+        """Return the actions for some observations, of the environments' shape.
+
+        Args:
+            observations: `(num_envs, *shape)`.
+            step: Environment steps done since the initial ones; None: act as well as possible.
+            generator: Of the CPU; all that is drawn is to be drawn from it.
+        """
+        raise NotImplementedError
+
+    def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Learn from one minibatch.
+
+        Args:
+            transitions: `Transitions`, leading dimension `(batch,)`.
+            generator: Of the module's device, for all that is drawn.
+
+        Returns:
+            Scalars to log, by name.
+        """
+        raise NotImplementedError
+
+    def sync_targets(self) -> None:
+        """Let the target networks be what the trained ones are; called when a method has replaced weights."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        """Make the updates of a round."""
+        generator = torch.Generator(self.device).manual_seed(int(batch.seed))
+        for index in range(len(batch.transitions.rewards)):
+            transitions = type(batch.transitions)(*(tensor[index] for tensor in batch.transitions))
+            self._note(self.update(transitions, generator))
+        for name, values in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
+            for value in values.float():
+                self._note({name: value})
+        self._environment_steps = int(batch.environment_steps)
+
+    def _note(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            value = value.detach()
+            self._sums[name] = value + self._sums[name] if name in self._sums else value
+            self._counts[name] += 1
+
+    def on_train_epoch_end(self) -> None:
+        """Log the means of the epoch."""
+        means = {f"train/{name}": total / self._counts[name] for name, total in self._sums.items()}
+        self.log_dict({**means, "train/environment_steps": float(self._environment_steps)})
+        self._sums, self._counts = {}, defaultdict(int)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Note an episode of evaluation."""
+        self._log_episode(batch, "val")
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Note an episode of evaluation."""
+        self._log_episode(batch, "test")
+
+    def _log_episode(self, episode: Any, stage: str) -> None:
+        self.log(f"{stage}/episode_return", episode.returns, prog_bar=True, on_epoch=True, batch_size=1)
+        self.log(f"{stage}/episode_length", episode.length.float(), on_epoch=True, batch_size=1)

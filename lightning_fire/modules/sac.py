@@ -1,0 +1,209 @@
+"""Soft actor-critic, as the paper trains SimBa's networks with it."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+from torch.optim import Adam, AdamW, Optimizer
+
+from lightning_fire.modules.replay_module import ReplayModule
+from lightning_fire.modules.running_norm import RunningNorm
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+_LOG_STD = (-10.0, 2.0)  # least and largest
+
+
+class TwinCritic(nn.Module):
+    """Two critics that differ in their initial values.
+
+    Args:
+        critic: From observations and actions side by side to values `(batch, 1)`; the second is a copy, drawn anew by
+            each layer's `reset_parameters`.
+    """
+
+    def __init__(self, critic: nn.Module):
+        super().__init__()
+        other = copy.deepcopy(critic)
+        for layer in other.modules():
+            if callable(getattr(layer, "reset_parameters", None)):
+                layer.reset_parameters()
+        self.first, self.second = critic, other
+
+    def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return both values `(2, batch)` of observations `(batch, n)` and actions `(batch, m)`."""
+        inputs = torch.cat([observations, actions], -1)
+        return torch.cat([self.first(inputs), self.second(inputs)], -1).T
+
+
+class SAC(ReplayModule):
+    """Learns a policy that earns much and stays random (Haarnoja et al., 2018), with clipped double Q-learning.
+
+    Each update steps the actor, the temperature, and the critics, in this order, and moves the target critics, as SimBa
+    does. Observations are normalised by the mean and variance of those met in training.
+
+    Logs each epoch `train/critic_loss`, `train/actor_loss`, `train/q`, `train/entropy` and `train/temperature`, and
+    what `ReplayModule` does.
+
+    Args:
+        actor: From observations `(batch, n)` to `(batch, 2 · m)`: means of the actions before tanh, and what becomes
+            the logarithms of their standard deviations, by tanh between −10 and 2.
+        critic: From observations and actions side by side, `(batch, n + m)`, to values `(batch, 1)`.
+        observation_size: n.
+        optimizer: Makes the optimizers of actor and critics. Default: AdamW with learning rate 1e-4 and weight decay
+            0.01 (paper, table "Hyperparameters used in HumanoidBench environments").
+        temperature_optimizer: Makes that of the temperature. Default: Adam with learning rate 1e-4.
+        discount: γ (paper: 0.99).
+        tau: Share of the trained critics that the target critics take over in each update (paper: 0.005).
+        temperature: Its initial value (SimBa: 0.01).
+        target_entropy: Per number of an action (SimBa: −0.5).
+        targets_follow: Make the target critics the trained ones whenever a method has replaced weights, as the authors
+            do.
+
+    Attributes:
+        actor: The policy.
+        critic: Both critics.
+        target_critic: Their targets.
+        log_temperature: A parameter, its logarithm.
+
+    Raises:
+        ValueError: If an argument is out of its range; when training starts, if the networks do not fit the
+            environment.
+    """
+
+    def __init__(
+        self,
+        actor: nn.Module,
+        critic: nn.Module,
+        observation_size: int,
+        optimizer: OptimizerFactory | None = None,
+        temperature_optimizer: OptimizerFactory | None = None,
+        discount: float = 0.99,
+        tau: float = 0.005,
+        temperature: float = 0.01,
+        target_entropy: float = -0.5,
+        targets_follow: bool = True,
+    ):
+        super().__init__()
+        for name, value in {"discount": discount, "tau": tau}.items():
+            if not 0 <= value <= 1:
+                raise ValueError(f"`{name}` must be in [0, 1], got {value}")
+        if not temperature > 0:
+            raise ValueError(f"`temperature` must be positive, got {temperature}")
+        self.normalizer = RunningNorm(observation_size)
+        self.actor, self.critic = actor, TwinCritic(critic)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        self.optimizer = optimizer or (lambda parameters: AdamW(parameters, lr=1e-4, weight_decay=0.01))
+        self.temperature_optimizer = temperature_optimizer or (lambda parameters: Adam(parameters, lr=1e-4))
+        self.discount, self.tau, self.target_entropy = discount, tau, target_entropy
+        self.targets_follow = targets_follow
+
+    def observe(self, observations: Tensor) -> None:
+        """Take observations `(num_envs, n)` met in training into the normalisation."""
+        self.normalizer.observe(observations)
+
+    def forward(self, observations: Tensor) -> Tensor:
+        """Return the best actions `(batch, m)`, in (−1, 1)."""
+        return self._distribution(self.normalizer(observations))[0].tanh()
+
+    def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
+        """Return actions `(num_envs, m)` in (−1, 1): random ones in training, the best ones in evaluations."""
+        mean, deviation = self._distribution(self.normalizer(observations))
+        if step is None:
+            return mean.tanh()
+        return (mean + deviation * torch.randn(mean.shape, generator=generator).to(mean)).tanh()
+
+    def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
+        """Step the actor, the temperature and the critics once each."""
+        actor_optimizer, critic_optimizer, temperature_optimizer = self.optimizers()
+        observations = self.normalizer(transitions.observations)
+        temperature = self.log_temperature.detach().exp()
+
+        self.toggle_optimizer(actor_optimizer)  # else the critics' gradients were computed, too
+        actions, log_probability = self._sample(observations, generator)
+        actor_loss = (temperature * log_probability - self.critic(observations, actions).amin(0)).mean()
+        self._step(actor_optimizer, actor_loss)
+        self.untoggle_optimizer(actor_optimizer)
+
+        entropy = -log_probability.detach().mean()
+        goal = self.target_entropy * actions.shape[-1]
+        self._step(temperature_optimizer, self.log_temperature.exp() * (entropy - goal))
+
+        values = self.critic(observations, transitions.actions)
+        critic_loss = (values - self._goals(transitions, generator)).square().sum(0).mean()
+        self._step(critic_optimizer, critic_loss)
+        with torch.no_grad():
+            torch._foreach_lerp_(list(self.target_critic.parameters()), list(self.critic.parameters()), self.tau)
+        return {
+            "critic_loss": critic_loss,
+            "actor_loss": actor_loss,
+            "q": values.mean(),
+            "entropy": entropy,
+            "temperature": temperature,
+        }
+
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+    @torch.no_grad()
+    def _goals(self, transitions: Any, generator: torch.Generator) -> Tensor:
+        following = self.normalizer(transitions.next_observations)
+        actions, log_probability = self._sample(following, generator)
+        values = self.target_critic(following, actions).amin(0) - self.log_temperature.exp() * log_probability
+        return transitions.rewards + self.discount * values * ~transitions.terminated
+
+    def _sample(self, observations: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Draw actions `(batch, m)`, and return the logarithms of their probability densities `(batch,)`."""
+        mean, deviation = self._distribution(observations)
+        noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
+        before = mean + deviation * noise
+        normal = -0.5 * noise.square() - deviation.log() - 0.5 * math.log(2 * math.pi)
+        squashed = 2 * (math.log(2) - before - softplus(-2 * before))  # log of the derivative of tanh
+        return before.tanh(), (normal - squashed).sum(-1)
+
+    def _distribution(self, observations: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations before tanh, `(batch, m)` each, of normalised observations."""
+        mean, raw = self.actor(observations).chunk(2, -1)
+        low, high = _LOG_STD
+        return mean, (low + (high - low) * 0.5 * (1 + raw.tanh())).exp()
+
+    def sync_targets(self) -> None:
+        """Make the target critics the trained ones, if `targets_follow`."""
+        if self.targets_follow:
+            self.target_critic.load_state_dict(self.critic.state_dict())
+
+    def on_fit_start(self) -> None:
+        """Check that the networks fit the environment."""
+        space = getattr(self.trainer.datamodule, "action_space", None)
+        if space is None:
+            return
+        if hasattr(space, "n"):
+            raise ValueError(f"SAC needs actions in a box, got {space}; use DQN")
+        example = self.trainer.datamodule.example_observations.to(self.device)
+        try:
+            with torch.no_grad():
+                actions = self(example)
+                values = self.critic(self.normalizer(example), actions.new_zeros(len(example), *space.shape))
+        except RuntimeError as error:
+            raise ValueError(
+                f"actor or critic cannot take observations {tuple(example.shape)} and actions {space.shape}: {error}"
+            ) from error
+        if actions.shape[1:] != space.shape or values.shape != (2, len(example)):
+            raise ValueError(
+                f"the actor makes actions {tuple(actions.shape[1:])}, the environment takes {space.shape}; the critic"
+                f" makes values {tuple(values.T.shape[:1])} of {len(example)} observations"
+            )
+
+    def configure_optimizers(self) -> list[Optimizer]:
+        """Return the optimizers of actor, critics and temperature."""
+        return [
+            self.optimizer(self.actor.parameters()),
+            self.optimizer(self.critic.parameters()),
+            self.temperature_optimizer([self.log_temperature]),
+        ]

@@ -1,0 +1,226 @@
+"""Reinforcement learning's data: rounds, evaluation, resume."""
+
+import gymnasium
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from environments import Corridor, Slope
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+
+from lightning_fire.data import ReplayDataModule
+from lightning_fire.modules import ReplayModule
+
+
+class Recorder(ReplayModule):
+    """Learns nothing much, and remembers what it was given."""
+
+    def __init__(self, actions: int = 2):
+        super().__init__()
+        self.net = nn.Linear(3, actions)
+        self.batches, self.acted, self.noise = [], [], []
+
+    def act(self, observations, step, generator):
+        self.acted.append((observations.clone(), step))
+        return torch.randint(2, (len(observations),), generator=generator)
+
+    def update(self, transitions, generator):
+        self.batches.append(transitions)
+        self.noise.append(torch.rand(1, generator=generator).item())
+        loss = self.net(transitions.observations).square().mean()
+        self.optimizers().zero_grad()
+        self.manual_backward(loss)
+        self.optimizers().step()
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def data(**options) -> ReplayDataModule:
+    settings = {"steps_per_epoch": 20, "batch_size": 4, "capacity": 64, "initial_steps": 10, "evaluation_episodes": 3}
+    return ReplayDataModule(Corridor, **{**settings, **options})
+
+
+def trainer(folder, epochs: int = 3, **options) -> pl.Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    return pl.Trainer(max_epochs=epochs, default_root_dir=folder, **{"enable_checkpointing": False, **quiet, **options})
+
+
+def same(first: list, second: list) -> bool:
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "updates"),
+    [({}, 20, 1), ({"replay_ratio": 0.5, "steps_per_round": 4}, 5, 2), ({"replay_ratio": 3, "num_envs": 2}, 10, 6)],
+)
+def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, updates):
+    module, datamodule = Recorder(), data(**options)
+    fit = trainer(tmp_path)
+    fit.fit(module, datamodule)
+    assert datamodule.environment_steps == 10 + 3 * 20
+    assert len(module.batches) == 3 * rounds * updates
+    training = [step for _, step in module.acted if step is not None]
+    per_step = options.get("num_envs", 1)
+    assert training == list(range(0, 60, per_step))
+    assert fit.callback_metrics["train/environment_steps"] == 70
+    assert {len(transitions.rewards) for transitions in module.batches} == {4}
+
+
+def test_the_first_batches_come_after_the_initial_steps(tmp_path):
+    module = Recorder()
+    trainer(tmp_path, 1).fit(module, data(initial_steps=37))
+    assert module.acted[0][1] == 0 if module.acted[0][1] is not None else True
+    assert len(module.trainer.datamodule._rounds.collector.buffer) == 57
+
+
+def test_logs_the_returns_of_training_and_evaluation(tmp_path):
+    module = Recorder()
+    fit = trainer(tmp_path, 2, num_sanity_val_steps=0)
+    fit.fit(module, data(steps_per_epoch=200))
+    logged = fit.callback_metrics
+    assert 0 < logged["train/episode_return"] <= 2 and 3 <= logged["train/episode_length"] <= 20
+    expected = [played(number) for number in range(3)]
+    assert logged["val/episode_return"] == pytest.approx(2.0 * np.mean([there for there, _ in expected]))
+    assert fit.validate(module, fit.datamodule, verbose=False)[0]["val/episode_length"] > 0
+
+
+def played(number: int) -> tuple[bool, int]:
+    """Play an episode of evaluation by hand."""
+    env = Corridor()
+    seed = int(np.random.SeedSequence([2**31, number]).generate_state(1)[0] >> 1)
+    generator = torch.Generator().manual_seed(seed)
+    env.reset(seed=seed)
+    for step in range(1, 21):
+        _, reward, terminated, truncated, _ = env.step(int(torch.randint(2, (1,), generator=generator)))
+        if terminated or truncated:
+            return reward > 0, step
+    raise AssertionError
+
+
+def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
+    module = Recorder()
+    fit = trainer(tmp_path, 1)
+    fit.fit(module, data(steps_per_epoch=200, reward_clip=1))
+    assert max(transitions.rewards.max() for transitions in module.batches) == 1
+    assert fit.callback_metrics["train/episode_return"] > 1
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.parametrize("folder", [None, "replay"])
+@pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs):
+    options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
+    whole = Recorder()
+    trainer(tmp_path / "whole").fit(whole, data(**options))
+
+    first = Recorder()
+    first.load_state_dict(Recorder().state_dict())
+    save = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, filename="{step}", save_on_train_epoch_end=False, **at)
+    torch.manual_seed(0)
+    trainer(tmp_path / "first", 2, callbacks=[save], enable_checkpointing=True).fit(first, data(**options))
+    checkpoint = sorted((tmp_path / "saved").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)[-1]
+    steps = torch.load(checkpoint, weights_only=True)["global_step"]
+    updates = len(first.batches) * steps // len(first.batches)
+    resumed = Recorder()
+    trainer(tmp_path / "resumed").fit(resumed, data(**options), ckpt_path=checkpoint, weights_only=True)
+    assert same(whole.batches[-len(resumed.batches) :], resumed.batches)
+    assert len(resumed.batches) == len(whole.batches) - updates
+    assert whole.noise[-len(resumed.noise) :] == resumed.noise
+
+
+def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_path):
+    def noisy() -> Corridor:
+        return Corridor(noise=np.random.default_rng())
+
+    first = Recorder()
+    fit = trainer(tmp_path, 1)
+    datamodule = data()
+    datamodule.environment = noisy
+    fit.fit(first, datamodule)
+    fit.save_checkpoint(tmp_path / "saved.ckpt")
+    kept = datamodule._rounds.collector.buffer.written
+    again = data()
+    again.environment = noisy
+    fit = trainer(tmp_path, 2)
+    with pytest.warns(UserWarning, match="did not return to where they were"):
+        fit.fit(Recorder(), again, ckpt_path=tmp_path / "saved.ckpt")
+    rows = [again._rounds.collector.buffer._row(step) for step in (kept, kept + 1)]
+    assert [bool(row["began"][0]) for row in rows] == [True, False]
+    assert [int(row["age"][0]) for row in (rows[1],)] == [0]
+
+
+def test_a_fast_dev_run_does_not_wait_for_the_initial_steps(tmp_path):
+    module, datamodule = Recorder(), data(initial_steps=10**9)
+    trainer(tmp_path, fast_dev_run=True).fit(module, datamodule)
+    assert datamodule.environment_steps == 2
+
+
+def test_continuous_actions_are_scaled(tmp_path):
+    class Pusher(Recorder):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(1, 1)
+
+        def act(self, observations, step, generator):
+            return torch.ones(len(observations), 1)
+
+    module = Pusher()
+    trainer(tmp_path, 1).fit(module, ReplayDataModule(Slope, 20, batch_size=8, capacity=64, initial_steps=3))
+    transitions = module.batches[-1]
+    acted = transitions.actions[:, 0] == 1
+    moved = (transitions.next_observations - transitions.observations)[acted, 0]
+    assert torch.allclose(moved, torch.tensor(0.2)) or (transitions.next_observations[acted] == 2).any()
+    assert transitions.actions.abs().max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"replay_ratio": 0.3}, "has 0.3 updates, which must be a whole number"),
+        ({"steps_per_epoch": 21, "num_envs": 2}, "`steps_per_epoch` must be a multiple of the 2"),
+        ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1"),
+        ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
+        ({"seed": -1}, "`seed` must be a whole number from 0"),
+        ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
+    ],
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        data(**options)
+
+
+class Boxed(gymnasium.Env):
+    observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Box(0, 1, (1,))})
+    action_space = gymnasium.spaces.Discrete(2)
+
+
+class Unbounded(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,))
+    action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
+
+
+def test_what_cannot_be_trained_on_is_said_before_training(tmp_path):
+    class Silent(pl.LightningModule):
+        def training_step(self, batch):
+            pass
+
+        def validation_step(self, batch):
+            pass
+
+        def configure_optimizers(self):
+            pass
+
+    with pytest.raises(MisconfigurationException, match=r"Silent needs act\(observations, step, generator\)"):
+        trainer(tmp_path).fit(Silent(), data())
+    for environment, message in ((Boxed, "FlattenObservation"), (Unbounded, "bounded box")):
+        datamodule = data()
+        datamodule.environment = environment
+        with pytest.raises(ValueError, match=message):
+            trainer(tmp_path).fit(Recorder(), datamodule)

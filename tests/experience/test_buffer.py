@@ -1,0 +1,197 @@
+"""The replay buffer against a list of episodes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fire.experience import ReplayBuffer
+
+
+class Listed:
+    """The slow obvious buffer: every step of every environment in a list, with its frames written out."""
+
+    def __init__(self, capacity: int, num_envs: int, stack: int):
+        self.keep, self.stack = capacity // num_envs, stack
+        self.steps = [[] for _ in range(num_envs)]
+
+    def frames(self, episode: list) -> list:
+        padded = [np.zeros_like(episode[0])] * (self.stack - 1) + episode
+        return np.stack(padded[-self.stack :]) if self.stack > 1 else episode[-1]
+
+    def possible(self) -> set:
+        return {step for steps in self.steps for step in steps[-self.keep :] if step is not None}
+
+
+def play(buffer: ReplayBuffer, steps: int, generator: np.random.Generator, listed: Listed | None = None) -> None:
+    """Let episodes of random lengths go through a buffer, and through the list."""
+    num_envs = buffer.num_envs
+    frame = lambda: generator.integers(1, 255, (num_envs, 2, 2)).astype(np.uint8)  # noqa: E731
+    seen = frame()
+    buffer.begin(seen)
+    episodes, ended = [[seen[i]] for i in range(num_envs)], np.zeros(num_envs, bool)
+    for _ in range(steps):
+        following, actions, rewards = frame(), generator.integers(0, 9, num_envs), generator.normal(size=num_envs)
+        terminated = ~ended & (generator.random(num_envs) < 0.2)
+        truncated = ~ended & ~terminated & (generator.random(num_envs) < 0.1)
+        if listed is not None:
+            assert np.array_equal(buffer.latest(), np.stack([listed.frames(episode) for episode in episodes]))
+        buffer.add(actions, rewards, terminated, truncated, following)
+        for i in range(num_envs):
+            if ended[i]:
+                episodes[i] = [following[i]]
+                step = None
+            else:
+                before = listed.frames(episodes[i]) if listed else None
+                episodes[i].append(following[i])
+                after = listed.frames(episodes[i]) if listed else None
+                step = listed and key(before, actions[i], np.float32(rewards[i]), after, terminated[i])
+            if listed:
+                listed.steps[i].append(step)
+        ended = terminated | truncated
+
+
+def key(*parts: np.ndarray) -> bytes:
+    return b"|".join(np.asarray(part).tobytes() for part in parts)
+
+
+def keys(transitions) -> list:
+    arrays = [tensor.numpy() for tensor in transitions]
+    return [key(*(array[i] for array in arrays)) for i in range(len(arrays[0]))]
+
+
+def drawn(buffer: ReplayBuffer, number: int = 64, seed: int = 0) -> list:
+    return keys(buffer.sample(number, np.random.default_rng(seed)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    num_envs=st.integers(1, 3),
+    stack=st.integers(1, 4),
+    steps=st.integers(1, 200),
+    capacity=st.integers(32, 100),
+    seed=st.integers(0, 1000),
+)
+def test_draws_the_steps_that_a_list_holds_and_all_of_them(num_envs, stack, steps, capacity, seed):
+    buffer = ReplayBuffer(capacity * num_envs, (2, 2), np.uint8, num_envs=num_envs, stack=stack)
+    listed = Listed(capacity * num_envs, num_envs, stack)
+    play(buffer, steps, np.random.default_rng(seed), listed)
+    possible = listed.possible()
+    found = set(drawn(buffer, 20 * num_envs * capacity)) if possible else set()
+    assert found <= possible
+    assert len(possible - found) <= 0.001 * len(possible) + 1  # 20 draws for each
+    assert len(buffer) == min(steps, capacity) * num_envs
+
+
+def test_draws_uniformly():
+    buffer = ReplayBuffer(64, (1,), np.float32)
+    buffer.begin(np.zeros((1, 1)))
+    for step in range(100):
+        buffer.add(np.array([step]), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), np.full((1, 1), step))
+    actions = buffer.sample(64_000, np.random.default_rng(0)).actions
+    counts = torch.bincount(actions, minlength=100)[36:]
+    assert len(actions.unique()) == 64
+    assert (counts - 1000).abs().max() < 5 * 1000**0.5
+
+
+def test_a_million_atari_frames_take_less_than_8_gigabytes():
+    buffer = ReplayBuffer(1_000_000, (84, 84), np.uint8, stack=4, folder=None)
+    rows = (16 + 1 + 1) * buffer.size_of_segment  # the last segment, and the one that has just left
+    assert rows * buffer.dtype.itemsize < 8e9
+    assert buffer.dtype.itemsize < 84 * 84 + 32
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 30, 79, 80, 300])
+def test_goes_on_from_a_checkpoint(tmp_path, in_files, steps):
+    folder = tmp_path / "replay" if in_files else None
+    make = lambda: ReplayBuffer(80, (2, 2), np.uint8, num_envs=2, stack=3, folder=folder)  # noqa: E731
+    buffer = make()
+    play(buffer, steps, np.random.default_rng(0))
+    torch.save(buffer.state_dict(), tmp_path / "state")
+    expected = drawn(buffer) if steps > 1 else []
+    play_on = lambda it: [it.add(*more) for more in MORE]  # noqa: E731
+    play_on(buffer)  # what an interrupted training did after its checkpoint
+    resumed = make()
+    resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    assert (drawn(resumed) if steps > 1 else []) == expected
+    play_on(resumed)
+    assert drawn(resumed, seed=1) == drawn(buffer, seed=1)
+
+
+MORE = [
+    (np.array([i, i]), np.array([i, -i]), np.array([i % 3 == 0, False]), np.zeros(2, bool), np.full((2, 2, 2), i))
+    for i in range(30)
+]
+
+
+def test_branches_share_full_files_and_do_not_disturb_one_another(tmp_path):
+    folders = {name: tmp_path / name for name in ("start", "first", "second")}
+    buffers = {name: ReplayBuffer(160, (2, 2), np.uint8, stack=2, folder=folder) for name, folder in folders.items()}
+    play(buffers["start"], 150, np.random.default_rng(0))
+    state, expected = buffers["start"].state_dict(), drawn(buffers["start"])
+    contents = {path: path.read_bytes() for path in folders["start"].iterdir()}
+    for name in ("first", "second"):
+        buffers[name].load_state_dict(state)
+        assert drawn(buffers[name]) == expected
+        assert len(list(folders[name].iterdir())) == 1  # the file that was not full
+    for _ in range(400):
+        buffers["first"].add(np.ones(1), np.ones(1), np.zeros(1, bool), np.zeros(1, bool), np.ones((1, 2, 2)))
+    assert drawn(buffers["second"]) == expected
+    assert {path: path.read_bytes() for path in folders["start"].iterdir()} == contents
+    assert set(drawn(buffers["first"])) != set(expected)
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_keeps_the_files_of_the_last_two_checkpoints_and_no_others(tmp_path):
+    buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path)
+    generator = np.random.default_rng(0)
+    states = []
+    for _ in range(4):
+        play(buffer, 40, generator)
+        states.append(buffer.state_dict())
+        for old in states[-2:]:
+            ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path / "else").load_state_dict(old)
+    needed = {Path(kept["file"]).name for state in states[-2:] for kept in state["segments"].values()}
+    assert files(tmp_path) - {"else"} == needed
+    with pytest.raises(FileNotFoundError, match="only the last two checkpoints"):
+        buffer.load_state_dict(states[0])
+
+
+def test_without_checkpoints_outdated_files_go_at_once(tmp_path):
+    buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path)
+    play(buffer, 400, np.random.default_rng(0))
+    assert len(files(tmp_path)) <= 18
+
+
+def test_says_what_does_not_fit(tmp_path):
+    with pytest.raises(ValueError, match="`capacity` must be at least 64"):
+        ReplayBuffer(63, (1,), num_envs=2)
+    with pytest.raises(ValueError, match="`stack` from 1 to 16"):
+        ReplayBuffer(100, (1,), stack=0)
+    with pytest.raises(ValueError, match="no steps to draw"):
+        ReplayBuffer(100, (1,)).sample(1, np.random.default_rng(0))
+    for folder in (None, tmp_path):
+        buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=folder)
+        play(buffer, 5, np.random.default_rng(0))
+        with pytest.raises(ValueError, match="keeps 32 steps, and this one 64"):
+            ReplayBuffer(64, (2, 2), np.uint8).load_state_dict(buffer.state_dict())
+        with pytest.raises(ValueError, match="holds other observations"):
+            ReplayBuffer(32, (3, 2), np.uint8).load_state_dict(buffer.state_dict())
+
+
+def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
+    def full(file, size):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("lightning_fire.experience.segment._reserve", full)
+    buffer = ReplayBuffer(3200, (84, 84), np.uint8, folder=tmp_path)
+    with pytest.raises(OSError, match=r"no room for 1 MiB of replay in .*No space left"):
+        buffer.begin(np.zeros((1, 84, 84)))
+    assert not files(tmp_path)

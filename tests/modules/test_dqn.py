@@ -1,0 +1,166 @@
+"""DQN against slow obvious versions, its target network, and that it learns."""
+
+import pytest
+import torch
+from environments import Corridor, Slope
+from replay_training import quiet_trainer, small_data, small_dqn, transitions
+from torchvision.ops import MLP
+
+from lightning_fire import AtFraction, FIRECallback, FullReset, Parameters, PlasticityInjection, ShrinkAndPerturb
+from lightning_fire.data import ReplayDataModule
+from lightning_fire.experience import Gymnasium
+from lightning_fire.modules import DQN
+from lightning_fire.nets import NatureCNN
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_loss_is_that_of_one_transition_after_another(double):
+    module = small_dqn(double=double, discount=0.9)
+    for parameter in module.target_net.parameters():
+        parameter.data += 0.3
+    batch = transitions(20, 3, torch.randint(2, (20,)))
+    losses = []
+    for seen, action, reward, following, terminated in zip(*batch, strict=True):
+        goal = reward
+        if not terminated:
+            values = module.target_net(following)
+            goal = reward + 0.9 * (values[module.net(following).argmax()] if double else values.max())
+        error = abs(module.net(seen)[action] - goal)
+        losses.append(0.5 * error**2 if error < 1 else error - 0.5)
+    assert torch.allclose(module.loss(batch), torch.stack(losses).mean())
+
+
+def test_the_share_of_random_actions_falls_linearly():
+    module = small_dqn(epsilon=0.1, epsilon_steps=100)
+    assert [module.epsilon_at(step) for step in (0, 50, 100, 10**6)] == pytest.approx([1, 0.55, 0.1, 0.1])
+    observations, generator = torch.randn(4000, 3), torch.Generator().manual_seed(0)
+    best = module.net(observations).argmax(1)
+    for step, share in ((0, 1), (50, 0.55), (100, 0.1), (None, 0.001)):
+        other = (module.act(observations, step, generator) != best).float().mean()  # of random ones, half
+        assert other == pytest.approx(share / 2, abs=0.03)
+
+
+def test_the_target_network_is_the_trained_one_of_every_seventh_update(tmp_path):
+    seen = []
+
+    class Watched(DQN):
+        def update(self, transitions, generator):
+            values = super().update(transitions, generator)
+            seen.append([torch.cat([p.flatten() for p in net.parameters()]) for net in (self.net, self.target_net)])
+            seen[-1] = [weights.detach().clone() for weights in seen[-1]]
+            return values
+
+    fit = quiet_trainer(tmp_path, 1)
+    fit.fit(Watched(MLP(3, [16, 2]), target_update_period=7), small_data(Corridor))
+    assert len(seen) == 40
+    for number, (_, target) in enumerate(seen, 1):
+        expected = seen[number // 7 * 7 - 1][0] if number >= 7 else seen[0][1]
+        assert torch.equal(target, expected), number
+        assert number % 7 == 0 or not torch.equal(target, seen[number - 1][0])
+
+
+AT_HALF = AtFraction(0.5)
+EVENTS = {
+    "fire": FIRECallback(AT_HALF, curvature=False),
+    "full_reset": FullReset(AT_HALF, curvature=False),
+    "linear_reset": FullReset(AT_HALF, curvature=False, where=Parameters(include=["^net.0"])),
+    "shrink_and_perturb": ShrinkAndPerturb(AT_HALF, curvature=False),
+}
+
+
+@pytest.mark.parametrize("follow", [True, False])
+@pytest.mark.parametrize("name", EVENTS)
+def test_right_after_an_event_the_target_network_says_what_the_trained_one_does(tmp_path, name, follow):
+    observations, said = torch.randn(50, 3), {}
+
+    class Watched(DQN):
+        def on_train_epoch_start(self):  # after the callbacks
+            said[self.current_epoch] = self.net(observations).detach(), self.target_net(observations)
+
+    event = EVENTS[name]
+    event = type(event)(**{key: getattr(event, key) for key in ("when", "where", "curvature") if hasattr(event, key)})
+    module = Watched(MLP(3, [16, 2]), target_update_period=7, targets_follow=follow)
+    quiet_trainer(tmp_path, 2, callbacks=[event]).fit(module, small_data(Corridor))
+    online, target = said[1]
+    assert torch.equal(online, said[0][0]) == (name == "full_reset")  # which sets the target network back as well
+    if follow or name == "full_reset":
+        assert torch.equal(online, target)
+    else:
+        assert not torch.allclose(online, target, atol=1e-3)
+
+
+def test_plasticity_injection_leaves_both_networks_saying_what_they_said(tmp_path):
+    observations, said = torch.randn(50, 3), []
+
+    class Watched(DQN):
+        def on_train_epoch_end(self):
+            super().on_train_epoch_end()
+            said.append([net(observations).detach().clone() for net in (self.net, self.target_net)])
+
+        def on_train_epoch_start(self):
+            said.append([net(observations).detach().clone() for net in (self.net, self.target_net)])
+
+    module = Watched(MLP(3, [16, 2]), target_update_period=7)
+    injection = PlasticityInjection(head="net", target="target_net", when=AtFraction(0.5))
+    quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Corridor))
+    assert injection.num_events == 1
+    for before, after in zip(said[1], said[2], strict=True):
+        assert torch.equal(before, after)
+    assert not torch.equal(said[2][0], said[3][0])
+
+
+def test_the_nature_cnn():
+    net = NatureCNN(6)
+    frames = torch.randint(256, (3, 4, 84, 84), dtype=torch.uint8)
+    assert torch.allclose(net(frames), net(frames.float() / 255), atol=1e-6)
+    assert sum(p.numel() for p in net.parameters()) == 1_687_206  # 77,984 of the encoder
+    weight = net.head[0].weight.detach()
+    assert weight.abs().max() <= (6 / sum(weight.shape)) ** 0.5 and weight.std() == pytest.approx(
+        (2 / 3648) ** 0.5, rel=0.01
+    )
+    assert not any(layer.bias.any() for layer in net.modules() if hasattr(layer, "bias"))
+
+
+def test_says_what_does_not_fit(tmp_path):
+    with pytest.raises(ValueError, match=r"`discount` must be in \[0, 1\]"):
+        small_dqn(discount=2.0)
+    with pytest.raises(ValueError, match="`target_update_period` must be at least 1"):
+        small_dqn(target_update_period=0)
+    fit = quiet_trainer(tmp_path, 1)
+    with pytest.raises(ValueError, match=r"has 2 actions, so that it must be \(1, 2\)"):
+        fit.fit(DQN(MLP(3, [16, 5])), small_data(Corridor))
+    with pytest.raises(ValueError, match=r"cannot take observations \(1, 3\)"):
+        fit.fit(DQN(MLP(7, [16, 2])), small_data(Corridor))
+    with pytest.raises(ValueError, match="DQN needs a discrete action space"):
+        fit.fit(DQN(MLP(1, [16, 2])), small_data(Slope))
+
+
+@pytest.mark.slow
+def test_learns_to_balance_a_pole(tmp_path):
+    torch.manual_seed(1)
+    module = DQN(
+        MLP(4, [120, 84, 2]),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+        target_update_period=100,
+        epsilon_steps=5000,
+        epsilon=0.02,
+    )
+    data = ReplayDataModule(
+        Gymnasium("CartPole-v1"),
+        5000,
+        replay_ratio=0.5,
+        batch_size=64,
+        capacity=20_000,
+        initial_steps=1000,
+        steps_per_round=8,
+        evaluation_episodes=5,
+    )
+    best = []
+
+    class Best(DQN):
+        pass
+
+    fit = quiet_trainer(tmp_path, 8)
+    fit.fit(module, data)
+    best.append(float(fit.callback_metrics["val/episode_return"]))
+    assert max(best) >= 300
