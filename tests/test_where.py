@@ -361,7 +361,10 @@ def test_equality_and_repr_say_what_it_is():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Weights("resnet"), r"`preset` must be one of \['auto', 'cnn', 'vit', 'gpt', 'dqn', 'sac'\], got 'resnet'"),
+        (
+            lambda: Weights("resnet"),
+            r"`preset` must be one of \['auto', 'cnn', 'vit', 'gpt', 'dqn', 'sac'\], got 'resnet'",
+        ),
         (lambda: Weights(include=["("]), r"`include` has '\(', which is no regular expression"),
         (
             lambda: Weights(exclude=["layer9"]).select(small()),

@@ -1,0 +1,261 @@
+"""How many updates a second DQN and SAC make under Lightning, against a CleanRL-style loop, side by side in one run.
+
+    python benchmarks/replay_speed.py [--only cartpole atari simba] [--rounds 3] [--json FILE]
+
+The loop steps one environment, writes each transition into arrays with both of its observations (frames stacked by
+gymnasium's wrapper), draws batches from these, and updates, as CleanRL's single files do. Against it a Trainer with
+our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an idle `FIRECallback`, a TensorBoard
+logger and the progress bar. Left out are evaluations and checkpoints.
+
+- cartpole: CleanRL's network (120, 84) and batch of 128, an update each ten steps.
+- atari: Asterix, Nature CNN, the paper's batch of 32 and an update each step.
+- simba: SAC with the paper's networks, batch of 256 and two updates each step, on Pendulum-v1.
+
+The same numbers of steps and updates, of other random numbers. An epoch warms up, the next is timed. A share is the
+time of the loop by that of another, of medians over the rounds; in brackets the smallest and largest.
+"""
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+from machine import parser_of, wait_for_device
+from paired import in_turn, publish_each, share_of_loop
+from timed_fit import timed_fit
+from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss, softplus
+from torchvision.ops import MLP
+
+from lightning_fire import EveryNSteps, FIRECallback
+from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.data import ReplayDataModule
+from lightning_fire.experience import Atari, Gymnasium
+from lightning_fire.modules import DQN, SAC
+from lightning_fire.nets import NatureCNN, SimBa
+
+
+class Setting(NamedTuple):
+    """Steps of an epoch, steps between updates, updates then, samples of an update, stacked frames."""
+
+    net: str
+    steps: int
+    every: int
+    updates: int
+    batch: int
+    stack: int
+    initial: int
+
+
+SETTINGS = {
+    "cartpole": Setting("cartpole", 5000, 10, 1, 128, 1, 500),
+    "atari": Setting("atari", 200, 1, 1, 32, 4, 500),
+    "simba": Setting("simba", 100, 1, 2, 256, 1, 500),
+}
+ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
+    "cartpole": Gymnasium("CartPole-v1"),
+    "atari": Atari("Asterix"),
+    "simba": Gymnasium("Pendulum-v1"),
+}
+CAPACITY, DISCOUNT, TAU = 2000, 0.99, 0.005
+
+
+def network(setting: Setting) -> nn.Module:
+    return NatureCNN(9) if setting.net == "atari" else MLP(4, [120, 84, 2])
+
+
+class Arrays:
+    """Transitions with both of their observations."""
+
+    def __init__(self, observations: gymnasium.spaces.Box, actions: gymnasium.Space):
+        kind = np.float32 if observations.dtype == np.float64 else observations.dtype
+        self.seen, self.following = (np.zeros((CAPACITY, *observations.shape), kind) for _ in range(2))
+        self.actions = np.zeros((CAPACITY, *actions.shape), actions.dtype)
+        self.rewards, self.over = np.zeros(CAPACITY, np.float32), np.zeros(CAPACITY, np.float32)
+        self.number = 0
+
+    def add(self, *parts: Any) -> None:
+        for array, part in zip(self._all(), parts, strict=True):
+            array[self.number % CAPACITY] = part
+        self.number += 1
+
+    def draw(self, batch: int, device: str) -> list[Tensor]:
+        rows = np.random.randint(0, min(self.number, CAPACITY), batch)
+        return [torch.as_tensor(array[rows]).to(device) for array in self._all()]
+
+    def _all(self) -> list[np.ndarray]:
+        return [self.seen, self.actions, self.rewards, self.following, self.over]
+
+
+def dqn_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
+    """Return how to act and how to update."""
+    net = network(setting).to(device)
+    target = copy.deepcopy(net)
+    optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4)
+    updates = 0
+
+    def act(seen: np.ndarray, share: float) -> int:
+        if np.random.rand() < share:
+            return np.random.randint(9 if setting.net == "atari" else 2)
+        with torch.no_grad():
+            return int(net(torch.as_tensor(seen).to(device)[None]).argmax())
+
+    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
+        nonlocal updates
+        with torch.no_grad():
+            goals = rewards + DISCOUNT * target(following).amax(1) * (1 - over)
+        loss = smooth_l1_loss(net(seen).gather(1, actions[:, None]).squeeze(1), goals)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        updates += 1
+        if updates % 2000 == 0:
+            target.load_state_dict(net.state_dict())
+
+    return act, update
+
+
+def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
+    """Return how to act and how to update."""
+    actor = SimBa(3, 2, 128, 1, heads=2).to(device)
+    critics = nn.ModuleList([SimBa(4, 1, 512, 2), SimBa(4, 1, 512, 2)]).to(device)
+    targets = copy.deepcopy(critics).requires_grad_(False)
+    log_temperature = torch.zeros((), device=device, requires_grad=True)
+    optimizers = [torch.optim.AdamW(net.parameters(), lr=1e-4) for net in (actor, critics)]
+    temperature_optimizer = torch.optim.Adam([log_temperature], lr=1e-4)
+
+    def sample(seen: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = actor(seen).chunk(2, -1)
+        normal = torch.distributions.Normal(mean, (-10 + 6 * (1 + raw.tanh())).exp())
+        drawn = normal.rsample()
+        squashed = 2 * (math.log(2) - drawn - softplus(-2 * drawn))
+        return drawn.tanh(), (normal.log_prob(drawn) - squashed).sum(1)
+
+    def values(nets: nn.ModuleList, seen: Tensor, actions: Tensor) -> Tensor:
+        return torch.cat([net(torch.cat([seen, actions], 1)) for net in nets], 1)
+
+    def act(seen: np.ndarray, share: float) -> np.ndarray:
+        with torch.no_grad():
+            return sample(torch.as_tensor(seen).to(device)[None])[0][0].cpu().numpy()
+
+    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
+        actor_optimizer, critic_optimizer = optimizers
+        critics.requires_grad_(False)
+        drawn, density = sample(seen)
+        actor_loss = (log_temperature.exp().detach() * density - values(critics, seen, drawn).amin(1)).mean()
+        critics.requires_grad_(True)
+        actor_optimizer.zero_grad()
+        actor_loss.backward()
+        actor_optimizer.step()
+        temperature_loss = -(log_temperature.exp() * (density.detach() - 0.5)).mean()
+        temperature_optimizer.zero_grad()
+        temperature_loss.backward()
+        temperature_optimizer.step()
+        with torch.no_grad():
+            drawn, density = sample(following)
+            best = values(targets, following, drawn).amin(1) - log_temperature.exp() * density
+            goals = rewards + DISCOUNT * best * (1 - over)
+        critic_loss = (values(critics, seen, actions) - goals[:, None]).square().sum(1).mean()
+        critic_optimizer.zero_grad()
+        critic_loss.backward()
+        critic_optimizer.step()
+        with torch.no_grad():
+            for target, trained in zip(targets.parameters(), critics.parameters(), strict=True):
+                target.lerp_(trained, TAU)
+
+    return act, update
+
+
+def loop(setting: Setting) -> float:
+    """Train without Lightning; return the seconds of an epoch."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    act, update = (sac_of if setting.net == "simba" else dqn_of)(setting, device)
+    env = ENVIRONMENTS[setting.net]()
+    if setting.net == "simba":
+        env = gymnasium.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
+    if setting.stack > 1:
+        env = gymnasium.wrappers.FrameStackObservation(env, setting.stack, padding_type="zero")
+    arrays = Arrays(env.observation_space, env.action_space)
+    seen, _ = env.reset(seed=0)
+    for step in range(setting.initial + 2 * setting.steps):
+        if step == setting.initial + setting.steps:
+            wait_for_device()
+            start = time.perf_counter()
+        learning = step - setting.initial
+        action = env.action_space.sample() if learning < 0 else act(seen, max(0.01, 1 - learning / 250_000))
+        following, reward, terminated, truncated, _ = env.step(action)
+        reward = float(np.clip(reward, -1, 1)) if setting.net == "atari" else reward
+        arrays.add(seen, action, reward, following, terminated)
+        seen = env.reset()[0] if terminated or truncated else following
+        if learning >= 0 and (learning + 1) % setting.every == 0:
+            for _ in range(setting.updates):
+                update(*arrays.draw(setting.batch, device))
+    wait_for_device()
+    return time.perf_counter() - start
+
+
+def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> float:
+    """Train with Lightning; return the seconds of an epoch."""
+    torch.manual_seed(0)
+    if setting.net == "simba":
+        module = SAC(SimBa(3, 2, 128, 1, heads=2), SimBa(4, 1, 512, 2), 3)
+    else:
+        module = DQN(network(setting))
+    data = ReplayDataModule(
+        ENVIRONMENTS[setting.net],
+        setting.steps,
+        setting.updates / setting.every,
+        setting.batch,
+        CAPACITY,
+        setting.initial,
+        setting.every,
+        stack=setting.stack,
+        reward_clip=1.0 if setting.net == "atari" else None,
+    )
+    (seconds,) = timed_fit(module, data, callbacks(), 2)
+    if data.environment_steps != setting.initial + 2 * setting.steps:
+        raise SystemExit(f"{data.environment_steps} steps were done: it is not the same work")
+    return seconds
+
+
+WAYS: dict[str, Callable[[Setting], float]] = {
+    "loop": loop,
+    "Lightning": partial(lightning, callbacks=list),
+    "as the recipes": partial(
+        lightning, callbacks=lambda: [FIRECallback(EveryNSteps(10**9), curvature=False), ChunkProgressBar()]
+    ),
+}
+
+
+def table(setting: Setting, rounds: int) -> dict[str, dict]:
+    """Measure one setting; print and return a row for each way."""
+    found = in_turn({name: partial(way, setting) for name, way in WAYS.items()}, rounds)
+    updates, rows = setting.steps // setting.every * setting.updates, {}
+    for name, times in found.items():
+        row, share = share_of_loop(found["loop"], times)
+        speed = updates / statistics.median(times)
+        rows[name] = {"updates_a_second": round(speed, 1), **row}
+        print(f"{setting.net:9s} {name:16s} {speed:9.1f} updates a second   {share}", flush=True)
+    return rows
+
+
+def main() -> None:
+    """Run and print."""
+    parser = parser_of(__doc__)
+    parser.add_argument("--only", choices=SETTINGS, nargs="+", default=list(SETTINGS), metavar="NAME")
+    parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
+    for name in ("steps", "batch", "initial"):
+        parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
+    publish_each(table, SETTINGS, parser.parse_args())
+
+
+if __name__ == "__main__":
+    main()
