@@ -190,7 +190,7 @@ def loop(setting: Setting) -> float:
             wait_for_device()
             start = time.perf_counter()
         learning = step - setting.initial
-        action = env.action_space.sample() if learning < 0 else act(seen, max(0.01, 1 - learning / 250_000))
+        action = env.action_space.sample() if learning < 0 else act(seen, 0.01)
         following, reward, terminated, truncated, _ = env.step(action)
         reward = float(np.clip(reward, -1, 1)) if setting.net == "atari" else reward
         arrays.add(seen, action, reward, following, terminated)
@@ -208,7 +208,7 @@ def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> floa
     if setting.net == "simba":
         module = SAC(SimBa(3, 2, 128, 1, heads=2), SimBa(4, 1, 512, 2), 3)
     else:
-        module = DQN(network(setting))
+        module = DQN(network(setting), epsilon_steps=1)
     data = ReplayDataModule(
         ENVIRONMENTS[setting.net],
         setting.steps,

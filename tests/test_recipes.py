@@ -16,7 +16,8 @@ from lightning_fire.cli import RecipeCLI, main
 
 ROOT = Path(__file__).parents[1] / "recipes"
 EVERY = sorted(path for path in ROOT.rglob("*.yaml") if path.name not in ("search_space.yaml", "starts.yaml"))
-OF_IMAGES = [path for path in EVERY if "language" not in path.parts]  # the others: test_language_recipes.py
+OTHERS = {"language", "reinforcement_learning"}  # test_language_recipes.py, test_reinforcement_recipes.py
+OF_IMAGES = [path for path in EVERY if not OTHERS & set(path.parts)]
 BASES = [path for path in OF_IMAGES if path.name == "base.yaml"]
 OVERLAYS = [path for path in OF_IMAGES if path.name != "base.yaml"]
 METHODS = {

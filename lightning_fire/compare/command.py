@@ -8,9 +8,11 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.compare import report
+from lightning_fire.compare import report, return_report
+from lightning_fire.compare.history import read_history
 from lightning_fire.compare.phases import compare_phases
 from lightning_fire.compare.publish import publish
+from lightning_fire.compare.return_history import has_returns, read_returns
 from lightning_fire.compare.runs import STARTS, Run, default_jobs, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.starts import chosen_starts, first_phases, read_starts
@@ -99,7 +101,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         args: The words after `lightning-fire compare`. Default: those of the process.
 
     Returns:
-        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts.yaml`, of each start.
+        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts.yaml`, of each start; of
+        reinforcement learning see `return_report.numbers`.
 
     Raises:
         SystemExit: If an argument is wrong, or any run failed.
@@ -125,14 +128,17 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         return {}
     if not options.no_shared_start:
         runs = with_shared_starts(runs, extra)
-    histories, failed = train(runs, options.jobs, extra)
+    with_returns = has_returns(runs, extra)
+    histories, failed = train(runs, options.jobs, extra, read_returns if with_returns else read_history)
     if not histories:
         raise SystemExit("no run finished")
     histories = {method: histories[method] for method in options.methods if method in histories}
     if not options.no_report:
-        publish(histories, options.recipe, output)
+        (return_report.publish if with_returns else publish)(histories, options.recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
+    if with_returns:
+        return return_report.all_numbers(histories)
     return {method: [report.numbers(run) for run in by_seed.values()] for method, by_seed in histories.items()}
 
 

@@ -259,14 +259,16 @@ def _draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
     axis.fill_between(curve.place, low, high, color=color, alpha=0.2, linewidth=0)
 
 
-def with_spread(values: Sequence[float]) -> str:
+def with_spread(values: Sequence[float], digits: int = 3) -> str:
     """Format mean and standard deviation (n - 1), which one value does not have.
 
     Args:
         values: One number for each seed.
+        digits: Digits after the point.
     """
-    spread = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 and not np.isnan(values).any() else ""
-    return number(mean(values)) + spread
+    known = len(values) > 1 and not np.isnan(values).any()
+    spread = f" ± {number(np.std(values, ddof=1), digits)}" if known else ""
+    return number(mean(values), digits) + spread
 
 
 def number(value: float, digits: int = 3) -> str:

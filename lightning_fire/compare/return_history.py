@@ -1,14 +1,19 @@
 """What a run of reinforcement learning logged."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lightning_fire.compare.history import Series, read_scalars
+from lightning_fire.compare.runs import Run, merged
+from lightning_fire.recipe.strict_yaml import read_yaml
 
 EVALUATION = "val/episode_return"
+_DATA = "ReplayDataModule"
 
 
 @dataclass(frozen=True)
@@ -84,3 +89,17 @@ def read_returns(folder: Path) -> ReturnHistory:
         dfi=(of_events("dfi_normalized_before"), of_events("dfi_normalized_after")),
         sfe=of_events("sfe_normalized"),
     )
+
+
+def has_returns(runs: Sequence[Run], extra: Mapping[str, Any]) -> bool:
+    """Tell whether runs are of reinforcement learning: their data comes from a replay buffer.
+
+    Args:
+        runs: Runs of one recipe.
+        extra: Configuration on top of each run's own, as for YAML.
+    """
+    try:
+        data = merged(read_yaml(runs[0].configs[0]) or {}, dict(extra)).get("data")
+        return data["class_path"].rpartition(".")[2] == _DATA
+    except (AttributeError, KeyError, TypeError, ValueError):  # the runs themselves will say what is wrong
+        return False

@@ -43,23 +43,31 @@ def numbers(run: ReturnHistory, place: float) -> dict[str, float]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
+def all_numbers(runs: Runs) -> dict[str, list[dict[str, float]]]:
+    """Return the numbers of each run, by method.
+
+    Args:
+        runs: The runs.
+    """
+    place = place_of_events(runs)
+    return {method: [numbers(run, place) for run in by_seed.values()] for method, by_seed in runs.items()}
+
+
 def table(runs: Runs) -> str:
     """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
 
     Args:
         runs: The runs.
     """
-    place = place_of_events(runs)
     titles = ["before the event", "final return", "95 % interval", "mean since", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
-    for method, by_seed in runs.items():
-        every = [numbers(run, place) for run in by_seed.values()]
+    for method, every in all_numbers(runs).items():
         of = {column: [values[column] for values in every] for column in COLUMNS}
         ends = interval(of["final"])
         inside = "–" if np.isnan(ends).any() else " to ".join(number(end, 1) for end in ends)
         spread = [with_spread(of[column], digits=1) for column in ("before", "final", "since")]
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
-        rows.append([method, str(len(by_seed)), *spread[:2], inside, spread[2], dfi, number(mean(of["sfe"]))])
+        rows.append([method, str(len(every)), *spread[:2], inside, spread[2], dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
 
@@ -70,14 +78,13 @@ def write_csv(runs: Runs, path: Path) -> None:
         runs: The runs.
         path: The file.
     """
-    place = place_of_events(runs)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
-        for method, by_seed in runs.items():
-            for seed, run in by_seed.items():
-                values = numbers(run, place).values()
-                writer.writerow([method, seed, *("" if np.isnan(value) else f"{value:.6g}" for value in values)])
+        for method, every in all_numbers(runs).items():
+            for seed, values in zip(runs[method], every, strict=True):
+                cells = ("" if np.isnan(value) else f"{value:.6g}" for value in values.values())
+                writer.writerow([method, seed, *cells])
 
 
 def draw(runs: Runs, path: Path, title: str) -> None:

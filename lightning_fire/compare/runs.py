@@ -41,6 +41,7 @@ class Run:
         configs: YAML files, later ones override.
         start: The training on the first chunk of data that it goes on from; None if it begins by itself.
         checkpoint: Of such a training: what it leaves to those that go on.
+        checkpoint_epochs: After how many epochs; None: at the end of the first chunk of data.
         overrides: Configuration of this run that comes on top of all other.
         resumed: A checkpoint that it goes on from, which is there when it begins; None if there is none.
         before: The training that has left that checkpoint.
@@ -63,6 +64,7 @@ class Run:
     products: tuple[Path, ...] = ()
     saving: Mapping[str, Any] = field(default_factory=dict, compare=False)
     branch: str = ""
+    checkpoint_epochs: int | None = None
 
     @property
     def name(self) -> str:
@@ -85,12 +87,13 @@ class Run:
             extra: More of it, by top-level key.
         """
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
-        callbacks = {"lightning_fire.compare.progress.ProgressReport": self.folder / _PROGRESS}
+        callbacks = {"lightning_fire.compare.progress.ProgressReport": {"path": str(self.folder / _PROGRESS)}}
         if self.checkpoint is not None:
-            callbacks["lightning_fire.compare.shared_start.SaveStart"] = self.checkpoint
+            limit = {} if self.checkpoint_epochs is None else {"epochs": self.checkpoint_epochs}
+            callbacks["lightning_fire.compare.shared_start.SaveStart"] = {"path": str(self.checkpoint), **limit}
         if self.start is not None:
-            callbacks["lightning_fire.compare.shared_start.GoOnFromStart"] = self.start.checkpoint
-        added = [{"class_path": name, "init_args": {"path": str(path)}} for name, path in callbacks.items()]
+            callbacks["lightning_fire.compare.shared_start.GoOnFromStart"] = {"path": str(self.start.checkpoint)}
+        added = [{"class_path": name, "init_args": arguments} for name, arguments in callbacks.items()]
         if self.saving:
             added += [{"class_path": "lightning_fire.compare.starts.SaveStarts", "init_args": dict(self.saving)}]
         trainer = {

@@ -1,4 +1,4 @@
-"""One training on the first chunk of data for all methods that do nothing in it."""
+"""One training up to the first event for all methods that do nothing before it."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -11,40 +11,46 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire.compare.runs import SHARED_START, Run, is_finished
+from lightning_fire.compare.runs import SHARED_START, Run, is_finished, merged
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 # what does nothing until the data changes, if `when` is AtNewData, or if `start_chunk` is at least 1
 _EVENTS = {"FIRECallback", "FullReset", "ShrinkAndPerturb", "DASH", "PlasticityInjection"}
 _FROM_A_CHUNK_ON = {"L2Init", "Parseval", "ReDo", "ContinualBackprop", "SelfNormalizedReset"}
+_Wait = int | str  # whole epochs, or one of
+_NEW_DATA, _ANY = "new data", "anything"
 
 
 class SaveStart(Callback):
-    """Ends the training with the first chunk of data, and saves a checkpoint and the random states then.
+    """Ends the training early, and saves a checkpoint and the random states then.
 
     Args:
         path: The checkpoint.
+        epochs: Number of epochs after which to end; None: with the first chunk of data.
 
     Raises:
-        MisconfigurationException: When training starts, if the DataModule has no `chunk_at(epoch)`.
+        MisconfigurationException: When training starts, if the DataModule has no `chunk_at(epoch)`, without `epochs`.
     """
 
-    def __init__(self, path: str):
-        self.path = Path(path)
+    def __init__(self, path: str, epochs: int | None = None):
+        self.path, self.epochs = Path(path), epochs
         self._reached = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the data."""
-        if not hasattr(trainer.datamodule, "chunk_at"):
+        if self.epochs is None and not hasattr(trainer.datamodule, "chunk_at"):
             raise MisconfigurationException(
                 f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which tells where its first chunk ends"
             )
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at the end of the chunk."""
+        """Stop at the end."""
         data, epoch = trainer.datamodule, trainer.current_epoch
-        self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
+        if self.epochs is None:
+            self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
+        else:
+            self._reached = epoch + 1 >= self.epochs
         if self._reached:
             trainer.should_stop = True
 
@@ -78,10 +84,10 @@ class GoOnFromStart(Callback):
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Run]:
-    """Let runs that are the same in their first chunk go on from one training on it.
+    """Let runs that are the same up to the first event go on from one training up to there.
 
-    These are the runs whose overlay adds nothing but methods of this package that wait for new data: `when` is
-    `AtNewData`, or `start_chunk` at least 1.
+    These are the runs whose overlay adds nothing but methods of this package that wait: for new data (`when` is
+    `AtNewData`, or `start_chunk` at least 1), or all for the same share of training (`AtFraction`, of `max_epochs`).
 
     Args:
         runs: Runs that are to be trained, or have finished.
@@ -92,40 +98,58 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Ru
     """
     if "intervention" in extra:  # nobody knows what it makes the methods do
         return list(runs)
-    alike = defaultdict(list)
+    waiting: dict[tuple, dict[_Wait, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
-        if not is_finished(run, extra) and _is_idle_at_first(run):
-            alike[run.configs[0], run.seed].append(run)
+        if not is_finished(run, extra):
+            waits = _waits_of(run, extra)
+            if waits is not None and len(waits) < 2:
+                waiting[run.configs[0], run.seed][next(iter(waits), _ANY)].append(run)
     start_of = {}
-    for (base, seed), group in alike.items():
+    for (base, seed), alike in waiting.items():
+        idle = alike.pop(_ANY, [])  # they wait for ever
+        wait, group = max(alike.items(), key=lambda pair: len(pair[1]), default=(_NEW_DATA, []))
+        group = [*group, *idle]
+        if not group:
+            continue
         folder = group[0].folder.parent.parent / SHARED_START / f"seed{seed}"
-        start = Run(SHARED_START, seed, folder, (base,), checkpoint=folder / "start.ckpt")
+        epochs = None if wait == _NEW_DATA else wait
+        start = Run(SHARED_START, seed, folder, (base,), checkpoint=folder / "start.ckpt", checkpoint_epochs=epochs)
         if len(group) > 1 or is_finished(start, extra):
             start_of |= dict.fromkeys(group, start)
     return [replace(run, start=start_of.get(run)) for run in runs]
 
 
-def _is_idle_at_first(run: Run) -> bool:
-    """Tell whether a run is the base with methods that all wait for new data, and nothing else."""
+def _waits_of(run: Run, extra: Mapping[str, Any]) -> set[_Wait] | None:
+    """Tell what the methods of a run wait for; None if it is not the base with methods that all wait, and no more."""
     try:
         base, *overlays = (read_yaml(path) for path in run.configs)
         methods = [overlay["intervention"] for overlay in overlays if set(overlay) == {"intervention"}]
-        return (
-            "intervention" not in base
-            and len(methods) == len(overlays)
-            and all(_waits(spec) for method in methods for spec in (method if isinstance(method, list) else [method]))
-        )
+        if "intervention" in base or len(methods) != len(overlays):
+            return None
+        trainer = merged(base, dict(extra)).get("trainer") or {}
+        waits = {
+            _wait(spec, trainer) for method in methods for spec in (method if isinstance(method, list) else [method])
+        }
     except (AttributeError, KeyError, TypeError, ValueError):  # the run itself will say what is wrong with it
-        return False
+        return None
+    return None if None in waits else waits
 
 
-def _waits(method: Mapping[str, Any]) -> bool:
+def _wait(method: Mapping[str, Any], trainer: Mapping[str, Any]) -> _Wait | None:
+    """Tell what a method waits for; None if it may act at once."""
     arguments, when = method.get("init_args") or {}, (method.get("init_args") or {}).get("when") or {}
-    if _own(method["class_path"]) in _FROM_A_CHUNK_ON:
-        return arguments.get("start_chunk", 0) >= 1
-    at_new_data = _own(when.get("class_path", "")) == "AtNewData"
-    skips = (when.get("init_args") or {}).get("skip_first", True) is True
-    return _own(method["class_path"]) in _EVENTS and at_new_data and skips
+    name, schedule, settings = _own(method["class_path"]), _own(when.get("class_path", "")), when.get("init_args") or {}
+    if name in _FROM_A_CHUNK_ON:
+        return _NEW_DATA if arguments.get("start_chunk", 0) >= 1 else None
+    if name not in _EVENTS:
+        return None
+    if schedule == "AtNewData":
+        return _NEW_DATA if settings.get("skip_first", True) is True else None
+    bounded = trainer.get("max_steps", -1) == -1 and isinstance(trainer.get("max_epochs"), int)
+    if schedule == "AtFraction" and bounded:
+        epochs = trainer["max_epochs"]
+        return next((epoch for epoch in range(1, epochs) if epoch / epochs >= settings["fraction"]), None)
+    return None
 
 
 def _own(class_path: str) -> str:

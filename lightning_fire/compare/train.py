@@ -6,26 +6,29 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from lightning_fire.compare.history import History, read_history
+from lightning_fire.compare.history import read_history
 from lightning_fire.compare.progress import Progress
 from lightning_fire.compare.runs import Run, execute, is_finished, is_outdated
 
 Curves = TypeVar("Curves")
 
 
-def train(runs: Sequence[Run], jobs: int, extra: dict) -> tuple[dict[str, dict[int, History]], dict[Run, str]]:
+def train(
+    runs: Sequence[Run], jobs: int, extra: dict, read: Callable[[Path], Curves] = read_history
+) -> tuple[dict[str, dict[int, Curves]], dict[Run, str]]:
     """Train what has not finished before; say what is trained again, and what failed.
 
     Args:
         runs: The runs.
         jobs: Number of processes at a time.
         extra: Configuration on top of each run's own, as for YAML.
+        read: From the folder of a run to its curves; raises ValueError where it lacks them.
 
     Returns:
         The curves by method and seed, in the order of the runs, and the reasons of the runs that failed.
     """
-    curves, failed = train_each(runs, jobs, extra, read_history)
-    histories: dict[str, dict[int, History]] = {}
+    curves, failed = train_each(runs, jobs, extra, read)
+    histories: dict[str, dict[int, Curves]] = {}
     for run, history in curves.items():
         histories.setdefault(run.method, {})[run.seed] = history
     return histories, failed

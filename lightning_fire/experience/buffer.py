@@ -2,7 +2,7 @@
 
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -113,8 +113,9 @@ class ReplayBuffer:
         following["age"] = np.where(self.ended, 0, np.minimum(row["age"], 254) + 1)
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
-        for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
-            self._drop(self._segments.pop(index))
+        if self.written % self.size_of_segment == 0:
+            for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
+                self._drop(self._segments.pop(index))
 
     def cut(self) -> None:
         """Take all present episodes for ended: the next step of each environment begins a new one."""
@@ -132,8 +133,10 @@ class ReplayBuffer:
 
     def latest(self) -> np.ndarray:
         """Return the observations to act on, `(num_envs, *shape)`, with `stack > 1` `(num_envs, stack, *shape)`."""
+        if self.stack == 1:
+            return self.newest().copy()
         environments = np.arange(self.num_envs)
-        return self._observations(np.full(self.num_envs, self.written), environments)
+        return self._observations(self._places(np.full(self.num_envs, self.written), environments))
 
     def sample(self, number: int, generator: np.random.Generator) -> Transitions:
         """Draw steps uniformly, with replacement.
@@ -145,15 +148,13 @@ class ReplayBuffer:
         Raises:
             ValueError: If there is none to draw.
         """
-        steps, environments = self._draw(number, generator)
-        of = self._gather
-        actions = of("action", steps, environments)
+        places = self._places(*self._draw(number, generator))
         return Transitions(
-            observations=torch.from_numpy(self._observations(steps, environments)),
-            actions=torch.from_numpy(actions),
-            rewards=torch.from_numpy(of("reward", steps, environments)),
-            next_observations=torch.from_numpy(self._observations(steps + 1, environments)),
-            terminated=torch.from_numpy(of("terminated", steps, environments)),
+            observations=torch.from_numpy(self._observations(places)),
+            actions=torch.from_numpy(self._gather("action", places)),
+            rewards=torch.from_numpy(self._gather("reward", places)),
+            next_observations=torch.from_numpy(self._observations(self._places(places.steps + 1, places.environments))),
+            terminated=torch.from_numpy(self._gather("terminated", places)),
         )
 
     @property
@@ -169,33 +170,39 @@ class ReplayBuffer:
                 break
             drawn = generator.integers(self._oldest, self.written, missing)
             of = generator.integers(0, self.num_envs, missing)
-            possible = ~self._gather("began", drawn, of)
+            possible = ~self._gather("began", self._places(drawn, of))
             steps, environments = np.append(steps, drawn[possible]), np.append(environments, of[possible])
         if len(steps) < number:
             raise ValueError("the replay buffer has no steps to draw")
         return steps, environments
 
-    def _observations(self, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
+    def _observations(self, places: "_Places") -> np.ndarray:
         if self.stack == 1:
-            return self._gather("observation", steps, environments)
-        back = np.arange(self.stack - 1, -1, -1)
-        missing = self._gather("age", steps, environments)[:, None] < back  # from before the episode
+            return self._gather("observation", places)
+        steps, back = places.steps, np.arange(self.stack - 1, -1, -1)
+        missing = self._gather("age", places)[:, None] < back  # from before the episode
         numbers = np.where(missing, steps[:, None], steps[:, None] - back)
-        frames = self._gather("observation", numbers.ravel(), environments.repeat(self.stack))
+        frames = self._gather("observation", self._places(numbers.ravel(), places.environments.repeat(self.stack)))
         frames = frames.reshape(len(steps), self.stack, *frames.shape[1:])
         frames[missing] = 0
         return frames
 
-    def _gather(self, field: str, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
+    def _gather(self, field: str, places: "_Places") -> np.ndarray:
         """Return a field of some steps of some environments, `(n, *shape)`."""
         kind = self.dtype[field]
-        found = np.empty((len(steps), *kind.shape[1:]), kind.base)
-        segments = steps // self.size_of_segment
-        for index in np.unique(segments):
-            here = segments == index
-            rows = self._segments[index].rows[field]
-            found[here] = rows[steps[here] - index * self.size_of_segment, environments[here]]
+        found = np.empty((len(places.steps), *kind.shape[1:]), kind.base)
+        for index, here, rows, environments in places.parts:
+            found[here] = self._segments[index].rows[field][rows, environments]
         return found
+
+    def _places(self, steps: np.ndarray, environments: np.ndarray) -> "_Places":
+        parts = []
+        segments = steps // self.size_of_segment
+        for index in self._segments:
+            (here,) = np.nonzero(segments == index)
+            if len(here):
+                parts.append((index, here, steps[here] - index * self.size_of_segment, environments[here]))
+        return _Places(steps, environments, parts)
 
     def _is_full(self, index: int) -> bool:
         """Tell whether nothing is to be written into a segment any more."""
@@ -260,3 +267,11 @@ class ReplayBuffer:
             for index, kept in state["segments"].items()
         }
         self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
+
+
+class _Places(NamedTuple):
+    """Some steps of some environments, and where they lie: segment, which of them, rows in it, environments."""
+
+    steps: np.ndarray
+    environments: np.ndarray
+    parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]

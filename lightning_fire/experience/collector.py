@@ -1,7 +1,6 @@
 """Steps environments, and stores what came of it."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -41,9 +40,9 @@ class Collector:
     ):
         self._environment, self._seed, self._clip = environment, seed, reward_clip
         self.num_envs = num_envs
-        self._envs: gymnasium.vector.VectorEnv | None = None
-        self._make_envs(None)
-        space, actions = self._envs.single_observation_space, self.action_space
+        self._envs: list[SeededEpisodes] = []
+        self._make_envs([None] * num_envs)
+        space, actions = self._envs[0].observation_space, self.action_space
         dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
         self.buffer = make_buffer(
             observation_shape=space.shape,
@@ -60,7 +59,7 @@ class Collector:
     @property
     def action_space(self) -> Discrete | Box:
         """Of one environment."""
-        return self._envs.single_action_space
+        return self._envs[0].action_space
 
     def random_actions(self, generator: np.random.Generator) -> np.ndarray:
         """Draw actions uniformly, `(num_envs, *shape)`.
@@ -76,7 +75,7 @@ class Collector:
     def observations(self) -> np.ndarray:
         """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
         if not self._begun:
-            self.buffer.begin(self._envs.reset()[0])
+            self.buffer.begin(np.stack([env.reset()[0] for env in self._envs]))
             self._begun = True
         return self.buffer.latest()
 
@@ -88,7 +87,8 @@ class Collector:
         """
         if not self._begun:
             self.observations()
-        observations, rewards, terminated, truncated, _ = self._envs.step(actions)
+        results = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
+        observations, rewards, terminated, truncated = (np.array(part) for part in zip(*results, strict=True))
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         began = self.buffer.ended
         self.buffer.add(actions, stored, terminated, truncated, observations)
@@ -107,8 +107,8 @@ class Collector:
 
     def close(self) -> None:
         """Close the environments; they are made anew, where they are, when next needed."""
-        if self._envs is not None:
-            self._envs.close()
+        for env in self._envs:
+            env.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors."""
@@ -117,7 +117,7 @@ class Collector:
             "returns": self._returns.tolist(),
             "lengths": self._lengths.tolist(),
             "finished": list(self._finished),
-            "moments": list(self._envs.call("moment")) if self.steps else [],
+            "moments": [env.moment() for env in self._envs] if self.steps else [],
             "buffer": self.buffer.state_dict(),
         }
 
@@ -139,24 +139,22 @@ class Collector:
         if not self._begun:
             return True
         self._make_envs(state["moments"])
-        observations, _ = self._envs.reset()
+        observations = np.stack([env.reset()[0] for env in self._envs])
         there = self.buffer.newest()
         if np.array_equal(there, observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
             return True
-        self._envs.call("give_up")
+        for env in self._envs:
+            env.give_up()
         self.buffer.cut()
         self._returns[:], self._lengths[:] = 0, 0
         return False
 
-    def _make_envs(self, moments: list[dict[str, Any]] | None) -> None:
+    def _make_envs(self, moments: Sequence[dict[str, Any] | None]) -> None:
         self.close()
-        seeds = [self._seed * 1_000_003 + i for i in range(self.num_envs)]
-        self._envs = gymnasium.vector.SyncVectorEnv(
-            [partial(self._make_env, seed, moments[i] if moments else None) for i, seed in enumerate(seeds)]
-        )
-
-    def _make_env(self, seed: int, moment: dict[str, Any] | None) -> gymnasium.Env:
-        return SeededEpisodes(scaled(self._environment()), seed, moment)
+        self._envs = [
+            SeededEpisodes(scaled(self._environment()), self._seed * 1_000_003 + i, moment)
+            for i, moment in enumerate(moments)
+        ]
 
 
 def scaled(env: gymnasium.Env) -> gymnasium.Env:

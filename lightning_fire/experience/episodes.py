@@ -10,6 +10,8 @@ import torch
 class SeededEpisodes(gymnasium.Wrapper):
     """Seeds each episode by its number, and remembers its actions: enough to return to any moment of it.
 
+    The step after the end of an episode begins the next one, whatever the action, with reward 0.
+
     Deterministic environments alone return to where they were; what is kept beyond an episode, as by wrappers that
     normalise rewards, is not. Put it outermost.
 
@@ -24,7 +26,7 @@ class SeededEpisodes(gymnasium.Wrapper):
         self._seed, self._moment = seed, moment
         self._episode = -1
         self._actions: list[Any] = []
-        self._awaits_reset = False  # where the vector environment does not know of it
+        self._awaits_reset = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode.
@@ -46,11 +48,13 @@ class SeededEpisodes(gymnasium.Wrapper):
         Args:
             action: Of the action space.
         """
-        if self._awaits_reset:  # as autoreset does in the next step
+        if self._awaits_reset:
             observation, info = self.reset()
             return observation, 0.0, False, False, info
-        self._actions.append(np.array(action))
-        return self.env.step(action)
+        self._actions.append(action)
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self._awaits_reset = terminated or truncated
+        return observation, reward, terminated, truncated, info
 
     def give_up(self) -> None:
         """Begin the next episode with the next step, whatever the action."""
@@ -62,12 +66,10 @@ class SeededEpisodes(gymnasium.Wrapper):
         return {"episode": self._episode, "actions": torch.from_numpy(actions)}
 
     def _return_to(self, moment: dict[str, Any], options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        self._episode, self._actions = moment["episode"], list(moment["actions"].numpy())
+        self._episode, self._actions = moment["episode"], []
         observation, info = self.env.reset(seed=self._seed_of_episode(), options=options)
-        terminated = truncated = False
-        for action in self._actions:
-            observation, _, terminated, truncated, info = self.env.step(action if action.ndim else action.item())
-        self._awaits_reset = terminated or truncated
+        for action in moment["actions"].numpy():
+            observation, _, _, _, info = self.step(action)
         return observation, info
 
     def _seed_of_episode(self) -> int:

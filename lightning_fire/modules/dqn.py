@@ -68,6 +68,7 @@ class DQN(ReplayModule):
         self.discount, self.target_update_period, self.double = discount, target_update_period, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
         self.targets_follow = targets_follow
+        self._num_actions: int | None = None  # until the network has told
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return the values of the actions `(batch, num_actions)`."""
@@ -75,11 +76,15 @@ class DQN(ReplayModule):
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
-        values = self.net(observations)
-        number, actions = values.shape
         share = self.evaluation_epsilon if step is None else self.epsilon_at(step)
-        random = torch.rand(number, generator=generator) < share
-        drawn = torch.randint(actions, (number,), generator=generator)
+        random = torch.rand(len(observations), generator=generator) < share
+        values = None
+        if self._num_actions is None or not random.all():
+            values = self.net(observations)
+            self._num_actions = values.shape[1]
+        drawn = torch.randint(self._num_actions, random.shape, generator=generator)
+        if values is None:
+            return drawn
         return torch.where(random.to(values.device), drawn.to(values.device), values.argmax(1))
 
     def epsilon_at(self, step: int) -> float:

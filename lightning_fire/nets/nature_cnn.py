@@ -41,7 +41,7 @@ class NatureCNN(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """Return the values of the actions `(batch, num_actions)` of frames `(batch, frames, 84, 84)`."""
         if not frames.is_floating_point():
-            frames = frames.to(self.head[0].weight.dtype) / 255
+            frames = frames.to(self.encoder[0].weight.dtype) / 255
         return self.head(self.encoder(frames))
 
 

@@ -1,0 +1,70 @@
+"""Recipes of reinforcement learning: the paper's numbers, and some rounds of each."""
+
+import pytest
+import yaml
+from test_recipes import ROOT, name_of
+
+from lightning_fire.cli import main
+
+FOLDER = ROOT / "reinforcement_learning"
+RUNS = sorted(FOLDER.rglob("*.yaml"))
+METHODS = {
+    "fire": "FIRECallback",
+    "fire_everywhere": "FIRECallback",
+    "fire_procrustes": "FIRECallback",
+    "full_reset": "FullReset",
+    "plasticity_injection": "PlasticityInjection",
+    "shrink_and_perturb": "ShrinkAndPerturb",
+}
+NEEDS = {"atari_nature_cnn": ("ale_py", "cv2"), "humanoid_simba": ("shimmy", "dm_control")}
+SMALL = (
+    "--data.init_args.steps_per_epoch 8 --data.init_args.initial_steps 8 --data.init_args.batch_size 4"
+    " --data.init_args.capacity 64 --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.logger false"
+    " --trainer.enable_progress_bar false --trainer.enable_model_summary false --trainer.limit_val_batches 0"
+    " --trainer.enable_checkpointing false"
+)
+
+
+def test_there_are_recipes():
+    assert {path.parent.name for path in RUNS} == {"atari_nature_cnn", "cartpole_mlp", "humanoid_simba"}
+    for folder in {path.parent for path in RUNS}:
+        assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - {"fire_everywhere", "fire_procrustes"}
+
+
+@pytest.mark.parametrize("path", RUNS, ids=name_of)
+def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
+    for package in NEEDS.get(path.parent.name, ()):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    overlay = ["-c", str(path)] if path.name != "base.yaml" else []
+    words = [*SMALL.split(), "--trainer.default_root_dir", str(tmp_path)]
+    cli = main(["fit", "-c", str(path.parent / "base.yaml"), *overlay, *words])
+    assert cli.datamodule.environment_steps == 8 + 2 * 8
+    events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
+    assert all(callback.num_events == 1 for callback in events.values())
+    assert path.name == "base.yaml" or METHODS[path.stem] in events
+
+
+def settings(folder: str) -> tuple[dict, dict, dict]:
+    base = yaml.safe_load((FOLDER / folder / "base.yaml").read_text())
+    return base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
+
+
+def test_the_papers_numbers_on_atari():
+    """Table "Hyperparameters used in the ALE environment with DQN algorithm"."""
+    model, data, trainer = settings("dqn/atari_nature_cnn")
+    assert model["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 6.25e-5, "eps": 1.5e-4}}
+    assert (model["epsilon"], model["evaluation_epsilon"], model["discount"]) == (0.01, 0.001, 0.99)
+    assert model["target_update_period"] == 2000
+    assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 32, 20000, 1)
+    assert data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"] == 10 * 250_000
+
+
+def test_the_papers_numbers_on_humanoids():
+    """Table "Hyperparameters used in HumanoidBench environments with SimBa"."""
+    model, data, _ = settings("sac/humanoid_simba")
+    assert model["optimizer"]["init_args"] == {"lr": 1e-4, "weight_decay": 0.01}
+    actor, critic = model["actor"]["init_args"], model["critic"]["init_args"]
+    assert (actor["hidden"], actor["blocks"], critic["hidden"], critic["blocks"]) == (128, 1, 512, 2)
+    assert (model["discount"], model["tau"]) == (0.99, 0.005)
+    assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 256, 5000, 2)
+    assert data["environment"]["init_args"]["action_repeat"] == 2

@@ -1,0 +1,78 @@
+"""Comparisons of returns: branches from one training up to the event, numbers, table and picture."""
+
+import csv
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from test_recipes import ROOT
+
+from lightning_fire.cli import main
+from lightning_fire.compare.history import read_scalars
+from lightning_fire.compare.return_history import ReturnHistory
+from lightning_fire.compare.return_report import numbers, place_of_events, table
+
+RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp"
+TINY = (
+    "trainer.max_epochs=4 data.init_args.steps_per_epoch=16 data.init_args.initial_steps=16 data.init_args.capacity=64"
+    " data.init_args.batch_size=4 data.init_args.evaluation_episodes=2 data.init_args.replay_ratio=1"
+)
+METHODS = ["vanilla", "fire", "full_reset", "plasticity_injection"]
+
+
+def history(values, events=(), dfi=(np.nan, np.nan)) -> ReturnHistory:
+    steps = 100.0 * np.arange(1, len(values) + 1)
+    return ReturnHistory((steps, np.array(values, float)), np.array(events, float), dfi, np.nan)
+
+
+def test_numbers_of_a_run():
+    run = history([1, 2, 3, 4, 5, 6, 7, 8, 9, 20], events=[500], dfi=(0.5, 0.1))
+    assert numbers(run, 500) == pytest.approx(
+        {"before": 5, "final": 14.5, "since": 10, "dfi_before": 0.5, "dfi_after": 0.1, "sfe": np.nan}, nan_ok=True
+    )
+    assert np.isnan(run.before(50)) and np.isnan(run.since(1000))
+
+
+def test_runs_without_events_are_cut_where_the_others_act():
+    runs = {"vanilla": {0: history([1, 2, 3, 4])}, "fire": {0: history([1, 2, 5, 6], events=[200])}}
+    assert place_of_events(runs) == 200 == place_of_events({"vanilla": runs["vanilla"]})
+    lines = table(runs).splitlines()
+    assert lines[2].split() == ["vanilla", "1", "2.0", "4.0", "–", "3.5", "–", "→", "–", "–"]
+    assert lines[3].split()[2:6] == ["2.0", "6.0", "–", "5.5"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The same comparison with branches, and with each run by itself."""
+    folders = {}
+    for name, words in (("branches", []), ("whole", ["--no-shared-start"])):
+        folders[name] = tmp_path_factory.mktemp(name)
+        words = ["--methods", *METHODS, "--seeds", "1", "--jobs", "2", "--output", str(folders[name]), *words]
+        main(["compare", str(RECIPE), *words, "--set", *TINY.split()])
+    return folders
+
+
+def test_branches_equal_whole_trainings(compared):
+    for method in METHODS:
+        branch, whole = (read_scalars(folder / method / "seed0") for folder in compared.values())
+        assert set(whole) <= set(branch), method
+        for tag in whole:
+            if not tag.endswith("seconds"):
+                assert np.array_equal(branch[tag][0], whole[tag][0]), f"{method} {tag}"
+                assert np.allclose(branch[tag][1], whole[tag][1], equal_nan=True), f"{method} {tag}"
+    assert (compared["branches"] / "shared_start").is_dir() and not (compared["whole"] / "shared_start").exists()
+
+
+def test_leaves_a_table_numbers_and_a_picture(compared):
+    folder = compared["branches"]
+    assert "before the event" in (folder / "table.txt").read_text()
+    with open(folder / "results.csv") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert rows["fire"]["before"] == rows["vanilla"]["before"] and float(rows["fire"]["dfi_after"]) < 0.1
+    assert imread(folder / "comparison.png").std() > 0.01
+
+
+def test_the_event_is_at_half_of_training(compared):
+    scalars = read_scalars(compared["branches"] / "fire" / "seed0")
+    assert scalars["train/environment_steps"][1].tolist() == [32, 48, 64, 80]
+    assert scalars["fire/event"][0].tolist() == [4]  # rounds of 8 steps
