@@ -193,6 +193,8 @@ def execute(
             start.checkpoint.unlink(missing_ok=True)  # large, and of no more use; first, as nobody goes on without it
             for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
                 file.unlink()
+            for file in start.folder.rglob("*.replay"):
+                file.unlink()
     return {run: outcome[run] for run in runs}
 
 

@@ -1,6 +1,8 @@
 """A replay buffer that stores each frame once, and can lie in files that several trainings share."""
 
+import weakref
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +24,8 @@ class ReplayBuffer:
 
     With a folder, the buffer lies in files there. A full file is never changed: a training that goes on from a
     checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in memory.
-    Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and only if
-    they lie in this folder.
+    Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and with the
+    buffer itself those that no checkpoint needs; only files in this folder.
 
     Args:
         capacity: Steps to keep, of all environments together.
@@ -59,7 +61,7 @@ class ReplayBuffer:
         self.steps = capacity // num_envs
         if self.steps < 2 * _SEGMENTS:
             raise ValueError(f"`capacity` must be at least {2 * _SEGMENTS * num_envs}, got {capacity}")
-        self.num_envs, self.stack, self.folder = num_envs, stack, folder
+        self.num_envs, self.stack, self.folder = num_envs, stack, folder and folder.resolve()
         self.dtype = np.dtype(
             [
                 ("observation", observation_dtype, (num_envs, *observation_shape)),
@@ -76,7 +78,8 @@ class ReplayBuffer:
         self.ended = np.zeros(num_envs, bool)
         self._segments: dict[int, Segment] = {}
         self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints
-        self._outdated: set[Path] = set()
+        self._own: set[Path] = set()  # files in the folder that are of this buffer
+        weakref.finalize(self, _delete, self._own, self._needed)
 
     def __len__(self) -> int:
         return min(self.written, self.steps) * self.num_envs
@@ -87,7 +90,7 @@ class ReplayBuffer:
         Args:
             observations: `(num_envs, *shape)`.
         """
-        row = self._row(0)
+        row = self._row(self.written)
         row["observation"], row["age"] = observations, 0
 
     def add(
@@ -115,7 +118,8 @@ class ReplayBuffer:
         self.written += 1
         if self.written % self.size_of_segment == 0:
             for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
-                self._drop(self._segments.pop(index))
+                del self._segments[index]
+                self._delete_outdated()
 
     def cut(self) -> None:
         """Take all present episodes for ended: the next step of each environment begins a new one."""
@@ -216,18 +220,16 @@ class ReplayBuffer:
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
             self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self.folder)
+            self._note_own()
         return self._segments[index].rows[row]
 
-    def _drop(self, segment: Segment) -> None:
-        if segment.path is not None and segment.path.parent.resolve() == self.folder.resolve():
-            self._outdated.add(segment.path)
-            self._delete_outdated()
+    def _note_own(self) -> None:
+        paths = {segment.path for segment in self._segments.values()} - {None}
+        self._own |= {path for path in paths if path.parent == self.folder}
 
     def _delete_outdated(self) -> None:
-        kept = set().union(*self._needed)
-        for path in [path for path in self._outdated if path.resolve() not in kept]:
-            path.unlink(missing_ok=True)
-            self._outdated.discard(path)
+        present = {segment.path for segment in self._segments.values()}
+        _delete(self._own, [*self._needed, present])
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
@@ -267,6 +269,14 @@ class ReplayBuffer:
             for index, kept in state["segments"].items()
         }
         self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
+        self._note_own()
+
+
+def _delete(own: set[Path], kept: Iterable[set[Path | None]]) -> None:
+    """Delete files that nobody needs."""
+    for path in own - set().union(*kept):
+        path.unlink(missing_ok=True)
+        own.discard(path)
 
 
 class _Places(NamedTuple):

@@ -39,7 +39,7 @@ class Segment:
         if folder is None:
             return cls(np.zeros(steps, dtype))
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{uuid.uuid4().hex}.npy"
+        path = folder / f"{uuid.uuid4().hex}.replay"
         try:
             rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
             with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
@@ -60,7 +60,7 @@ class Segment:
         if self.path is None:
             return {"rows": torch.from_numpy(self.rows[:number].view(np.uint8).copy())}
         self.rows.flush()
-        return {"file": str(self.path.resolve())}
+        return {"file": str(self.path)}
 
     @classmethod
     def restored(
@@ -89,7 +89,7 @@ class Segment:
                     f"the checkpoint's replay lies in {path}, which is gone: only the last two checkpoints of a"
                     " training keep theirs"
                 )
-            rows = np.load(path, mmap_mode="r")
+            rows = np.load(path, mmap_mode="r", allow_pickle=False)
             if full and folder is not None:
                 return cls(rows, path)
         else:

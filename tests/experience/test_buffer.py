@@ -170,6 +170,15 @@ def test_without_checkpoints_outdated_files_go_at_once(tmp_path):
     assert len(files(tmp_path)) <= 18
 
 
+def test_what_no_checkpoint_needs_goes_with_the_buffer(tmp_path):
+    buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path)
+    play(buffer, 40, np.random.default_rng(0))
+    state = buffer.state_dict()
+    play(buffer, 10, np.random.default_rng(0))
+    del buffer
+    assert files(tmp_path) == {Path(kept["file"]).name for kept in state["segments"].values()}
+
+
 def test_says_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="`capacity` must be at least 64"):
         ReplayBuffer(63, (1,), num_envs=2)
