@@ -54,6 +54,11 @@ CASES = {
     ),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
     "projection_cost": ("--only dqn --rounds 1 --steps 2", "models", {"dqn"}),
+    "replay_speed": (
+        "--only cartpole --rounds 1 --steps 20 --batch 4 --initial 10",
+        "nets/cartpole",
+        {"loop", "Lightning", "as the recipes"},
+    ),
     "step_cost": ("--net small --batch 2 --steps 1 --rounds 1", "ratios", STEP),
 }
 

@@ -4,6 +4,7 @@ import csv
 
 import numpy as np
 import pytest
+import yaml
 from matplotlib.image import imread
 from test_recipes import ROOT
 
@@ -11,6 +12,8 @@ from lightning_fire.cli import main
 from lightning_fire.compare.history import read_scalars
 from lightning_fire.compare.return_history import ReturnHistory
 from lightning_fire.compare.return_report import numbers, place_of_events, table
+from lightning_fire.compare.runs import plan
+from lightning_fire.compare.shared_start import with_shared_starts
 
 RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp"
 TINY = (
@@ -76,3 +79,27 @@ def test_the_event_is_at_half_of_training(compared):
     scalars = read_scalars(compared["branches"] / "fire" / "seed0")
     assert scalars["train/environment_steps"][1].tolist() == [32, 48, 64, 80]
     assert scalars["fire/event"][0].tolist() == [4]  # rounds of 8 steps
+
+
+def overlay(folder, name: str, *fractions: float) -> None:
+    methods = [
+        {"class_path": "FullReset", "init_args": {"when": {"class_path": "AtFraction", "init_args": {"fraction": f}}}}
+        for f in fractions
+    ]
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"intervention": methods}))
+
+
+@pytest.mark.parametrize("epochs, until", [(10, 5), (9, 5), (30, 15), (1, None)])
+def test_methods_that_wait_for_the_same_share_of_training_have_one_start(tmp_path, epochs, until):
+    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": epochs}}))
+    overlay(tmp_path, "first", 0.5)
+    overlay(tmp_path, "second", 0.5, 0.5)
+    overlay(tmp_path, "later", 0.9)
+    overlay(tmp_path, "mixed", 0.5, 0.9)
+    runs = plan(tmp_path, ["vanilla", "first", "second", "later", "mixed"], [0], tmp_path / "out")
+    starts = {run.method: run.start for run in with_shared_starts(runs, {})}
+    sharing = {method for method, start in starts.items() if start is not None}
+    assert sharing == ({"vanilla", "first", "second"} if until else set())
+    assert not until or starts["first"].checkpoint_epochs == until
+    with_steps = with_shared_starts(runs, {"trainer": {"max_steps": 100}})
+    assert all(run.start is None for run in with_steps)

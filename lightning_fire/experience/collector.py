@@ -13,7 +13,6 @@ from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.episodes import SeededEpisodes
 
 Environment = Callable[[], gymnasium.Env]
-Policy = Callable[[Tensor], Tensor]  # from the observations of all environments to their actions
 
 
 class Collector:

@@ -66,6 +66,7 @@ class Rounds:
         # A generator: nobody acts before the first batch is asked for.
         epoch = self._epoch()
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
+        self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
         for done in range(begun + 1, self.pace.rounds + 1):
             self._collect_initial()
             made = self._round()

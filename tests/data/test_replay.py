@@ -135,6 +135,18 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_e
     assert whole.noise[-len(resumed.noise) :] == resumed.noise
 
 
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+def test_a_fit_after_a_resumed_one_has_whole_epochs(tmp_path):
+    save = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=13, save_on_train_epoch_end=False)
+    trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True).fit(Recorder(), data())
+    module, datamodule = Recorder(), data()
+    trainer(tmp_path, 1).fit(module, datamodule, ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    assert len(module.batches) == 7
+    trainer(tmp_path, 2).fit(module, datamodule)
+    assert len(module.batches) == 7 + 2 * 20
+    assert datamodule.environment_steps == 10 + 3 * 20
+
+
 def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_path):
     def noisy() -> Corridor:
         return Corridor(noise=np.random.default_rng())
