@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -157,6 +158,11 @@ class PlasticityInjection(EventCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
+        if self.target is None and (copies := _frozen_twins(pl_module, self.head)):
+            raise MisconfigurationException(
+                f"{type(pl_module).__name__} has a target network of {self.head!r}, which needs the same injection:"
+                f" PlasticityInjection(head={self.head!r}, target={copies[0]!r})"
+            )
         wrap_heads(pl_module, self._heads)  # before the optimizers are made and a checkpoint is loaded
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
@@ -176,6 +182,22 @@ class PlasticityInjection(EventCallback):
     @property
     def _heads(self) -> list[str]:
         return [self.head] if self.target is None else [self.head, self.target]
+
+
+def _frozen_twins(module: nn.Module, name: str) -> list[str]:
+    """Return the names of parts of a module with target networks that are frozen, and built as one of its heads."""
+    parts = dict(module.named_modules())
+    if not callable(getattr(module, "sync_targets", None)) or name not in parts:
+        return []
+    shapes = [parameter.shape for parameter in parts[name].parameters()]
+    return [
+        other
+        for other, part in parts.items()
+        if part is not parts[name]
+        and type(part) is type(parts[name])
+        and [parameter.shape for parameter in part.parameters()] == shapes
+        and not any(parameter.requires_grad for parameter in part.parameters())
+    ]
 
 
 def _wrapped(module: nn.Module, name: str) -> InjectedHead:

@@ -24,7 +24,7 @@ class ReturnHistory:
         returns: Mean return of the episodes of each evaluation.
         events: Environment steps done at each event of its method; none of one without events.
         dfi: Normalised deviation from isometry right before and right after the events, means over the events and the
-            weights that the method replaces; NaN where it was not logged.
+            weights that the method, the first of several, replaces; NaN where it was not logged.
         sfe: Normalised squared Frobenius error, mean over the events; NaN likewise.
     """
 
@@ -78,7 +78,7 @@ def read_returns(folder: Path) -> ReturnHistory:
         return np.interp(steps, logged + 1, done)
 
     def of_events(measure: str) -> float:
-        found = [values for tag, (_, values) in sorted(scalars.items()) if re.fullmatch(rf"[\w-]+/{measure}", tag)]
+        found = [values for tag, (_, values) in scalars.items() if re.fullmatch(rf"[\w-]+/{measure}", tag)]
         return float(np.mean(found[0])) if found else float("nan")
 
     steps, values = scalars[EVALUATION]

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import yaml
+from torch.utils._pytree import tree_leaves
 
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.compare.processes import Fork, begin
@@ -190,12 +191,20 @@ def execute(
         _stop([training.process for training in active.values()])
     for start in starts:
         if not any(outcome[run] for run in runs if run.start == start):
+            for file in _replay_files(start.checkpoint):
+                file.unlink(missing_ok=True)
             start.checkpoint.unlink(missing_ok=True)  # large, and of no more use; first, as nobody goes on without it
             for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
                 file.unlink()
-            for file in start.folder.rglob("*.replay"):
-                file.unlink()
     return {run: outcome[run] for run in runs}
+
+
+def _replay_files(checkpoint: Path) -> list[Path]:
+    """Return the files of a replay buffer that a checkpoint names."""
+    if not checkpoint.is_file():
+        return []
+    content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    return [Path(leaf) for leaf in tree_leaves(content) if isinstance(leaf, str) and leaf.endswith(".replay")]
 
 
 @dataclass

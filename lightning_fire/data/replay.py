@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
@@ -148,7 +149,8 @@ class ReplayDataModule(pl.LightningDataModule):
     def _act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         module = self.trainer.lightning_module
         with self.trainer.precision_plugin.forward_context():
-            return module.act(observations.to(module.device), step, generator)
+            actions = module.act(observations.to(module.device), step, generator)
+        return actions.float() if actions.is_floating_point() else actions
 
     def _observe(self, observations: Tensor) -> None:
         module = self.trainer.lightning_module
@@ -184,13 +186,15 @@ class ReplayDataModule(pl.LightningDataModule):
         return self._evaluation
 
     def teardown(self, stage: str) -> None:
-        """Close the environments of evaluation.
+        """Close the environments of evaluation; after a `fast_dev_run` forget what it collected.
 
         Args:
             stage: `fit`, `validate` or `test`.
         """
         if self._evaluation is not None:
             self._evaluation.close()
+        if self.trainer.fast_dev_run:
+            self._rounds = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer, or the names of its files, and where the environments are: plain values and tensors."""
@@ -198,7 +202,8 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a checkpoint was written; to test a checkpoint needs none of it."""
-        if self._rounds is None or "rounds" not in state_dict:
+        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
+        if not fitting or self._rounds is None or "rounds" not in state_dict:
             return
         if self._rounds.restore(state_dict["rounds"]):
             rank_zero_info(f"Training goes on after {self.environment_steps} environment steps.")

@@ -25,7 +25,7 @@ class ReplayBuffer:
     With a folder, the buffer lies in files there. A full file is never changed: a training that goes on from a
     checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in memory.
     Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and with the
-    buffer itself those that no checkpoint needs; only files in this folder.
+    buffer itself those that no checkpoint needs; those of the training before it are never deleted.
 
     Args:
         capacity: Steps to keep, of all environments together.
@@ -78,7 +78,7 @@ class ReplayBuffer:
         self.ended = np.zeros(num_envs, bool)
         self._segments: dict[int, Segment] = {}
         self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints
-        self._own: set[Path] = set()  # files in the folder that are of this buffer
+        self._own: set[Path] = set()  # files that this buffer has made
         weakref.finalize(self, _delete, self._own, self._needed)
 
     def __len__(self) -> int:
@@ -208,24 +208,16 @@ class ReplayBuffer:
                 parts.append((index, here, steps[here] - index * self.size_of_segment, environments[here]))
         return _Places(steps, environments, parts)
 
-    def _is_full(self, index: int) -> bool:
-        """Tell whether nothing is to be written into a segment any more."""
-        return (index + 1) * self.size_of_segment <= self.written
-
-    def _rows_in(self, index: int) -> int:
-        """Return how many rows of a segment are written."""
-        return min(self.size_of_segment, self.written + 1 - index * self.size_of_segment)
+    def _rows_in(self, index: int, written: int) -> int:
+        """Return how many rows of a segment there are after a number of steps."""
+        return min(self.size_of_segment, written + 1 - index * self.size_of_segment)
 
     def _row(self, step: int) -> np.void:
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
             self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self.folder)
-            self._note_own()
+            self._own |= {self._segments[index].path} - {None}
         return self._segments[index].rows[row]
-
-    def _note_own(self) -> None:
-        paths = {segment.path for segment in self._segments.values()} - {None}
-        self._own |= {path for path in paths if path.parent == self.folder}
 
     def _delete_outdated(self) -> None:
         present = {segment.path for segment in self._segments.values()}
@@ -233,7 +225,7 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
-        segments = {i: segment.state(self._rows_in(i)) for i, segment in self._segments.items()}
+        segments = {i: segment.state(self._rows_in(i, self.written)) for i, segment in self._segments.items()}
         self._needed.append({Path(state["file"]) for state in segments.values() if "file" in state})
         self._delete_outdated()
         return {
@@ -261,15 +253,22 @@ class ReplayBuffer:
             )
         if state["rows"] != str(self.dtype):
             raise ValueError("the checkpoint's replay holds other observations, actions or numbers of environments")
-        self.written, self.ended = state["written"], np.array(state["ended"], bool)
-        self._segments = {
+        written = state["written"]
+        segments = {
             index: Segment.restored(
-                kept, self.dtype, self.size_of_segment, self._rows_in(index), self.folder, self._is_full(index)
+                kept,
+                self.dtype,
+                self.size_of_segment,
+                self._rows_in(index, written),
+                self.folder,
+                full=(index + 1) * self.size_of_segment <= written,
             )
             for index, kept in state["segments"].items()
         }
-        self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
-        self._note_own()
+        self.written, self.ended, self._segments = written, np.array(state["ended"], bool), segments
+        files = {Path(kept["file"]) for kept in state["segments"].values() if "file" in kept}
+        self._needed.append(files)
+        self._own |= {segment.path for segment in segments.values() if segment.is_new} - {None}
 
 
 def _delete(own: set[Path], kept: Iterable[set[Path | None]]) -> None:

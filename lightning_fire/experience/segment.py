@@ -15,14 +15,16 @@ class Segment:
     Attributes:
         rows: The array, `(steps,)`; memory is taken as rows are written.
         path: The file it lies in; None: in memory.
+        is_new: Whether the file was not there before.
 
     Args:
         rows: The array.
         path: Its file.
+        is_new: Whether it was made for this.
     """
 
-    def __init__(self, rows: np.ndarray, path: Path | None = None):
-        self.rows, self.path = rows, path
+    def __init__(self, rows: np.ndarray, path: Path | None = None, is_new: bool = True):
+        self.rows, self.path, self.is_new = rows, path, is_new
 
     @classmethod
     def new(cls, dtype: np.dtype, steps: int, folder: Path | None) -> "Segment":
@@ -84,14 +86,16 @@ class Segment:
         """
         if "file" in state:
             path = Path(state["file"])
+            if not path.is_file() and folder is not None:
+                path = folder / path.name  # the folder may have moved
             if not path.is_file():
                 raise FileNotFoundError(
-                    f"the checkpoint's replay lies in {path}, which is gone: only the last two checkpoints of a"
-                    " training keep theirs"
+                    f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
+                    " checkpoints of a training keep theirs; has the folder been moved?"
                 )
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
             if full and folder is not None:
-                return cls(rows, path)
+                return cls(rows, path, is_new=False)
         else:
             rows = state["rows"].numpy().view(dtype)
         segment = cls.new(dtype, steps, folder)

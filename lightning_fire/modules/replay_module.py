@@ -73,6 +73,25 @@ class ReplayModule(pl.LightningModule):
         self.log_dict({**means, "train/environment_steps": float(self._environment_steps)})
         self._sums, self._counts = {}, defaultdict(int)
 
+    def on_train_epoch_start(self) -> None:
+        """Begin to sum up anew; not called where an epoch is resumed in its midst."""
+        self._sums, self._counts = {}, defaultdict(int)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the sums of the epoch so far."""
+        checkpoint["epoch_so_far"] = {
+            "sums": dict(self._sums),
+            "counts": dict(self._counts),
+            "environment_steps": self._environment_steps,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take the sums up again."""
+        if so_far := checkpoint.get("epoch_so_far"):
+            self._sums = {name: value.to(self.device) for name, value in so_far["sums"].items()}
+            self._counts = defaultdict(int, so_far["counts"])
+            self._environment_steps = so_far["environment_steps"]
+
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         """Note an episode of evaluation."""
         self._log_episode(batch, "val")

@@ -137,7 +137,7 @@ class SAC(ReplayModule):
         critic_loss = (values - self._goals(transitions, generator)).square().sum(0).mean()
         self._step(critic_optimizer, critic_loss)
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.target_critic.parameters()), list(self.critic.parameters()), self.tau)
+            torch._foreach_lerp_(_floats(self.target_critic), _floats(self.critic), self.tau)
         return {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
@@ -207,3 +207,8 @@ class SAC(ReplayModule):
             self.optimizer(self.critic.parameters()),
             self.temperature_optimizer([self.log_temperature]),
         ]
+
+
+def _floats(module: nn.Module) -> list[Tensor]:
+    """Return the parameters, and the buffers too: those of an injected head are frozen weights."""
+    return [*module.parameters(), *(buffer for buffer in module.buffers() if buffer.is_floating_point())]

@@ -1,5 +1,7 @@
 """Reinforcement learning's data: rounds, evaluation, resume."""
 
+from pathlib import Path
+
 import gymnasium
 import lightning.pytorch as pl
 import numpy as np
@@ -168,10 +170,38 @@ def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_pat
     assert [int(row["age"][0]) for row in (rows[1],)] == [0]
 
 
+def test_a_test_of_a_checkpoint_leaves_the_buffer_alone(tmp_path):
+    module, datamodule = Recorder(), data(folder="replay")
+    fit = trainer(tmp_path, 1)
+    fit.fit(module, datamodule)
+    fit.save_checkpoint(tmp_path / "saved.ckpt")
+    fit = trainer(tmp_path, 1)
+    fit.fit(module, datamodule)
+    for _ in range(3):
+        fit.test(module, datamodule, ckpt_path=tmp_path / "saved.ckpt", weights_only=True, verbose=False)
+    assert datamodule.environment_steps == 10 + 2 * 20
+    kept = torch.load(tmp_path / "saved.ckpt", weights_only=True)["ReplayDataModule"]["rounds"]["collector"]["buffer"]
+    assert all(Path(segment["file"]).is_file() for segment in kept["segments"].values())
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+def test_means_of_an_epoch_that_was_resumed_are_of_all_of_it(tmp_path):
+    save = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=13, save_on_train_epoch_end=False)
+    whole = trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True)
+    torch.manual_seed(0)
+    whole.fit(Recorder(), data())
+    resumed = trainer(tmp_path, 1)
+    resumed.fit(Recorder(), data(), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    for name in ("train/loss", "train/environment_steps", "train/episode_return", "train/episode_length"):
+        assert torch.allclose(whole.callback_metrics[name], resumed.callback_metrics[name]), name
+
+
 def test_a_fast_dev_run_does_not_wait_for_the_initial_steps(tmp_path):
     module, datamodule = Recorder(), data(initial_steps=10**9)
+    steps = []
+    module.on_train_end = lambda: steps.append(datamodule.environment_steps)
     trainer(tmp_path, fast_dev_run=True).fit(module, datamodule)
-    assert datamodule.environment_steps == 2
+    assert steps == [2] and datamodule.environment_steps == 0  # what follows begins anew
 
 
 def test_continuous_actions_are_scaled(tmp_path):

@@ -179,6 +179,40 @@ def test_what_no_checkpoint_needs_goes_with_the_buffer(tmp_path):
     assert files(tmp_path) == {Path(kept["file"]).name for kept in state["segments"].values()}
 
 
+def test_a_moved_folder_is_found(tmp_path):
+    buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path / "here")
+    play(buffer, 40, np.random.default_rng(0))
+    state, expected = buffer.state_dict(), drawn(buffer)
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path / "there")
+    moved.load_state_dict(state)
+    assert drawn(moved) == expected
+
+
+def test_branches_in_one_folder_leave_the_files_of_their_common_checkpoint(tmp_path):
+    buffer = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path)
+    play(buffer, 40, np.random.default_rng(0))
+    state = buffer.state_dict()
+    for _ in range(2):
+        branch = ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path)
+        branch.load_state_dict(state)
+        for _ in range(3):
+            play(branch, 40, np.random.default_rng(1))
+            branch.state_dict()
+    assert {Path(kept["file"]).name for kept in state["segments"].values()} <= files(tmp_path)
+
+
+def test_a_load_that_fails_changes_nothing(tmp_path):
+    buffer, other = (ReplayBuffer(32, (2, 2), np.uint8, folder=tmp_path / name) for name in "ab")
+    play(buffer, 40, np.random.default_rng(0))
+    play(other, 35, np.random.default_rng(1))
+    state, expected = buffer.state_dict(), drawn(other)
+    Path(state["segments"][20]["file"]).unlink()
+    with pytest.raises(FileNotFoundError):
+        other.load_state_dict(state)
+    assert other.written == 35 and drawn(other) == expected
+
+
 def test_says_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match="`capacity` must be at least 64"):
         ReplayBuffer(63, (1,), num_envs=2)

@@ -137,30 +137,22 @@ def test_says_what_does_not_fit(tmp_path):
 
 @pytest.mark.slow
 def test_learns_to_balance_a_pole(tmp_path):
-    torch.manual_seed(1)
-    module = DQN(
-        MLP(4, [120, 84, 2]),
+    """A random policy stays up for 20 steps or so."""
+    torch.manual_seed(0)
+    returns = []
+
+    class Watched(DQN):
+        def on_validation_epoch_end(self):
+            returns.append(float(self.trainer.callback_metrics["val/episode_return"]))
+
+    module = Watched(
+        MLP(4, [128, 128, 2]),
         optimizer=lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
-        target_update_period=100,
-        epsilon_steps=5000,
-        epsilon=0.02,
+        target_update_period=200,
+        epsilon_steps=2000,
+        epsilon=0.05,
     )
-    data = ReplayDataModule(
-        Gymnasium("CartPole-v1"),
-        5000,
-        replay_ratio=0.5,
-        batch_size=64,
-        capacity=20_000,
-        initial_steps=1000,
-        steps_per_round=8,
-        evaluation_episodes=5,
-    )
-    best = []
-
-    class Best(DQN):
-        pass
-
-    fit = quiet_trainer(tmp_path, 8)
-    fit.fit(module, data)
-    best.append(float(fit.callback_metrics["val/episode_return"]))
-    assert max(best) >= 300
+    options = {"replay_ratio": 4, "batch_size": 64, "capacity": 20_000, "initial_steps": 400, "steps_per_round": 8}
+    data = ReplayDataModule(Gymnasium("CartPole-v1"), 800, evaluation_episodes=5, **options)
+    quiet_trainer(tmp_path, 5).fit(module, data)
+    assert max(returns) >= 130

@@ -3,7 +3,8 @@
 import pytest
 import torch
 from environments import Corridor, Slope
-from replay_training import quiet_trainer, small_data, small_sac, transitions
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from replay_training import quiet_trainer, small_data, small_dqn, small_sac, transitions
 from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torchvision.ops import MLP
@@ -11,6 +12,7 @@ from torchvision.ops import MLP
 from lightning_fire import AtFraction, FIRECallback, FullReset, Parameters, PlasticityInjection, Weights
 from lightning_fire.modules import SAC
 from lightning_fire.modules.running_norm import RunningNorm
+from lightning_fire.modules.sac import _floats
 from lightning_fire.nets import SimBa
 
 
@@ -128,6 +130,25 @@ def test_plasticity_injection_into_the_whole_critic(tmp_path):
     for before, after in zip(said[1], said[2], strict=True):
         assert torch.equal(before, after)
     assert not torch.equal(said[3][1], said[2][1])  # the targets go on to follow
+    for _ in range(3000):
+        torch._foreach_lerp_(_floats(module.target_critic), _floats(module.critic), 0.005)
+    trained, target = module.critic(*inputs), module.target_critic(*inputs)
+    assert torch.allclose(trained, target, atol=1e-4)  # the frozen copies as well
+
+
+def test_a_target_that_is_not_injected_is_asked_for(tmp_path):
+    for module, head, target in ((small_sac(), "critic", "target_critic"), (small_dqn(), "net", "target_net")):
+        injection = PlasticityInjection(head=head, when=AtFraction(0.5))
+        with pytest.raises(MisconfigurationException, match=f"target='{target}'"):
+            quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Slope))
+    injection = PlasticityInjection(head="actor", when=AtFraction(0.5))  # which has no target
+    quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(small_sac(), small_data(Slope))
+
+
+def test_trains_in_bfloat16(tmp_path):
+    module = small_sac()
+    quiet_trainer(tmp_path, 1, precision="bf16-mixed").fit(module, small_data(Slope))
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
 
 
 def test_simba():
