@@ -200,10 +200,11 @@ def execute(
 
 
 def _replay_files(checkpoint: Path) -> list[Path]:
-    """Return the files of a replay buffer that a checkpoint names."""
-    if not checkpoint.is_file():
+    """Return the files of a replay buffer that a checkpoint names; none of what is no checkpoint."""
+    try:
+        content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    except Exception:  # of any kind, as the file may be anything; cleaning up must not fail
         return []
-    content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     return [Path(leaf) for leaf in tree_leaves(content) if isinstance(leaf, str) and leaf.endswith(".replay")]
 
 
