@@ -74,16 +74,17 @@ class FullReset(TargetCallback):
         return [view for view in measurable(pl_module) if view.parameter in touched]
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        values = watch(self.views_to_show(pl_module), lambda: self._reset(pl_module), self.name)
-        forget_state(self.optimizer, trainer.optimizers, self._selected(pl_module).values())
+        selected = self._selected(pl_module)
+        values = watch(self.views_to_show(pl_module), lambda: self._reset(pl_module, set(selected.values())), self.name)
+        forget_state(self.optimizer, trainer.optimizers, selected.values())
         return values
 
     def _selected(self, pl_module: LightningModule) -> Mapping[str, torch.Tensor]:
         return tensors_of(pl_module) if self.where is None else self.where.select(pl_module)
 
     @torch.no_grad()
-    def _reset(self, pl_module: LightningModule) -> None:
-        targets, chosen = self.targets(pl_module), set(self._selected(pl_module).values())
+    def _reset(self, pl_module: LightningModule, chosen: set[torch.Tensor]) -> None:
+        targets = self.targets(pl_module)
         for name, tensor in tensors_of(pl_module).items():
             if tensor in chosen:
                 put(tensor, targets[name])

@@ -42,10 +42,9 @@ class Collector:
         self._envs: list[SeededEpisodes] = []
         self._make_envs([None] * num_envs)
         space, actions = self._envs[0].observation_space, self.action_space
-        dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
         self.buffer = make_buffer(
             observation_shape=space.shape,
-            observation_dtype=dtype,
+            observation_dtype=stored_dtype(space),
             action_shape=actions.shape,
             action_dtype=np.int64 if isinstance(actions, Discrete) else np.float32,
             num_envs=num_envs,
@@ -154,6 +153,15 @@ class Collector:
             SeededEpisodes(scaled(self._environment()), self._seed * 1_000_003 + i, moment)
             for i, moment in enumerate(moments)
         ]
+
+
+def stored_dtype(space: Box) -> np.dtype:
+    """Return the type in which observations are stored and acted on: that of their space, float64 as float32.
+
+    Args:
+        space: Of the observations.
+    """
+    return np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
 
 
 def scaled(env: gymnasium.Env) -> gymnasium.Env:

@@ -73,4 +73,14 @@ class SeededEpisodes(gymnasium.Wrapper):
         return observation, info
 
     def _seed_of_episode(self) -> int:
-        return int(np.random.SeedSequence([self._seed, self._episode]).generate_state(1)[0] >> 1)
+        return seed_of_episode(self._seed, self._episode)
+
+
+def seed_of_episode(seed: int, number: int) -> int:
+    """Return the seed with which an episode begins.
+
+    Args:
+        seed: Of all episodes.
+        number: Of this one, counted from 0.
+    """
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)

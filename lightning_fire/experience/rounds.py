@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fire.experience.collector import Collector, Environment, scaled
+from lightning_fire.experience.collector import Collector, Environment, scaled, stored_dtype
+from lightning_fire.experience.episodes import seed_of_episode
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 
 Act = Callable[[Tensor, int | None, torch.Generator], Tensor]
@@ -154,12 +155,13 @@ class Evaluation:
             if self._stack > 1:
                 stacked = gymnasium.wrappers.FrameStackObservation
                 self._env = stacked(self._env, self._stack, padding_type="zero")
-        seed = int(np.random.SeedSequence([self._seed + _EVALUATION, number]).generate_state(1)[0] >> 1)
+        seed = seed_of_episode(self._seed + _EVALUATION, number)
         generator = torch.Generator().manual_seed(seed)
+        dtype = stored_dtype(self._env.observation_space)
         observation, _ = self._env.reset(seed=seed)
         total, length, over = 0.0, 0, False
         while not over:
-            observations = torch.from_numpy(_single(observation))[None]
+            observations = torch.from_numpy(np.asarray(observation, dtype))[None]
             action = self._act(observations, None, generator)[0].cpu().numpy()
             observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
             total, length, over = total + float(reward), length + 1, terminated or truncated
@@ -170,9 +172,3 @@ class Evaluation:
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _single(observation: np.ndarray) -> np.ndarray:
-    """Return an observation as the buffer would store it."""
-    observation = np.asarray(observation)
-    return observation.astype(np.float32) if observation.dtype == np.float64 else observation

@@ -9,13 +9,13 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam, Optimizer
+from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
+from lightning_fire.modules.optimizer_factory import OptimizerFactory
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 

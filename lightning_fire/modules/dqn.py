@@ -1,7 +1,7 @@
 """Deep Q-learning, as the paper trains it on Atari."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from torch.optim import Adam, Optimizer
 
+from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class DQN(ReplayModule):

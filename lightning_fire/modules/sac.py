@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
+from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 from lightning_fire.modules.running_norm import RunningNorm
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 _LOG_STD = (-10.0, 2.0)  # least and largest
 
 

@@ -1,0 +1,8 @@
+"""What the modules take for an `optimizer`."""
+
+from collections.abc import Callable, Iterable
+
+from torch import nn
+from torch.optim import Optimizer
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]  # from the parameters
