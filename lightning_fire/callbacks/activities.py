@@ -27,7 +27,7 @@ def mean_activities(
         pl_module: Its module, in the modes in which it shall run.
         layers: Layers of its hidden units.
         num_batches: Batches to look at, at most an epoch of them.
-        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
+        forward: Runs the module on a batch. Default: its `loss_on`, otherwise `training_step`.
 
     Returns:
         Shape `(units of all layers,)`, float32; NaN for a layer that has not run.

@@ -155,8 +155,8 @@ class EventCallback(TimedCallback):
         name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
         curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss, and
             `…_seconds`, the time it took: some 20 to 40 gradients' worth.
-        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
-            optimization; what it logs is dropped.
+        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
+            has one, otherwise what `training_step` returns; what that logs is dropped.
 
     Raises:
         TypeError: If `when` is not a schedule.

@@ -33,13 +33,14 @@ class ContinualBackprop(StepwiseUnitReset["_Record"]):
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         compensate: Put the mean output of a replaced unit into the bias of the layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        forward: Runs the module on a batch, to find its units. Default: `training_step`, of automatic optimization.
+        forward: Runs the module on a batch, to find its units. Default: its `loss_on`, otherwise `training_step`.
         seed: Seed of the new draws, the same on every rank.
         name: Prefix of the logged keys in the place of `continual_backprop`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
+            `forward` is not given.
     """
 
     name = "continual_backprop"

@@ -37,8 +37,8 @@ class DASH(EventCallback):
             less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
         where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
             convolution weight.
-        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
-            optimization; what it logs is dropped.
+        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
+            has one, otherwise what `training_step` returns; what that logs is dropped.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
             after, `dash.singular_values_before/…` and `…_after/…`.
@@ -48,7 +48,7 @@ class DASH(EventCallback):
     Raises:
         ValueError: If an argument is out of range; before training, if `where` matches no weight; at an event, if a
             weight or a gradient has a NaN or Inf: nothing has been changed then.
-        MisconfigurationException: At an event, if `loss` is not given and the module optimises manually.
+        MisconfigurationException: At an event, if the module optimises manually, without `loss` and `loss_on`.
     """
 
     name = "dash"

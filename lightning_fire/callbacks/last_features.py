@@ -81,7 +81,7 @@ def gram_of_last_features(
         trainer: The Trainer, its data loaded.
         pl_module: Its module, in the modes in which it shall run.
         num_batches: Batches to look at, at most an epoch of them.
-        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
+        forward: Runs the module on a batch. Default: its `loss_on`, otherwise `training_step`.
 
     Returns:
         Shape `(features, features)`, float64.

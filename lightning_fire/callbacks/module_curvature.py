@@ -36,8 +36,8 @@ def module_curvature(
     Args:
         module: A LightningModule, or with `loss` any module.
         batch: A batch, on the device of the module.
-        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns, of automatic
-            optimization; what it logs is dropped.
+        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
+            has one, otherwise what `training_step` returns; what that logs is dropped.
         tolerance: Stop when the residual is at most this share of the eigenvalue.
         max_products: Products with the Hessian at most, each of about 1.7 gradients.
         reduce: Makes of a product the mean over ranks. Default: this process alone.

@@ -57,7 +57,7 @@ class PlasticityMonitor(TimedCallback):
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         srank_delta: δ, the share of the singular values that the effective rank leaves out, in [0, 1).
         curvature: Also log λ_max, at the cost of some 10 to 20 gradients each time.
-        loss: Runs the module on a batch, and returns the loss. Default: `training_step`, of automatic optimization.
+        loss: Runs the module on a batch, and returns the loss. Default: its `loss_on`, otherwise `training_step`.
         log_layers: Also log each layer by itself.
         name: Prefix of the logged keys in the place of `plasticity`.
 

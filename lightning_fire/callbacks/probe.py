@@ -42,15 +42,15 @@ def gradients_on_new_data(
         pl_module: Its module, in the modes of training.
         parameters: What to derive by.
         num_batches: Batches at most.
-        loss: The loss of a batch, a scalar. Default: what `training_step` returns; what it logs is dropped.
+        loss: The loss of a batch, a scalar. Default: see `training_loss`; what it logs is dropped.
 
     Raises:
-        MisconfigurationException: If `loss` is not given and the module optimises manually.
+        MisconfigurationException: If `loss` is not given, and the module optimises manually and has no `loss_on`.
     """
-    if loss is None and not pl_module.automatic_optimization:
+    if loss is None and _steps_by_itself(pl_module):
         raise MisconfigurationException(
             "the training_step of manual optimization takes optimizer steps by itself: say what the loss of a batch is,"
-            " loss=lambda module, batch: …"
+            " by a method loss_on(batch) of the module or loss=lambda module, batch: …"
         )
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
@@ -79,15 +79,16 @@ def forward_on_new_data(
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
         num_batches: Batches at most.
-        forward: Runs the module on a batch. Default: `training_step`; what it logs is dropped.
+        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise `training_step`;
+            what that logs is dropped.
 
     Raises:
-        MisconfigurationException: If `forward` is not given and the module optimises manually.
+        MisconfigurationException: If `forward` is not given, and the module optimises manually and has no `loss_on`.
     """
-    if forward is None and not pl_module.automatic_optimization:
+    if forward is None and _steps_by_itself(pl_module):
         raise MisconfigurationException(
             "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
-            " batch, forward=lambda module, batch: …"
+            " batch, by a method loss_on(batch) of the module or forward=lambda module, batch: …"
         )
     with (
         contextlib.closing(batches_of(trainer)) as batches,
@@ -97,7 +98,7 @@ def forward_on_new_data(
     ):
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
-                _training_step(pl_module, batch, index) if forward is None else forward(pl_module, batch)
+                _training_output(pl_module, batch, index) if forward is None else forward(pl_module, batch)
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) -> str:
@@ -110,14 +111,17 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
     """
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
-    if not explained and not pl_module.automatic_optimization:
+    explained |= _has_loss_on(pl_module)
+    if not explained and _steps_by_itself(pl_module):
         return (
             "the training_step of manual optimization takes optimizer steps by itself; say how to run the module on a"
-            " batch, loss=lambda module, batch: …"
+            " batch, by a method loss_on(batch) of the module or loss=lambda module, batch: …"
         )
     if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True) and not explained:
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
+        if _can_peek(loader):
+            continue
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return f"the data of {type(loader).__name__} may be there only once, and training needs it"
     return ""
@@ -160,8 +164,11 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
 def _own(loader: Any) -> Any:
     """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds.
 
-    Without worker processes, whose start would take longer than a batch, unless they have something to set up.
+    Without worker processes, whose start would take longer than a batch, unless they have something to set up. A
+    loader whose batches are made when asked for may have `peek`, which returns batches as training would see them.
     """
+    if _can_peek(loader):
+        return loader.peek()
     if not isinstance(loader, DataLoader):
         return loader
     own = copy.copy(loader)
@@ -194,24 +201,39 @@ def _restore_of_generator(generator: Any) -> Callable[[], None]:
 
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
-    """Return what `training_step` makes of a batch.
+    """Return the module's loss of a batch: that of its `loss_on(batch)` if it has one, otherwise of `training_step`.
 
     Args:
-        pl_module: The module, of automatic optimization.
+        pl_module: The module, of automatic optimization or with `loss_on`.
         batch: The batch, on the device.
         index: Its number in the epoch.
 
     Raises:
         ValueError: If that is no loss.
     """
-    output = _training_step(pl_module, batch, index)
+    output = _training_output(pl_module, batch, index)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
-        raise ValueError(f"training_step has returned {loss!r} in the place of a loss")
+        function = "loss_on" if _has_loss_on(pl_module) else "training_step"
+        raise ValueError(f"{function} has returned {loss!r} in the place of a loss")
     return loss
 
 
-def _training_step(pl_module: LightningModule, batch: Any, index: int) -> Any:
+def _has_loss_on(pl_module: LightningModule) -> bool:
+    return callable(getattr(pl_module, "loss_on", None))
+
+
+def _steps_by_itself(pl_module: LightningModule) -> bool:
+    return not pl_module.automatic_optimization and not _has_loss_on(pl_module)
+
+
+def _can_peek(loader: Any) -> bool:
+    return callable(getattr(loader, "peek", None))
+
+
+def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
+    if _has_loss_on(pl_module):
+        return pl_module.loss_on(batch)
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     return pl_module.training_step(batch, *([index] if with_index else []))
 

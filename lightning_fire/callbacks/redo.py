@@ -32,15 +32,16 @@ class ReDo(WithHiddenUnits, EventCallback):
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         num_batches: Batches to look at, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization; what it logs is
-            dropped.
+        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise
+            `training_step`; what that logs is dropped.
         seed: Seed of the new draws, the same on every rank.
         log_layers: Also log each layer by itself.
         name: Prefix of the logged keys in the place of `redo`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
+            `forward` is not given.
     """
 
     name = "redo"

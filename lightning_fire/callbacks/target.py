@@ -28,7 +28,7 @@ class TargetCallback(WithInitialValues, EventCallback):
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         name: Prefix of the logged keys in the place of the class's.
         curvature: Log λ_max, as `FIRECallback` does.
-        loss: From the module and a batch to the loss of which λ_max is. Default: what `training_step` returns.
+        loss: From the module and a batch to the loss of which λ_max is. Default: as `EventCallback`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if the target is `fresh` and a layer cannot be

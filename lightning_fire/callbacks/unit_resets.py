@@ -26,13 +26,14 @@ class WithHiddenUnits(TimedCallback):
     Args:
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         start_chunk: Do nothing before the data has changed this often.
-        forward: Runs the module on a batch. Default: `training_step`, of automatic optimization.
+        forward: Runs the module on a batch. Default: its `loss_on`, otherwise `training_step`.
         seed: Seed of the new draws, the same on every rank.
 
     Raises:
         ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units, or one of a layer
             without `reset_parameters`.
-        MisconfigurationException: When training starts, if `forward` is not given and the module optimises manually.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
+            `forward` is not given.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ def curvature_around(
         pl_module: Its module.
         act: Changes the module, and returns what to log about it.
         prefix: Of the keys.
-        loss: The loss of a batch. Default: what `training_step` returns, of automatic optimization.
+        loss: The loss of a batch. Default: see `training_loss`.
 
     Returns:
         What `act` returned; `{prefix}/lambda_max_before` and `…_after`, see `UpcomingBatch.lambda_max`; and
@@ -55,7 +55,7 @@ class UpcomingBatch:
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
-        loss: From the module and a batch to the loss, a scalar. Default: what `training_step` returns.
+        loss: From the module and a batch to the loss, a scalar. Default: see `training_loss`.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):

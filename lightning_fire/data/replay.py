@@ -173,8 +173,9 @@ class ReplayDataModule(pl.LightningDataModule):
         return 0 if self._rounds is None else self._rounds.collector.steps * self.num_envs
 
     def train_dataloader(self) -> "Rounds":
-        """Return the rounds of an epoch."""
+        """Take what is left of the initial steps, so that callbacks may look at them, and return an epoch's rounds."""
         start_epoch_afresh(self.trainer)
+        self._rounds.collect_initial()
         return self._rounds
 
     def val_dataloader(self) -> "Evaluation":

@@ -64,17 +64,18 @@ class Rounds:
         return self.pace.rounds
 
     def __iter__(self) -> Iterator[Round]:
-        # A generator: nobody acts before the first batch is asked for.
+        # A generator: the module does not act before the first batch is asked for.
         epoch = self._epoch()
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
         self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
         for done in range(begun + 1, self.pace.rounds + 1):
-            self._collect_initial()
+            self.collect_initial()
             made = self._round()
             self._position = (epoch, done)
             yield made
 
-    def _collect_initial(self) -> None:
+    def collect_initial(self) -> None:
+        """Take what is left of the initial steps."""
         collector = self.collector
         while collector.steps * collector.num_envs < self.pace.initial_steps:
             self._see()
@@ -95,10 +96,25 @@ class Rounds:
             actions = self._act(observations, learning, generator)
             collector.step(actions.cpu().numpy())
         drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)
-        returns, lengths = collector.finished()
         self._number += 1
+        return self._of(drawn, draws, *collector.finished())
+
+    def peek(self) -> Iterator[Round]:
+        """Yield rounds for measuring, drawn from what is stored: nobody acts, and training sees what it would have.
+
+        Raises:
+            ValueError: If nothing is stored yet.
+        """
+        number = self.pace.updates * self.pace.batch_size
+        none = torch.empty(0), torch.empty(0, dtype=torch.int64)
+        for ahead in range(self.pace.rounds):
+            draws = self._generator(3, self._number + ahead)
+            yield self._of(self.collector.buffer.sample(number, draws), draws, *none)
+
+    def _of(self, drawn: Transitions, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
+        collector, shape = self.collector, (self.pace.updates, self.pace.batch_size)
         return Round(
-            Transitions(*(tensor.unflatten(0, (pace.updates, pace.batch_size)) for tensor in drawn)),
+            Transitions(*(tensor.unflatten(0, shape) for tensor in drawn)),
             torch.tensor(collector.steps * collector.num_envs),
             torch.tensor(int(draws.integers(2**62))),
             returns,

@@ -94,11 +94,12 @@ class DQN(ReplayModule):
         """
         return max(self.epsilon, 1 - (1 - self.epsilon) * step / self.epsilon_steps)
 
-    def loss(self, transitions: Any) -> Tensor:
+    def loss(self, transitions: Any, generator: torch.Generator | None = None) -> Tensor:
         """Return the Huber loss of the values of the actions taken, a scalar.
 
         Args:
             transitions: `Transitions`, leading dimension `(batch,)`.
+            generator: Not used.
         """
         return smooth_l1_loss(self._taken(transitions), self._goals(transitions))
 

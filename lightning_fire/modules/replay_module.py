@@ -12,9 +12,9 @@ from torch import Tensor
 class ReplayModule(pl.LightningModule):
     """Trains on the rounds of a `ReplayDataModule`: an update for each minibatch.
 
-    A method writes `act`, `update` and `sync_targets`. Each epoch the means of what `update` returns are logged, as
+    A method writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs the means of what `update` returns, as
     `train/{name}`; `train/environment_steps`; of the episodes that have ended in the epoch `train/episode_return` and
-    `train/episode_length`; and at each evaluation `val/episode_return` and `val/episode_length`, all means.
+    `train/episode_length`; and each evaluation `val/episode_return` and `val/episode_length`, all means.
     """
 
     def __init__(self):
@@ -46,13 +46,31 @@ class ReplayModule(pl.LightningModule):
         """
         raise NotImplementedError
 
+    def loss(self, transitions: Any, generator: torch.Generator) -> Tensor:
+        """Return the loss of a minibatch, a scalar, without learning from it: what callbacks measure by.
+
+        Args:
+            transitions: `Transitions`, leading dimension `(batch,)`.
+            generator: Of the module's device, for all that is drawn.
+        """
+        raise NotImplementedError
+
+    def loss_on(self, batch: Any) -> Tensor:
+        """Return the loss of all minibatches of a round in one, a scalar.
+
+        Args:
+            batch: A `Round`.
+        """
+        transitions = type(batch.transitions)(*(tensor.flatten(0, 1) for tensor in batch.transitions))
+        return self.loss(transitions, self._generator(batch))
+
     def sync_targets(self) -> None:
         """Let the target networks be what the trained ones are; called when a method has replaced weights."""
         raise NotImplementedError
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Make the updates of a round."""
-        generator = torch.Generator(self.device).manual_seed(int(batch.seed))
+        generator = self._generator(batch)
         for index in range(len(batch.transitions.rewards)):
             transitions = type(batch.transitions)(*(tensor[index] for tensor in batch.transitions))
             self._note(self.update(transitions, generator))
@@ -60,6 +78,9 @@ class ReplayModule(pl.LightningModule):
             for value in values.float():
                 self._note({name: value})
         self._environment_steps = int(batch.environment_steps)
+
+    def _generator(self, batch: Any) -> torch.Generator:
+        return torch.Generator(self.device).manual_seed(int(batch.seed))
 
     def _note(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():

@@ -133,8 +133,7 @@ class SAC(ReplayModule):
         goal = self.target_entropy * actions.shape[-1]
         self._step(temperature_optimizer, self.log_temperature.exp() * (entropy - goal))
 
-        values = self.critic(observations, transitions.actions)
-        critic_loss = (values - self._goals(transitions, generator)).square().sum(0).mean()
+        values, critic_loss = self._values_and_loss(observations, transitions, generator)
         self._step(critic_optimizer, critic_loss)
         with torch.no_grad():
             torch._foreach_lerp_(_floats(self.target_critic), _floats(self.critic), self.tau)
@@ -145,6 +144,21 @@ class SAC(ReplayModule):
             "entropy": entropy,
             "temperature": temperature,
         }
+
+    def loss(self, transitions: Any, generator: torch.Generator) -> Tensor:
+        """Return the mean squared errors of both critics, summed, a scalar.
+
+        Args:
+            transitions: `Transitions`, leading dimension `(batch,)`.
+            generator: Of the module's device, for the actions that follow.
+        """
+        return self._values_and_loss(self.normalizer(transitions.observations), transitions, generator)[1]
+
+    def _values_and_loss(
+        self, observations: Tensor, transitions: Any, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor]:
+        values = self.critic(observations, transitions.actions)
+        return values, (values - self._goals(transitions, generator)).square().sum(0).mean()
 
     def _step(self, optimizer: Any, loss: Tensor) -> None:
         optimizer.zero_grad()

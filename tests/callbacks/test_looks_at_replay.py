@@ -1,0 +1,129 @@
+"""Methods that look at the data to come, where that is drawn from a replay buffer."""
+
+import pytest
+import torch
+from environments import Corridor, Slope
+from lightning.pytorch import Callback
+from replay_training import quiet_trainer, small_data, small_dqn, small_sac
+from torch.func import functional_call
+
+from lightning_fire import DASH, AtFraction, EveryNEpochs, FIRECallback, ReDo, Weights
+
+AT_HALF = AtFraction(0.5)
+OF = {"dqn": (small_dqn, Corridor, Weights("cnn")), "sac": (small_sac, Slope, Weights("sac"))}
+
+
+def exact_lambda_max(module, batch) -> float:
+    """The largest eigenvalue of the whole Hessian of `loss_on`, in float64."""
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    state = {name: value.detach().double() for name, value in module.state_dict().items()}
+    transitions = (value.double() if value.is_floating_point() else value for value in batch.transitions)
+    batch = batch._replace(transitions=type(batch.transitions)(*transitions))
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = module
+
+        def forward(self):
+            return type(module).__base__.loss_on(self.module, batch)
+
+    def of(flat):
+        parts = flat.split([state[name].numel() for name in names])
+        values = state | {name: part.view_as(state[name]) for name, part in zip(names, parts, strict=True)}
+        return functional_call(Loss(), {f"module.{name}": value for name, value in values.items()})
+
+    flat = torch.cat([state[name].flatten() for name in names])
+    return torch.linalg.eigvalsh(torch.autograd.functional.hessian(of, flat))[-1].item()
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tmp_path, kind):
+    make, environment, where = OF[kind]
+    batches, states, logged = [], [], []
+    module = make()
+
+    class Watched(type(module)):
+        def loss_on(self, batch):
+            batches.append(batch)
+            states.append({name: value.detach().float().clone() for name, value in self.state_dict().items()})
+            return super().loss_on(batch)
+
+    class Logging(FIRECallback):
+        def _act_and_measure(self, trainer, pl_module):
+            logged.append(super()._act_and_measure(trainer, pl_module))
+            return logged[-1]
+
+    module.__class__ = Watched
+    quiet_trainer(tmp_path, 2, callbacks=[Logging(AT_HALF, where)]).fit(module, small_data(environment))
+    assert len(batches) == 2 and len(logged) == 1
+    first, second = batches
+    assert all(torch.equal(a, b) for a, b in zip(first.transitions, second.transitions, strict=True))
+    assert first.transitions.rewards.shape == (1, 8)
+    assert not any(torch.equal(states[0][name], states[1][name]) for name in states[0] if name.endswith("0.weight"))
+    for moment, state, batch in zip(("before", "after"), states, batches, strict=True):
+        module.load_state_dict(state)
+        expected = exact_lambda_max(module, batch)
+        assert logged[0][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.01), moment
+
+
+@pytest.mark.parametrize("when", [AT_HALF, EveryNEpochs(1)])
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+def test_training_does_not_notice(tmp_path, kind, when):
+    make, environment, where = OF[kind]
+    results = []
+    for curvature in (True, False):
+        torch.manual_seed(0)
+        module, data = make(), small_data(environment)
+        quiet_trainer(tmp_path, 3, callbacks=[FIRECallback(when, where, curvature=curvature)]).fit(module, data)
+        results.append((module.state_dict(), data.state_dict()["rounds"]))
+    (measured, data), (plain, other) = results
+    assert all(torch.equal(measured[name], plain[name]) for name in plain)
+    assert data["number"] == other["number"] == 120
+    assert data["collector"]["steps"] == other["collector"]["steps"] == 130
+
+
+def test_the_initial_steps_are_there_when_training_starts(tmp_path):
+    seen = []
+
+    class Looking(Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.append(trainer.datamodule.environment_steps)
+
+    module = small_sac()
+    quiet_trainer(tmp_path, 1, callbacks=[Looking()]).fit(module, small_data(Slope))
+    assert seen == [10]
+    assert module.normalizer.count == 50
+
+
+def test_a_peek_is_the_same_again_and_different_from_the_next_one(tmp_path):
+    data = small_data(Corridor, replay_ratio=2)
+    quiet_trainer(tmp_path, 1).fit(small_dqn(), data)
+    rounds = data._rounds
+    first, again = ([next(peek), next(peek)] for peek in (rounds.peek(), rounds.peek()))
+    assert all(torch.equal(a, b) for a, b in zip(first[0].transitions, again[0].transitions, strict=True))
+    assert not torch.equal(first[0].transitions.observations, first[1].transitions.observations)
+    assert first[0].transitions.observations.shape == (2, 8, 3)
+    assert len(list(rounds.peek())) == 40
+    assert data.environment_steps == first[0].environment_steps == 50
+    assert len(first[0].returns) == len(first[0].lengths) == 0
+
+
+@pytest.mark.parametrize("kind", ["dqn", "sac"])
+@pytest.mark.parametrize("method", [lambda: DASH(AT_HALF), lambda: ReDo(EveryNEpochs(1), 0.5)], ids=["dash", "redo"])
+def test_methods_that_look_at_data_need_nothing_to_be_said(tmp_path, kind, method):
+    make, environment, _ = OF[kind]
+    data, callback = small_data(environment), method()
+    changed = []
+
+    class Watching(type(callback)):
+        def act(self, trainer, pl_module):
+            before = [p.detach().clone() for p in pl_module.parameters()]
+            values = super().act(trainer, pl_module)
+            changed.append(any(not torch.equal(a, b) for a, b in zip(before, pl_module.parameters(), strict=True)))
+            return values
+
+    callback.__class__ = Watching
+    quiet_trainer(tmp_path, 3, callbacks=[callback]).fit(make(), data)
+    assert changed and any(changed)
+    assert data.environment_steps == 130
