@@ -19,8 +19,8 @@ quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, 
 test: $(VENV)/.test  ## all tests, on as many processes as there are cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
-test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows; needs uv
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal
+test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows, which may warn; needs uv
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal -W default
 
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from matplotlib.axes import Axes
 
 from lightning_fire.compare import report
 from lightning_fire.compare.command import add_common_arguments, nested, require_counts
+from lightning_fire.compare.deliver import deliver, title_of
 from lightning_fire.compare.history import History
 from lightning_fire.compare.runs import Run, merged, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
-from lightning_fire.compare.whole_file import whole_file
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 SUMMARY = "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure"
@@ -117,19 +118,17 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
 def _publish(
     histories: Mapping[str, Mapping[int, History]], by_method: Numbers, by_steps: Numbers, recipe: Path, output: Path
 ) -> None:
-    text = f"{table(by_method, 'method')}\n\n{table(by_steps, 'steps of FIRE')}"
-    print(f"\n{text}\n")
-    title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
-    with whole_file(output / "ablation.txt") as part:
-        part.write_text(text + "\n")
-    with whole_file(output / "results.csv") as part:
-        report.write_csv(histories, part)
-    with whole_file(output / "ablation.png") as part:
-        draw(by_method, by_steps, part, title)
-    print("λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data")
-    print("mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment")
-    print(f"figure:      {output / 'ablation.png'}")
-    print(f"every run:   {output / 'results.csv'}")
+    deliver(
+        output,
+        f"{table(by_method, 'method')}\n\n{table(by_steps, 'steps of FIRE')}",
+        {
+            "results.csv": partial(report.write_csv, histories),
+            "ablation.png": partial(draw, by_method, by_steps, title=title_of(recipe)),
+        },
+        "λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data\n"
+        "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment",
+        name="ablation.txt",
+    )
 
 
 _MEASURES = {

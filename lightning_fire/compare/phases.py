@@ -1,15 +1,16 @@
 """The comparison of a recipe with `starts.yaml`: phase 1 once for each seed, then phase 2 from each checkpoint."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_fire.compare import phase_report
+from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.phase_history import PhaseHistory, read_first_phase, read_phase_history
-from lightning_fire.compare.runs import Run, recipe_name
+from lightning_fire.compare.runs import Run
 from lightning_fire.compare.starts import FIRST_PHASE, checkpoint_of, epochs_and_steps_of, second_phases
 from lightning_fire.compare.train import train_each
-from lightning_fire.compare.whole_file import whole_file
 
 
 def compare_phases(
@@ -73,13 +74,6 @@ def _publish(
     starts: Mapping[str, int | str],
     output: Path,
 ) -> None:
-    text = phase_report.table(phases)
-    print(f"\n{text}\n")
-    with whole_file(output / "table.txt") as part:
-        part.write_text(text + "\n")
-    with whole_file(output / "results.csv") as part:
-        phase_report.write_csv(phases, part)
-    title = " / ".join(recipe_name(recipe).parts).replace("_", " ")
     taken = {
         name: {
             seed: epochs_and_steps_of(checkpoint_of(output / FIRST_PHASE / f"seed{seed}", starts[name]))[1]
@@ -87,14 +81,16 @@ def _publish(
         }
         for name in phases
     }
-    for name, by_seed in taken.items():
-        print(f"start {name}: after {', '.join(f'{steps:.0f}' for steps in by_seed.values())} steps of phase 1")
-    with whole_file(output / "comparison.png") as part:
-        phase_report.draw(phases, firsts, taken, part, title)
-    print(
+    deliver(
+        output,
+        phase_report.table(phases),
+        {
+            "results.csv": partial(phase_report.write_csv, phases),
+            "comparison.png": partial(phase_report.draw, phases, firsts, taken, title=title_of(recipe)),
+        },
         "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; interval:"
-        " of the mean, by bootstrap over the seeds; steps to vanilla's: until the loss is that of vanilla at the end"
+        " of the mean, by bootstrap over the seeds; steps to vanilla's: until the loss is that of vanilla at the end",
     )
-    print(f"picture:     {output / 'comparison.png'}")
-    print(f"every run:   {output / 'results.csv'}")
-    print(f"TensorBoard: tensorboard --logdir {output}")
+    for name, by_seed in taken.items():
+        place(f"start {name}", f"after {', '.join(f'{steps:.0f}' for steps in by_seed.values())} steps of phase 1")
+    place("TensorBoard", f"tensorboard --logdir {output}")

@@ -2,15 +2,15 @@
 
 import csv
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 
+from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.report import aligned, colors, interval, mean, number, with_spread
 from lightning_fire.compare.return_history import ReturnHistory
-from lightning_fire.compare.runs import recipe_name
-from lightning_fire.compare.whole_file import whole_file
 
 Runs = Mapping[str, Mapping[int, ReturnHistory]]  # by method and seed
 COLUMNS = ("before", "final", "since", "dfi_before", "dfi_after", "sfe")
@@ -126,19 +126,12 @@ def publish(runs: Runs, recipe: Path, output: Path) -> None:
     Raises:
         SystemExit: If a file cannot be written; names it.
     """
-    text = table(runs)
-    print(f"\n{text}\n")
-    with whole_file(output / "table.txt") as part:
-        part.write_text(text + "\n")
-    with whole_file(output / "results.csv") as part:
-        write_csv(runs, part)
-    with whole_file(output / "comparison.png") as part:
-        draw(runs, part, " / ".join(recipe_name(recipe).parts).replace("_", " "))
-    print(
-        f"returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
+    deliver(
+        output,
+        table(runs),
+        {"results.csv": partial(write_csv, runs), "comparison.png": partial(draw, runs, title=title_of(recipe))},
+        "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
         f" {place_of_events(runs):.0f} environment steps; final: the last tenth of training; interval: of the mean, by"
-        " bootstrap over the seeds; DfI: normalised deviation from isometry"
+        " bootstrap over the seeds; DfI: normalised deviation from isometry",
     )
-    print(f"picture:     {output / 'comparison.png'}")
-    print(f"every run:   {output / 'results.csv'}")
-    print(f"TensorBoard: tensorboard --logdir {output}")
+    place("TensorBoard", f"tensorboard --logdir {output}")

@@ -76,6 +76,9 @@ class ReplayBuffer:
         self.size_of_segment = -(-self.steps // _SEGMENTS)
         self.written = 0  # steps; the observation after the last has a row, too
         self.ended = np.zeros(num_envs, bool)
+        # of a buffer in memory: the steps that are kept, the segment that fills, and the one that has just left
+        slots = _SEGMENTS + 2 if folder is None else 0
+        self._ring = np.zeros(slots * self.size_of_segment, self.dtype)  # memory is taken as rows are written
         self._segments: dict[int, Segment] = {}
         self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints
         self._own: set[Path] = set()  # files that this buffer has made
@@ -195,18 +198,27 @@ class ReplayBuffer:
         """Return a field of some steps of some environments, `(n, *shape)`."""
         kind = self.dtype[field]
         found = np.empty((len(places.steps), *kind.shape[1:]), kind.base)
-        for index, here, rows, environments in places.parts:
-            found[here] = self._segments[index].rows[field][rows, environments]
+        for rows, here, numbers, environments in places.parts:
+            found[here] = rows[field][numbers, environments]
         return found
 
     def _places(self, steps: np.ndarray, environments: np.ndarray) -> "_Places":
+        if self.folder is None:
+            return _Places(steps, environments, [(self._ring, slice(None), steps % len(self._ring), environments)])
         parts = []
         segments = steps // self.size_of_segment
-        for index in self._segments:
+        for index, segment in self._segments.items():
             (here,) = np.nonzero(segments == index)
             if len(here):
-                parts.append((index, here, steps[here] - index * self.size_of_segment, environments[here]))
+                parts.append((segment.rows, here, steps[here] - index * self.size_of_segment, environments[here]))
         return _Places(steps, environments, parts)
+
+    def _place_of(self, index: int) -> Path | np.ndarray:
+        """Return where a segment is to be: the folder of its file, or rows in memory."""
+        if self.folder is not None:
+            return self.folder
+        first = index * self.size_of_segment % len(self._ring)
+        return self._ring[first : first + self.size_of_segment]
 
     def _rows_in(self, index: int, written: int) -> int:
         """Return how many rows of a segment there are after a number of steps."""
@@ -215,7 +227,7 @@ class ReplayBuffer:
     def _row(self, step: int) -> np.void:
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
-            self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self.folder)
+            self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self._place_of(index))
             self._own |= {self._segments[index].path} - {None}
         return self._segments[index].rows[row]
 
@@ -260,7 +272,7 @@ class ReplayBuffer:
                 self.dtype,
                 self.size_of_segment,
                 self._rows_in(index, written),
-                self.folder,
+                self._place_of(index),
                 full=(index + 1) * self.size_of_segment <= written,
             )
             for index, kept in state["segments"].items()
@@ -279,8 +291,8 @@ def _delete(own: set[Path], kept: Iterable[set[Path | None]]) -> None:
 
 
 class _Places(NamedTuple):
-    """Some steps of some environments, and where they lie: segment, which of them, rows in it, environments."""
+    """Some steps of some environments, and where they lie: array, which of them, rows in it, environments."""
 
     steps: np.ndarray
     environments: np.ndarray
-    parts: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]]
+    parts: list[tuple[np.ndarray, np.ndarray | slice, np.ndarray, np.ndarray]]

@@ -27,19 +27,20 @@ class Segment:
         self.rows, self.path, self.is_new = rows, path, is_new
 
     @classmethod
-    def new(cls, dtype: np.dtype, steps: int, folder: Path | None) -> "Segment":
-        """Make an empty one.
+    def new(cls, dtype: np.dtype, steps: int, place: Path | np.ndarray) -> "Segment":
+        """Make one whose rows are still to be written.
 
         Args:
             dtype: Of a row.
             steps: Number of rows.
-            folder: Where its file shall be, under a name that there is not yet; None: in memory.
+            place: Folder of its file, which has a name that there is not yet; or the rows themselves, in memory.
 
         Raises:
             OSError: If there is no room for all of the file.
         """
-        if folder is None:
-            return cls(np.zeros(steps, dtype))
+        if isinstance(place, np.ndarray):
+            return cls(place)
+        folder = place
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{uuid.uuid4().hex}.replay"
         try:
@@ -66,7 +67,7 @@ class Segment:
 
     @classmethod
     def restored(
-        cls, state: dict[str, Any], dtype: np.dtype, steps: int, number: int, folder: Path | None, full: bool
+        cls, state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray, full: bool
     ) -> "Segment":
         """Make one of what a checkpoint says.
 
@@ -78,27 +79,28 @@ class Segment:
             dtype: Of a row.
             steps: Number of rows.
             number: How many of them count.
-            folder: Where a file of its own shall be; None: in memory.
+            place: See `new`.
             full: Whether nothing will be written into it.
 
         Raises:
             FileNotFoundError: If the file is gone.
         """
+        in_file = isinstance(place, Path)
         if "file" in state:
             path = Path(state["file"])
-            if not path.is_file() and folder is not None:
-                path = folder / path.name  # the folder may have moved
+            if not path.is_file() and in_file:
+                path = place / path.name  # the folder may have moved
             if not path.is_file():
                 raise FileNotFoundError(
                     f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
                     " checkpoints of a training keep theirs; has the folder been moved?"
                 )
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            if full and folder is not None:
+            if full and in_file:
                 return cls(rows, path, is_new=False)
         else:
             rows = state["rows"].numpy().view(dtype)
-        segment = cls.new(dtype, steps, folder)
+        segment = cls.new(dtype, steps, place)
         segment.rows[:number] = rows[:number]
         return segment
 

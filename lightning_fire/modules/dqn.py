@@ -77,14 +77,16 @@ class DQN(ReplayModule):
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
         share = self.evaluation_epsilon if step is None else self.epsilon_at(step)
         random = torch.rand(len(observations), generator=generator) < share
-        values = None
-        if self._num_actions is None or not random.all():
-            values = self.net(observations)
+        if self._num_actions is not None and random.all():
+            return torch.randint(self._num_actions, random.shape, generator=generator)
+        values = self.net(observations)
+        if self._num_actions is None:
             self._num_actions = values.shape[1]
+        best = values.argmax(1)
+        if not random.any():
+            return best
         drawn = torch.randint(self._num_actions, random.shape, generator=generator)
-        if values is None:
-            return drawn
-        return torch.where(random.to(values.device), drawn.to(values.device), values.argmax(1))
+        return torch.where(random.to(best.device), drawn.to(best.device), best)
 
     def epsilon_at(self, step: int) -> float:
         """Return the share of random actions.
@@ -136,23 +138,20 @@ class DQN(ReplayModule):
     def _copy_to_target(self) -> None:
         self.target_net.load_state_dict(self.net.state_dict())
 
-    def on_fit_start(self) -> None:
-        """Check that the network fits the environment."""
-        space = getattr(self.trainer.datamodule, "action_space", None)
-        if space is None:
-            return
-        if not hasattr(space, "n"):
-            raise ValueError(f"DQN needs a discrete action space, got {space}; use SAC")
-        example = self.trainer.datamodule.example_observations.to(self.device)
-        try:
-            with torch.no_grad():
-                values = self.net(example)
-        except RuntimeError as error:
-            raise ValueError(f"the network cannot take observations {tuple(example.shape)}: {error}") from error
-        if values.shape != (len(example), space.n):
+    def check_environment(self, action_space: Any, observations: Tensor) -> None:
+        """Check that actions are whole numbers and the network has a value for each.
+
+        Args:
+            action_space: Of one environment.
+            observations: An example, `(num_envs, *shape)`.
+        """
+        if not hasattr(action_space, "n"):
+            raise ValueError(f"DQN needs a discrete action space, got {action_space}; use SAC")
+        values = self.net(observations)
+        if values.shape != (len(observations), action_space.n):
             raise ValueError(
-                f"the network makes {tuple(values.shape)} of observations {tuple(example.shape)}; the environment has"
-                f" {space.n} actions, so that it must be {(len(example), int(space.n))}"
+                f"the network makes {tuple(values.shape)} of observations {tuple(observations.shape)}; the environment"
+                f" has {action_space.n} actions, so that it must be {(len(observations), int(action_space.n))}"
             )
 
     def configure_optimizers(self) -> Optimizer:

@@ -68,6 +68,32 @@ class ReplayModule(pl.LightningModule):
         """Let the target networks be what the trained ones are; called when a method has replaced weights."""
         raise NotImplementedError
 
+    def check_environment(self, action_space: Any, observations: Tensor) -> None:
+        """Check that the networks fit the environment; called when training starts.
+
+        Args:
+            action_space: Of one environment.
+            observations: An example, `(num_envs, *shape)`.
+
+        Raises:
+            ValueError: If they do not.
+        """
+
+    @torch.no_grad()
+    def on_fit_start(self) -> None:
+        """Try the networks on an example."""
+        data = self.trainer.datamodule
+        if getattr(data, "action_space", None) is None:
+            return
+        example = data.example_observations.to(self.device)
+        try:
+            self.check_environment(data.action_space, example)
+        except RuntimeError as error:
+            raise ValueError(
+                f"the networks cannot take observations {tuple(example.shape)} or actions of {data.action_space}:"
+                f" {error}"
+            ) from error
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Make the updates of a round."""
         generator = self._generator(batch)

@@ -192,26 +192,21 @@ class SAC(ReplayModule):
         if self.targets_follow:
             self.target_critic.load_state_dict(self.critic.state_dict())
 
-    def on_fit_start(self) -> None:
-        """Check that the networks fit the environment."""
-        space = getattr(self.trainer.datamodule, "action_space", None)
-        if space is None:
-            return
-        if hasattr(space, "n"):
-            raise ValueError(f"SAC needs actions in a box, got {space}; use DQN")
-        example = self.trainer.datamodule.example_observations.to(self.device)
-        try:
-            with torch.no_grad():
-                actions = self(example)
-                values = self.critic(self.normalizer(example), actions.new_zeros(len(example), *space.shape))
-        except RuntimeError as error:
+    def check_environment(self, action_space: Any, observations: Tensor) -> None:
+        """Check that actions are in a box, and that the actor makes such and the critics take them.
+
+        Args:
+            action_space: Of one environment.
+            observations: An example, `(num_envs, n)`.
+        """
+        if hasattr(action_space, "n"):
+            raise ValueError(f"SAC needs actions in a box, got {action_space}; use DQN")
+        actions = self(observations)
+        values = self.critic(self.normalizer(observations), actions.new_zeros(len(actions), *action_space.shape))
+        if actions.shape[1:] != action_space.shape or values.shape != (2, len(observations)):
             raise ValueError(
-                f"actor or critic cannot take observations {tuple(example.shape)} and actions {space.shape}: {error}"
-            ) from error
-        if actions.shape[1:] != space.shape or values.shape != (2, len(example)):
-            raise ValueError(
-                f"the actor makes actions {tuple(actions.shape[1:])}, the environment takes {space.shape}; the critic"
-                f" makes values {tuple(values.T.shape[:1])} of {len(example)} observations"
+                f"the actor makes actions {tuple(actions.shape[1:])}, the environment takes {action_space.shape}; the"
+                f" critic makes values {tuple(values.T.shape[:1])} of {len(observations)} observations"
             )
 
     def configure_optimizers(self) -> list[Optimizer]:

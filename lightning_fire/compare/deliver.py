@@ -1,0 +1,52 @@
+"""What every comparison leaves for people: a table on the screen, files, and where they are."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from lightning_fire.compare.runs import recipe_name
+from lightning_fire.compare.whole_file import whole_file
+
+_WHAT = {".png": "picture", ".csv": "every run"}
+
+
+def deliver(
+    output: Path, table: str, files: Mapping[str, Callable[[Path], object]], note: str, name: str = "table.txt"
+) -> None:
+    """Print a table, write it and other files, and say what its numbers are and where picture and runs lie.
+
+    Args:
+        output: Folder of the files.
+        table: For a terminal.
+        files: By name, what writes each to the path that it is given; the first of each kind is named on the screen.
+        note: What the numbers are.
+        name: Of the file of the table.
+
+    Raises:
+        SystemExit: If a file cannot be written; names it.
+    """
+    print(f"\n{table}\n")
+    for file, write in {name: lambda part: part.write_text(table + "\n"), **files}.items():
+        with whole_file(output / file) as part:
+            write(part)
+    print(note)
+    for ending, what in _WHAT.items():
+        place(what, output / next(file for file in files if file.endswith(ending)))
+
+
+def place(what: str, where: object) -> None:
+    """Say where something is.
+
+    Args:
+        what: Its name.
+        where: A path, or a command.
+    """
+    print(f"{what + ':':12} {where}")
+
+
+def title_of(recipe: Path) -> str:
+    """Return the title of a picture.
+
+    Args:
+        recipe: The folder of the recipe.
+    """
+    return " / ".join(recipe_name(recipe).parts).replace("_", " ")
