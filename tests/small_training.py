@@ -1,5 +1,6 @@
 """A stranger's project in small: a plain LightningModule and plain DataModules that know nothing of this package."""
 
+import inspect
 from pathlib import Path
 
 import lightning.pytorch as pl
@@ -80,6 +81,19 @@ def fitted(
     module = module or PlainModule()
     trainer(*callbacks, **options).fit(module, datamodule=data or GrowingData(), ckpt_path=ckpt_path)
     return module
+
+
+def resumed_from(path: object, weights_only: bool = True) -> dict[str, object]:
+    """Arguments of `Trainer.fit` and `test`; before lightning 2.6 there was no choice of what may be unpickled."""
+    known = "weights_only" in inspect.signature(pl.Trainer.fit).parameters
+    return {"ckpt_path": path, **({"weights_only": weights_only} if known else {})}
+
+
+class OwnSequential(nn.Sequential):
+    """A network that torch 2.6 compiles by its `compile`, which leaves a bare `nn.Sequential` as it is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
 
 
 def assert_same_weights(one: nn.Module, other: nn.Module) -> None:

@@ -12,7 +12,7 @@ import torch
 from checkpoint_files import TAKEN, draw, header_of, load, raw, refused, reinit, small_state, stored, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_training import PlainData, PlainModule, trainer
+from small_training import PlainData, PlainModule, resumed_from, trainer
 from tolerances import assert_near
 from torch import nn
 
@@ -501,7 +501,7 @@ def test_a_lightning_checkpoint_is_rewritten_and_trained_on(tmp_path, capsys, dr
             seen.update({name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
 
     run.callbacks.append(Look())
-    run.fit(module, datamodule=PlainData(), ckpt_path=str(tmp_path / "out.ckpt"), weights_only=False)
+    run.fit(module, datamodule=PlainData(), **resumed_from(tmp_path / "out.ckpt", weights_only=False))
     assert_same(dict(new["state_dict"]), seen)
     assert run.current_epoch == 2
     steps = 4 if drop else 8  # of Adam: 4 batches an epoch

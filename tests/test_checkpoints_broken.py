@@ -72,7 +72,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
     ("name", "message"),
     [
         ("gone.safetensors", "does not exist"),
-        ("empty.safetensors", "no complete safetensors file: .*header too small"),
+        ("empty.safetensors", "no complete safetensors file: .*[Hh]eader ?[Tt]oo ?[Ss]mall"),
         ("half.safetensors", "no complete safetensors file: "),
         ("long.safetensors", "no complete safetensors file: "),
         ("lfs.safetensors", "pointer of Git LFS"),

@@ -145,7 +145,7 @@ def test_how_a_fork_ends_is_told(place, environment):
     (place / "seen.yaml").write_text("trainer: {callbacks+: [{class_path: spy.Broken}]}\n")
     broken = begin(["fit", "-c", "base.yaml", "-c", "seen.yaml"], place / "log", environment)
     assert broken.wait(timeout=100) == 1
-    assert (place / "log").read_text().splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert (place / "log").read_text().split()[-4:] == ["ZeroDivisionError:", "division", "by", "zero"]
     for end, code in (("terminate", 0), ("kill", -signal.SIGKILL)):  # Lightning ends its training at the first
         (place / "waits").unlink(missing_ok=True)
         training, process = waiting(place, environment, seconds=100)

@@ -620,7 +620,7 @@ def test_the_parts_are_the_queries_keys_and_values_of_hugging_face(kind, options
     [
         ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}),
         ("pvt_v2_b0", {}),
-        ("swin_tiny_patch4_window7_224", {"img_size": 56, "window_size": 7, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
+        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
     ],
 )
 def test_the_parts_are_the_queries_keys_and_values_of_timm(name, options):

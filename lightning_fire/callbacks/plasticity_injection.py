@@ -41,10 +41,11 @@ class InjectedHead(nn.Module):
         super().__init__()
         self.trained = head
         self.frozen, self.taken_away = nn.ModuleList(), nn.ModuleList()
+        self._injections = 0  # len(self.frozen), the change of which compiled code of torch 2.6 does not notice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the head returns, with the frozen copies added and taken away."""
-        if not self.frozen:
+        if self._injections == 0:
             return self.trained(*args, **kwargs)
 
         def said_by(head: nn.Module) -> Any:  # each on inputs of its own, as a head may change them in place
@@ -70,6 +71,7 @@ class InjectedHead(nn.Module):
         for name, tensor in tensors_of(self.trained).items():
             tensor.copy_(drawn[name])
         self.taken_away.append(_frozen_copy(self.trained))
+        self._injections = len(self.frozen)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -95,6 +97,7 @@ class InjectedHead(nn.Module):
                 while len(kind) < number:
                     kind.append(_frozen_copy(self.trained))
                 del kind[number:]
+            self._injections = len(self.frozen)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

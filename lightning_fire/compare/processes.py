@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import math
 import os
 import select
 import signal
@@ -82,11 +83,11 @@ class Fork:
                 self.returncode = -signal.SIGKILL
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for its end.
 
         Args:
-            timeout: Seconds.
+            timeout: Seconds at most; None: for ever.
 
         Returns:
             The exit code.
@@ -94,7 +95,7 @@ class Fork:
         Raises:
             subprocess.TimeoutExpired: If it still runs then.
         """
-        end = time.monotonic() + timeout
+        end = math.inf if timeout is None else time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() >= end:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_training import PlainModule, assert_same_weights, dataset, fitted
+from small_training import OwnSequential, PlainModule, assert_same_weights, dataset, fitted
 
 from lightning_fire import (
     DASH,
@@ -42,6 +42,7 @@ def _nothing_compiled():
 def run(method, compiled: bool, epochs: int = 6) -> PlainModule:
     torch.manual_seed(0)
     module = PlainModule()
+    module.net = OwnSequential(*module.net)
     if compiled:
         module.net.compile(backend="eager")
     module.net(dataset().tensors[0][:6]).sum().backward()

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from small_training import PlainData, PlainModule, assert_same_weights, fitted, snapshots_of
+from small_training import OwnSequential, PlainData, PlainModule, assert_same_weights, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 from torch import nn
@@ -161,6 +161,7 @@ def test_compiled_layers_see_the_new_weights_and_are_not_compiled_anew():
     class Compiled(PlainModule):
         def __init__(self):
             super().__init__()
+            self.net = OwnSequential(*self.net)
             self.net.compile(backend=backend, dynamic=False)
 
     by_steps = []

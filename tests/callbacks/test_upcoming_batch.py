@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of, state_of
+from small_training import (
+    GrowingData,
+    OwnSequential,
+    PlainModule,
+    assert_same_weights,
+    dataset,
+    fitted,
+    snapshots_of,
+    state_of,
+)
 from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
@@ -144,6 +153,7 @@ def test_a_compiled_module_is_measured_in_eager_mode():
     class Compiled(Smooth):
         def __init__(self):
             super().__init__()
+            self.net = OwnSequential(*self.net)
             self.calls = 0
 
         def configure_model(self):

@@ -10,6 +10,7 @@ import torch
 from environments import Corridor, Slope
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import resumed_from
 from torch import nn
 
 from lightning_fire.data import ReplayDataModule
@@ -131,7 +132,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_e
     steps = torch.load(checkpoint, weights_only=True)["global_step"]
     updates = len(first.batches) * steps // len(first.batches)
     resumed = Recorder()
-    trainer(tmp_path / "resumed").fit(resumed, data(**options), ckpt_path=checkpoint, weights_only=True)
+    trainer(tmp_path / "resumed").fit(resumed, data(**options), **resumed_from(checkpoint))
     assert same(whole.batches[-len(resumed.batches) :], resumed.batches)
     assert len(resumed.batches) == len(whole.batches) - updates
     assert whole.noise[-len(resumed.noise) :] == resumed.noise
@@ -142,7 +143,7 @@ def test_a_fit_after_a_resumed_one_has_whole_epochs(tmp_path):
     save = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=13, save_on_train_epoch_end=False)
     trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True).fit(Recorder(), data())
     module, datamodule = Recorder(), data()
-    trainer(tmp_path, 1).fit(module, datamodule, ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    trainer(tmp_path, 1).fit(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"))
     assert len(module.batches) == 7
     trainer(tmp_path, 2).fit(module, datamodule)
     assert len(module.batches) == 7 + 2 * 20
@@ -178,7 +179,7 @@ def test_a_test_of_a_checkpoint_leaves_the_buffer_alone(tmp_path):
     fit = trainer(tmp_path, 1)
     fit.fit(module, datamodule)
     for _ in range(3):
-        fit.test(module, datamodule, ckpt_path=tmp_path / "saved.ckpt", weights_only=True, verbose=False)
+        fit.test(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"), verbose=False)
     assert datamodule.environment_steps == 10 + 2 * 20
     kept = torch.load(tmp_path / "saved.ckpt", weights_only=True)["ReplayDataModule"]["rounds"]["collector"]["buffer"]
     assert all(Path(segment["file"]).is_file() for segment in kept["segments"].values())
@@ -191,7 +192,7 @@ def test_means_of_an_epoch_that_was_resumed_are_of_all_of_it(tmp_path):
     torch.manual_seed(0)
     whole.fit(Recorder(), data())
     resumed = trainer(tmp_path, 1)
-    resumed.fit(Recorder(), data(), ckpt_path=tmp_path / "saved.ckpt", weights_only=True)
+    resumed.fit(Recorder(), data(), **resumed_from(tmp_path / "saved.ckpt"))
     for name in ("train/loss", "train/environment_steps", "train/episode_return", "train/episode_length"):
         assert torch.allclose(whole.callback_metrics[name], resumed.callback_metrics[name]), name
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from replay_training import quiet_trainer, small_data
+from small_training import resumed_from
 
 from lightning_fire import AtFraction, FIRECallback, FullReset, Parameters, Weights
 from lightning_fire.experience import Atari
@@ -46,7 +47,7 @@ def test_a_training_with_an_event_resumes_in_the_midst_of_a_game(tmp_path, folde
         ]
         data = small_data(Atari("Asterix"), steps_per_epoch=6, batch_size=4, initial_steps=8, stack=4, folder=folder)
         trainer = quiet_trainer(tmp_path / where, 4, callbacks=events, limit_val_batches=0)
-        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(module, data, **resumed_from(checkpoint))
         trainer.save_checkpoint(tmp_path / f"{where}.ckpt")
 
     class Stop(Exception):
