@@ -239,7 +239,7 @@ def _checked(tensor: Tensor) -> Tensor:
         raise TypeError(f"expected a tensor of a real floating dtype, got {tensor.dtype}")
     if tensor.ndim < 2:
         raise ValueError(f"expected a tensor of at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    if tensor.numel() and not torch.stack(tensor.detach().aminmax()).isfinite().all():
+    if tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.detach().aminmax()).tolist())):
         raise ValueError(f"expected finite values, got a NaN or Inf in a tensor of shape {tuple(tensor.shape)}")
     return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
