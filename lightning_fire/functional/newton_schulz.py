@@ -78,9 +78,9 @@ def newton_schulz_by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, 
 def cheaper_by_spectrum(m: int, n: int, steps: int, coefficients: tuple[float, ...]) -> bool:
     """Tell whether the spectrum of a matrix is likely to be exact enough, and takes less time than the steps, on a CPU.
 
-    Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition, with all calls around it, takes
-    as long as 5 of them for large r, and as 5 + 4.5e5 / r² for small ones (measured, float32, MKL, r from 128 to 1024);
-    6e5 leaves it where the gain is not sure.
+    Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition, with all calls around it,
+    takes as long as 5 of them for large r, and as 5 + 4.5e5 / r² for small ones (measured, float32, MKL, r from 128 to
+    1024); 6e5 leaves it where the gain is not sure.
 
     Args:
         m: Rows.
