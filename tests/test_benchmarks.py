@@ -59,6 +59,11 @@ CASES = {
         "nets/cartpole",
         {"loop", "Lightning", "as the recipes"},
     ),
+    "stable_baselines": (
+        "--only cartpole --of lightning-fire --seeds 1 --every 256 --episodes 1",
+        "tasks/cartpole",
+        {"lightning-fire"},
+    ),
     "step_cost": ("--net small --batch 2 --steps 1 --rounds 1", "ratios", STEP),
 }
 

@@ -124,7 +124,18 @@ class Rounds:
     def _generator(self, kind: int, number: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self._seed, kind << 60 | number]))
 
-    def state(self) -> dict[str, Any]:  # not state_dict: Lightning would save that beside the DataModule's
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing, as the DataModule keeps `state`; Lightning warns at a resume of loaders without this."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore nothing.
+
+        Args:
+            state_dict: Empty.
+        """
+
+    def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""
         return {"position": list(self._position), "number": self._number, "collector": self.collector.state_dict()}
 

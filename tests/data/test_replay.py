@@ -115,6 +115,7 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+@pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
 @pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
 @pytest.mark.parametrize("num_envs", [1, 2])
