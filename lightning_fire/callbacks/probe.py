@@ -164,11 +164,12 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
 def _own(loader: Any) -> Any:
     """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds.
 
-    Without worker processes, whose start would take longer than a batch, unless they have something to set up. A
-    loader whose batches are made when asked for may have `peek`, which returns batches as training would see them.
+    Without worker processes, whose start would take longer than a batch, unless they have something to set up.
+
+    A loader whose batches are made when asked for may have `peek_batches()`: batches as training would see them.
     """
     if _can_peek(loader):
-        return loader.peek()
+        return loader.peek_batches()
     if not isinstance(loader, DataLoader):
         return loader
     own = copy.copy(loader)
@@ -228,7 +229,7 @@ def _steps_by_itself(pl_module: LightningModule) -> bool:
 
 
 def _can_peek(loader: Any) -> bool:
-    return callable(getattr(loader, "peek", None))
+    return callable(getattr(loader, "peek_batches", None))
 
 
 def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:

@@ -76,8 +76,8 @@ class ReplayBuffer:
         self.size_of_segment = -(-self.steps // _SEGMENTS)
         self.written = 0  # steps; the observation after the last has a row, too
         self.ended = np.zeros(num_envs, bool)
-        # of a buffer in memory: the steps that are kept, the segment that fills, and the one that has just left
-        slots = _SEGMENTS + 2 if folder is None else 0
+        # of a buffer in memory: the steps that are kept, the segment that fills, and frames before the oldest step
+        slots = _SEGMENTS + 1 + -(-stack // self.size_of_segment) if folder is None else 0
         self._ring = np.zeros(slots * self.size_of_segment, self.dtype)  # memory is taken as rows are written
         self._segments: dict[int, Segment] = {}
         self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints

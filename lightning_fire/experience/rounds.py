@@ -99,7 +99,7 @@ class Rounds:
         self._number += 1
         return self._of(drawn, draws, *collector.finished())
 
-    def peek(self) -> Iterator[Round]:
+    def peek_batches(self) -> Iterator[Round]:
         """Yield rounds for measuring, drawn from what is stored: nobody acts, and training sees what it would have.
 
         Raises:

@@ -100,11 +100,11 @@ def test_a_peek_is_the_same_again_and_different_from_the_next_one(tmp_path):
     data = small_data(Corridor, replay_ratio=2)
     quiet_trainer(tmp_path, 1).fit(small_dqn(), data)
     rounds = data._rounds
-    first, again = ([next(peek), next(peek)] for peek in (rounds.peek(), rounds.peek()))
+    first, again = ([next(peek), next(peek)] for peek in (rounds.peek_batches(), rounds.peek_batches()))
     assert all(torch.equal(a, b) for a, b in zip(first[0].transitions, again[0].transitions, strict=True))
     assert not torch.equal(first[0].transitions.observations, first[1].transitions.observations)
     assert first[0].transitions.observations.shape == (2, 8, 3)
-    assert len(list(rounds.peek())) == 40
+    assert len(list(rounds.peek_batches())) == 40
     assert data.environment_steps == first[0].environment_steps == 50
     assert len(first[0].returns) == len(first[0].lengths) == 0
 
