@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_fire.experience import ReplayBuffer
@@ -82,6 +82,7 @@ def drawn(buffer: ReplayBuffer, number: int = 64, seed: int = 0) -> list:
     chance=st.sampled_from([0.2, 0.01]),
     seed=st.integers(0, 1000),
 )
+@example(num_envs=1, stack=16, steps=200, capacity=32, chance=0.01, seed=0)  # frames of eight segments
 def test_draws_the_steps_that_a_list_holds_and_all_of_them(num_envs, stack, steps, capacity, chance, seed):
     buffer = ReplayBuffer(capacity * num_envs, (2, 2), np.uint8, num_envs=num_envs, stack=stack)
     listed = Listed(capacity * num_envs, num_envs, stack)
