@@ -77,7 +77,7 @@ def test_a_whole_comparison(recipe, tmp_path, capsys):
         for run in by_method["fire"]:
             assert run["final"] == pytest.approx(0.25 * run["final_a"] + 0.75 * run["final_b"], rel=1e-5)
             assert 0 < run["event_seconds"] < 10
-    assert "start early: after 5 steps of phase 1" in text and "start late: after 15 steps" in text
+    assert "start early: after 5 steps of phase 1" in text and "start late:  after 15 steps" in text
     assert len((tmp_path / "out" / "table.txt").read_text().splitlines()) == 2 + 3 * 2
     with open(tmp_path / "out" / "results.csv") as file:
         rows = list(csv.DictReader(file))
