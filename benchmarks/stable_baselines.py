@@ -26,6 +26,7 @@ from quiet_trainer import quiet_trainer
 from torch.optim import Adam
 from torchvision.ops import MLP
 
+from lightning_fire.compare.report import with_spread
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Gymnasium
 from lightning_fire.modules import DQN, SAC
@@ -124,10 +125,6 @@ def timed(train: Callable[..., list[float]], task: str, seed: int, every: int, e
     return {"returns": returns, "seconds": round(time.perf_counter() - start, 1)}
 
 
-def spread(values: list[float]) -> str:
-    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values) if len(values) > 1 else 0:.1f}"
-
-
 def main() -> None:
     """Run and print."""
     parser = parser_of(__doc__)
@@ -149,7 +146,8 @@ def main() -> None:
         for name, runs in results[task].items():
             last, best = ([pick(run["returns"]) for run in runs] for pick in (lambda r: r[-1], max))
             seconds = statistics.median(run["seconds"] for run in runs)
-            print(f"{task:9s} {name:18s} last {spread(last)}, best {spread(best)}, {seconds:.0f} s", flush=True)
+            found = f"last {with_spread(last, 1)}, best {with_spread(best, 1)}, {seconds:.0f} s"
+            print(f"{task:9s} {name:18s} {found}", flush=True)
     publish({"tasks": results}, options.json)
 
 

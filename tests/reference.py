@@ -25,6 +25,19 @@ def polar(matrix: Tensor) -> Tensor:
     return u @ vh
 
 
+def largest_eigenvalue(function, tensors) -> float:
+    """The largest eigenvalue of the whole Hessian of a function of a list of tensors, in float64."""
+    shapes = [tensor.shape for tensor in tensors]
+
+    def of(flat):
+        return function(
+            [part.view(shape) for part, shape in zip(flat.split([s.numel() for s in shapes]), shapes, strict=True)]
+        )
+
+    flat = torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+    return torch.linalg.eigvalsh(torch.autograd.functional.hessian(of, flat))[-1].item()
+
+
 def fire(weight: Tensor, steps: int | str = 10, coefficients: str = "cubic", scale: str = "paper", groups: int = 1):
     """FIRE on one `(out, in / groups, *kernel)` weight, matrix by matrix, in float64."""
     out, inputs = weight.shape[0] // groups, weight.shape[1]

@@ -47,11 +47,8 @@ def gradients_on_new_data(
     Raises:
         MisconfigurationException: If `loss` is not given, and the module optimises manually and has no `loss_on`.
     """
-    if loss is None and _steps_by_itself(pl_module):
-        raise MisconfigurationException(
-            "the training_step of manual optimization takes optimizer steps by itself: say what the loss of a batch is,"
-            " by a method loss_on(batch) of the module or loss=lambda module, batch: …"
-        )
+    if loss is None and (reason := _takes_steps(pl_module, "what the loss of a batch is", "loss")):
+        raise MisconfigurationException(reason)
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
     with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
@@ -85,11 +82,8 @@ def forward_on_new_data(
     Raises:
         MisconfigurationException: If `forward` is not given, and the module optimises manually and has no `loss_on`.
     """
-    if forward is None and _steps_by_itself(pl_module):
-        raise MisconfigurationException(
-            "the training_step of manual optimization takes optimizer steps by itself: say how the module runs on a"
-            " batch, by a method loss_on(batch) of the module or forward=lambda module, batch: …"
-        )
+    if forward is None and (reason := _takes_steps(pl_module, "how the module runs on a batch", "forward")):
+        raise MisconfigurationException(reason)
     with (
         contextlib.closing(batches_of(trainer)) as batches,
         leaving_no_trace(pl_module),
@@ -112,12 +106,9 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) 
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     explained |= _has_loss_on(pl_module)
-    if not explained and _steps_by_itself(pl_module):
-        return (
-            "the training_step of manual optimization takes optimizer steps by itself; say how to run the module on a"
-            " batch, by a method loss_on(batch) of the module or loss=lambda module, batch: …"
-        )
-    if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True) and not explained:
+    if not explained and (reason := _takes_steps(pl_module, "how to run the module on a batch", "loss")):
+        return reason
+    if not explained and is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
         if _can_peek(loader):
@@ -224,8 +215,14 @@ def _has_loss_on(pl_module: LightningModule) -> bool:
     return callable(getattr(pl_module, "loss_on", None))
 
 
-def _steps_by_itself(pl_module: LightningModule) -> bool:
-    return not pl_module.automatic_optimization and not _has_loss_on(pl_module)
+def _takes_steps(pl_module: LightningModule, unknown: str, argument: str) -> str:
+    """Tell why training_step cannot be run to look at a batch, and what would do instead; empty if it can."""
+    if pl_module.automatic_optimization or _has_loss_on(pl_module):
+        return ""
+    return (
+        f"the training_step of manual optimization takes optimizer steps by itself; say {unknown}, by a method"
+        f" loss_on(batch) of the module or {argument}=lambda module, batch: …"
+    )
 
 
 def _can_peek(loader: Any) -> bool:

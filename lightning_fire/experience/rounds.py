@@ -69,13 +69,12 @@ class Rounds:
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
         self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
         for done in range(begun + 1, self.pace.rounds + 1):
-            self.collect_initial()
             made = self._round()
             self._position = (epoch, done)
             yield made
 
     def collect_initial(self) -> None:
-        """Take what is left of the initial steps."""
+        """Take what is left of the initial steps; to be done before the first round."""
         collector = self.collector
         while collector.steps * collector.num_envs < self.pace.initial_steps:
             self._see()
@@ -114,7 +113,7 @@ class Rounds:
     def _of(self, drawn: Transitions, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
         collector, shape = self.collector, (self.pace.updates, self.pace.batch_size)
         return Round(
-            Transitions(*(tensor.unflatten(0, shape) for tensor in drawn)),
+            drawn.each(lambda tensor: tensor.unflatten(0, shape)),
             torch.tensor(collector.steps * collector.num_envs),
             torch.tensor(int(draws.integers(2**62))),
             returns,

@@ -1,5 +1,6 @@
 """What a reinforcement learning module is trained on."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -23,6 +24,14 @@ class Transitions(NamedTuple):
     rewards: Tensor
     next_observations: Tensor
     terminated: Tensor
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> "Transitions":
+        """Return the same steps with a function applied to each of the five tensors.
+
+        Args:
+            function: From a tensor to a tensor.
+        """
+        return Transitions(*map(function, self))
 
 
 class Round(NamedTuple):

@@ -103,9 +103,10 @@ def unit_norm(x: Tensor) -> Tensor:
     Args:
         x: Shape `(..., m, n)`, finite.
     """
-    norm = torch.linalg.matrix_norm(x, keepdim=True)
-    if x.device.type == "cpu" and 1e-9 < float(norm.min()) <= float(norm.max()) < 1e9:  # squares were in range
-        return x / norm
+    if x.device.type == "cpu":
+        norm = torch.linalg.matrix_norm(x, keepdim=True)
+        if 1e-9 < float(norm.min()) <= float(norm.max()) < 1e9:  # squares were in range
+            return x / norm
     x = moderate(x)
     norm = torch.linalg.matrix_norm(x, keepdim=True)
     return x / norm.masked_fill(norm == 0, 1.0)

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import lightning.pytorch as pl
@@ -61,7 +62,7 @@ class ReplayModule(pl.LightningModule):
         Args:
             batch: A `Round`.
         """
-        transitions = type(batch.transitions)(*(tensor.flatten(0, 1) for tensor in batch.transitions))
+        transitions = batch.transitions.each(lambda tensor: tensor.flatten(0, 1))
         return self.loss(transitions, self._generator(batch))
 
     def sync_targets(self) -> None:
@@ -98,8 +99,7 @@ class ReplayModule(pl.LightningModule):
         """Make the updates of a round."""
         generator = self._generator(batch)
         for index in range(len(batch.transitions.rewards)):
-            transitions = type(batch.transitions)(*(tensor[index] for tensor in batch.transitions))
-            self._note(self.update(transitions, generator))
+            self._note(self.update(batch.transitions.each(itemgetter(index)), generator))
         for name, values in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
             for value in values.float():
                 self._note({name: value})

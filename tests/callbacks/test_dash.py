@@ -171,7 +171,8 @@ class Manual(PlainModule):
 
 
 def test_manual_optimization_needs_a_loss_of_its_own():
-    with pytest.raises(MisconfigurationException, match="say what the loss of a batch is, by a method"):
+    asked = r"say what the loss of a batch is, by a method loss_on\(batch\) of the module or loss=lambda module, batch"
+    with pytest.raises(MisconfigurationException, match=asked):
         fitted(DASH(), module=Manual())
     torch.manual_seed(0)
     callback = Snapshots(loss=lambda module, batch: nn.functional.cross_entropy(module.net(batch[0]), batch[1]))

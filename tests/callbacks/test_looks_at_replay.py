@@ -1,6 +1,7 @@
 """Methods that look at the data to come, where that is drawn from a replay buffer."""
 
 import pytest
+import reference
 import torch
 from environments import Corridor, Slope
 from lightning.pytorch import Callback
@@ -17,8 +18,8 @@ def exact_lambda_max(module, batch) -> float:
     """The largest eigenvalue of the whole Hessian of `loss_on`, in float64."""
     names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
     state = {name: value.detach().double() for name, value in module.state_dict().items()}
-    transitions = (value.double() if value.is_floating_point() else value for value in batch.transitions)
-    batch = batch._replace(transitions=type(batch.transitions)(*transitions))
+    precise = batch.transitions.each(lambda value: value.double() if value.is_floating_point() else value)
+    batch = batch._replace(transitions=precise)
 
     class Loss(torch.nn.Module):
         def __init__(self):
@@ -28,13 +29,11 @@ def exact_lambda_max(module, batch) -> float:
         def forward(self):
             return type(module).__base__.loss_on(self.module, batch)
 
-    def of(flat):
-        parts = flat.split([state[name].numel() for name in names])
-        values = state | {name: part.view_as(state[name]) for name, part in zip(names, parts, strict=True)}
+    def loss(parts):
+        values = state | dict(zip(names, parts, strict=True))
         return functional_call(Loss(), {f"module.{name}": value for name, value in values.items()})
 
-    flat = torch.cat([state[name].flatten() for name in names])
-    return torch.linalg.eigvalsh(torch.autograd.functional.hessian(of, flat))[-1].item()
+    return reference.largest_eigenvalue(loss, [state[name] for name in names])
 
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])

@@ -213,7 +213,8 @@ def test_manual_optimization_says_how_the_module_runs():
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
 
-    with pytest.raises(MisconfigurationException, match="say how the module runs on a batch, by a method"):
+    asked = r"say how the module runs on a batch, by a method loss_on\(batch\) of the module or forward=lambda module,"
+    with pytest.raises(MisconfigurationException, match=asked):
         fitted(ReDo(), module=Manual())
     callback = ReDo(threshold=0.8, forward=lambda module, batch: module.net(batch[0]))
     fitted(callback, module=Manual())
