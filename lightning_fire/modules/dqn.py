@@ -1,12 +1,13 @@
 """Deep Q-learning, as the paper trains it on Atari."""
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import Adam, Optimizer
 
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
@@ -23,6 +24,9 @@ class DQN(ReplayModule):
         optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
             (paper, table "Hyperparameters used in the ALE environment").
         discount: γ (paper: 0.99).
+        huber_delta: The loss of an error is half its square up to this, and grows linearly beyond (paper: 1). None: its
+            square, for rewards that are not clipped: of values far above 1, a linear loss finds the median over their
+            states rather than the mean, and takes no notice of rare endings.
         target_update_period: Updates after which the target network becomes the trained one (paper: 2000).
         double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
             2016). The paper does not.
@@ -46,6 +50,7 @@ class DQN(ReplayModule):
         net: nn.Module,
         optimizer: OptimizerFactory | None = None,
         discount: float = 0.99,
+        huber_delta: float | None = 1.0,
         target_update_period: int = 2000,
         double: bool = False,
         epsilon: float = 0.01,
@@ -58,13 +63,16 @@ class DQN(ReplayModule):
         for name, value in shares.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"`{name}` must be in [0, 1], got {value}")
+        if huber_delta is not None and not 0 < huber_delta < math.inf:
+            raise ValueError(f"`huber_delta` must be positive and finite, or None for squares, got {huber_delta}")
         for name, value in {"target_update_period": target_update_period, "epsilon_steps": epsilon_steps}.items():
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}")
         self.net = net
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4))
-        self.discount, self.target_update_period, self.double = discount, target_update_period, double
+        self.discount, self.huber_delta = discount, huber_delta
+        self.target_update_period, self.double = target_update_period, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
         self.targets_follow = targets_follow
         self._num_actions: int | None = None  # until the network has told
@@ -97,16 +105,20 @@ class DQN(ReplayModule):
         return max(self.epsilon, 1 - (1 - self.epsilon) * step / self.epsilon_steps)
 
     def loss(self, transitions: Any, generator: torch.Generator | None = None) -> Tensor:
-        """Return the Huber loss of the values of the actions taken, a scalar.
+        """Return the mean loss of the values of the actions taken, a scalar.
 
         Args:
             transitions: `Transitions`, leading dimension `(batch,)`.
             generator: Not used.
         """
-        return smooth_l1_loss(self._taken(transitions), self._goals(transitions))
+        return self._error(self._taken(transitions), transitions)
 
     def _taken(self, transitions: Any) -> Tensor:
         return self.net(transitions.observations).gather(1, transitions.actions[:, None]).squeeze(1)
+
+    def _error(self, taken: Tensor, transitions: Any) -> Tensor:
+        goals = self._goals(transitions)
+        return mse_loss(taken, goals) if self.huber_delta is None else huber_loss(taken, goals, delta=self.huber_delta)
 
     @torch.no_grad()
     def _goals(self, transitions: Any) -> Tensor:
@@ -122,7 +134,7 @@ class DQN(ReplayModule):
         """Take one step of the optimizer."""
         optimizer = self.optimizers()
         taken = self._taken(transitions)
-        loss = smooth_l1_loss(taken, self._goals(transitions))
+        loss = self._error(taken, transitions)
         optimizer.zero_grad()
         self.manual_backward(loss)
         optimizer.step()

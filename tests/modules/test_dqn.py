@@ -13,9 +13,10 @@ from lightning_fire.modules import DQN
 from lightning_fire.nets import NatureCNN
 
 
+@pytest.mark.parametrize("huber_delta", [1.0, 0.2, None])
 @pytest.mark.parametrize("double", [False, True])
-def test_the_loss_is_that_of_one_transition_after_another(double):
-    module = small_dqn(double=double, discount=0.9)
+def test_the_loss_is_that_of_one_transition_after_another(double, huber_delta):
+    module = small_dqn(double=double, discount=0.9, huber_delta=huber_delta)
     for parameter in module.target_net.parameters():
         parameter.data += 0.3
     batch = transitions(20, 3, torch.randint(2, (20,)))
@@ -26,7 +27,10 @@ def test_the_loss_is_that_of_one_transition_after_another(double):
             values = module.target_net(following)
             goal = reward + 0.9 * (values[module.net(following).argmax()] if double else values.max())
         error = abs(module.net(seen)[action] - goal)
-        losses.append(0.5 * error**2 if error < 1 else error - 0.5)
+        if huber_delta is None:
+            losses.append(error**2)
+        else:
+            losses.append(0.5 * error**2 if error < huber_delta else huber_delta * (error - 0.5 * huber_delta))
     assert torch.allclose(module.loss(batch), torch.stack(losses).mean())
 
 
@@ -124,6 +128,8 @@ def test_the_nature_cnn():
 def test_says_what_does_not_fit(tmp_path):
     with pytest.raises(ValueError, match=r"`discount` must be in \[0, 1\]"):
         small_dqn(discount=2.0)
+    with pytest.raises(ValueError, match="`huber_delta` must be positive and finite, or None for squares, got 0"):
+        small_dqn(huber_delta=0)
     with pytest.raises(ValueError, match="`target_update_period` must be at least 1"):
         small_dqn(target_update_period=0)
     fit = quiet_trainer(tmp_path, 1)
