@@ -2,8 +2,9 @@
 
     python benchmarks/replay_speed.py [--only cartpole atari simba] [--rounds 3] [--json FILE]
 
-The loop steps one environment, writes each transition into arrays with both of its observations (frames stacked by
-gymnasium's wrapper), draws batches from these, and updates, as CleanRL's single files do. Against it a Trainer with
+The loop steps one environment in a `SyncVectorEnv` that keeps the statistics of episodes, writes each transition into
+arrays with both of its observations (frames stacked by gymnasium's wrapper), draws batches from these, and updates, as
+CleanRL's single files do. The bare loop steps the environment itself, and knows no returns. Against them a Trainer with
 our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an idle `FIRECallback`, a TensorBoard
 logger and the progress bar. Left out are evaluations and checkpoints.
 
@@ -101,11 +102,11 @@ def dqn_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
     optimizer = torch.optim.Adam(net.parameters(), lr=6.25e-5, eps=1.5e-4)
     updates = 0
 
-    def act(seen: np.ndarray, share: float) -> int:
+    def act(seen: np.ndarray, share: float) -> np.ndarray:
         if np.random.rand() < share:
-            return np.random.randint(9 if setting.net == "atari" else 2)
+            return np.random.randint(9 if setting.net == "atari" else 2, size=1)
         with torch.no_grad():
-            return int(net(torch.as_tensor(seen).to(device)[None]).argmax())
+            return net(torch.as_tensor(seen).to(device)).argmax(1).cpu().numpy()
 
     def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
         nonlocal updates
@@ -143,7 +144,7 @@ def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
 
     def act(seen: np.ndarray, share: float) -> np.ndarray:
         with torch.no_grad():
-            return sample(torch.as_tensor(seen).to(device)[None])[0][0].cpu().numpy()
+            return sample(torch.as_tensor(seen).to(device))[0].cpu().numpy()
 
     def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
         actor_optimizer, critic_optimizer = optimizers
@@ -173,28 +174,58 @@ def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
     return act, update
 
 
-def loop(setting: Setting) -> float:
-    """Train without Lightning; return the seconds of an epoch."""
-    torch.manual_seed(0)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    act, update = (sac_of if setting.net == "simba" else dqn_of)(setting, device)
+class Single:
+    """Steps one environment as if it were a vector of them, with as little around it as can be."""
+
+    def __init__(self, make: Callable[[], gymnasium.Env]):
+        self.env = make()
+        self.single_observation_space, self.single_action_space = self.env.observation_space, self.env.action_space
+
+    def reset(self, seed: int) -> tuple[np.ndarray, dict]:
+        return self.env.reset(seed=seed)[0][None], {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, list, list, list, dict]:
+        seen, reward, terminated, truncated, _ = self.env.step(actions[0])
+        last = {"final_obs": [seen]} if terminated or truncated else {}
+        seen = self.env.reset()[0] if last else seen
+        return seen[None], [reward], [terminated], [truncated], last
+
+
+def vector(make: Callable[[], gymnasium.Env]) -> gymnasium.vector.VectorEnv:
+    """Return one environment as CleanRL steps it."""
+    with_statistics = lambda: gymnasium.wrappers.RecordEpisodeStatistics(make())  # noqa: E731
+    return gymnasium.vector.SyncVectorEnv([with_statistics], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
+
+
+def environment_of(setting: Setting) -> gymnasium.Env:
+    """Return the environment, its actions scaled and its frames stacked."""
     env = ENVIRONMENTS[setting.net]()
     if setting.net == "simba":
         env = gymnasium.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))
     if setting.stack > 1:
         env = gymnasium.wrappers.FrameStackObservation(env, setting.stack, padding_type="zero")
-    arrays = Arrays(env.observation_space, env.action_space)
+    return env
+
+
+def loop(setting: Setting, around: Callable[[Callable[[], gymnasium.Env]], Any] = vector) -> float:
+    """Train without Lightning; return the seconds of an epoch."""
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    act, update = (sac_of if setting.net == "simba" else dqn_of)(setting, device)
+    env = around(partial(environment_of, setting))
+    arrays = Arrays(env.single_observation_space, env.single_action_space)
     seen, _ = env.reset(seed=0)
     for step in range(setting.initial + 2 * setting.steps):
         if step == setting.initial + setting.steps:
             wait_for_device()
             start = time.perf_counter()
         learning = step - setting.initial
-        action = env.action_space.sample() if learning < 0 else act(seen, 0.01)
-        following, reward, terminated, truncated, _ = env.step(action)
-        reward = float(np.clip(reward, -1, 1)) if setting.net == "atari" else reward
-        arrays.add(seen, action, reward, following, terminated)
-        seen = env.reset()[0] if terminated or truncated else following
+        actions = env.single_action_space.sample()[None] if learning < 0 else act(seen, 0.01)
+        following, rewards, terminated, truncated, infos = env.step(actions)
+        reward = float(np.clip(rewards[0], -1, 1)) if setting.net == "atari" else rewards[0]
+        last = infos["final_obs"] if terminated[0] or truncated[0] else following
+        arrays.add(seen[0], actions[0], reward, last[0], terminated[0])
+        seen = following
         if learning >= 0 and (learning + 1) % setting.every == 0:
             for _ in range(setting.updates):
                 update(*arrays.draw(setting.batch, device))
@@ -228,6 +259,7 @@ def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> floa
 
 WAYS: dict[str, Callable[[Setting], float]] = {
     "loop": loop,
+    "bare": partial(loop, around=Single),
     "Lightning": partial(lightning, callbacks=list),
     "as the recipes": partial(
         lightning, callbacks=lambda: [FIRECallback(EveryNSteps(10**9), curvature=False), ChunkProgressBar()]

@@ -15,7 +15,9 @@ from torch import Tensor
 from lightning_fire.data.trainer_plan import start_epoch_afresh
 
 if TYPE_CHECKING:
-    from lightning_fire.experience import Evaluation, Rounds
+    from contextlib import AbstractContextManager
+
+    from lightning_fire.experience import Evaluation, Player, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -131,7 +133,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
-        self._evaluation = Evaluation(self.environment, self.evaluation_episodes, self.stack, self._act, self.seed)
+        self._evaluation = Evaluation(self.environment, self.evaluation_episodes, self.stack, self._playing, self.seed)
         if stage == "fit" and self._rounds is None:
             self._rounds = self._make_rounds()
 
@@ -143,19 +145,12 @@ class ReplayDataModule(pl.LightningDataModule):
         collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
         pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
-        return Rounds(collector, pace, self._act, self._observe, lambda: self.trainer.current_epoch, self.seed)
+        return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
 
-    @torch.no_grad()
-    def _act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        module = self.trainer.lightning_module
-        with self.trainer.precision_plugin.forward_context():
-            actions = module.act(observations.to(module.device), step, generator)
-        return actions.float() if actions.is_floating_point() else actions
+    def _playing(self) -> "AbstractContextManager[Player]":
+        from lightning_fire.experience import playing
 
-    def _observe(self, observations: Tensor) -> None:
-        module = self.trainer.lightning_module
-        if callable(observe := getattr(module, "observe", None)):
-            observe(observations.to(module.device))
+        return playing(self.trainer)
 
     @property
     def action_space(self) -> Any:

@@ -3,6 +3,7 @@
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector, Environment
 from lightning_fire.experience.environments import Atari, Gymnasium
+from lightning_fire.experience.player import Player, playing
 from lightning_fire.experience.rounds import Evaluation, Pace, Rounds
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 
@@ -14,8 +15,10 @@ __all__ = [
     "Evaluation",
     "Gymnasium",
     "Pace",
+    "Player",
     "ReplayBuffer",
     "Round",
     "Rounds",
     "Transitions",
+    "playing",
 ]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 
 from lightning_fire.experience.segment import Segment
 from lightning_fire.experience.transitions import Transitions
@@ -93,16 +94,16 @@ class ReplayBuffer:
         Args:
             observations: `(num_envs, *shape)`.
         """
-        row = self._row(self.written)
-        row["observation"], row["age"] = observations, 0
+        fields, row = self._place_to_write(self.written)
+        fields["observation"][row], fields["age"][row] = observations, 0
 
     def add(
         self,
-        actions: np.ndarray,
-        rewards: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        next_observations: np.ndarray,
+        actions: ArrayLike,
+        rewards: ArrayLike,
+        terminated: ArrayLike,
+        truncated: ArrayLike,
+        next_observations: ArrayLike,
     ) -> None:
         """Store what came of an action in each environment.
 
@@ -113,10 +114,13 @@ class ReplayBuffer:
             truncated: Likewise.
             next_observations: `(num_envs, *shape)`; the last of an episode, where that has ended.
         """
-        row, following = self._row(self.written), self._row(self.written + 1)
-        row["action"], row["reward"], row["terminated"], row["began"] = actions, rewards, terminated, self.ended
-        following["observation"] = next_observations
-        following["age"] = np.where(self.ended, 0, np.minimum(row["age"], 254) + 1)
+        fields, row = self._place_to_write(self.written)
+        fields["action"][row], fields["reward"][row] = actions, rewards
+        fields["terminated"][row], fields["began"][row] = terminated, self.ended
+        age = fields["age"][row]
+        fields, row = self._place_to_write(self.written + 1)
+        fields["observation"][row] = next_observations
+        fields["age"][row] = (age + (age < 255)) * ~self.ended
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
         if self.written % self.size_of_segment == 0:
@@ -130,7 +134,8 @@ class ReplayBuffer:
 
     def newest(self) -> np.ndarray:
         """Return the observations after the last step, not stacked, `(num_envs, *shape)`."""
-        return self._row(self.written)["observation"]
+        fields, row = self._place_to_write(self.written)
+        return fields["observation"][row]
 
     def empty_observations(self) -> np.ndarray:
         """Return zeros of the shape and type of what `latest` returns."""
@@ -224,12 +229,13 @@ class ReplayBuffer:
         """Return how many rows of a segment there are after a number of steps."""
         return min(self.size_of_segment, written + 1 - index * self.size_of_segment)
 
-    def _row(self, step: int) -> np.void:
+    def _place_to_write(self, step: int) -> tuple[dict[str, np.ndarray], int]:
+        """Return the fields in which one of the last steps lies, and its row in them."""
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
             self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self._place_of(index))
             self._own |= {self._segments[index].path} - {None}
-        return self._segments[index].rows[row]
+        return self._segments[index].fields, row
 
     def _delete_outdated(self) -> None:
         present = {segment.path for segment in self._segments.values()}

@@ -85,16 +85,17 @@ class Collector:
         """
         if not self._begun:
             self.observations()
-        results = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
-        observations, rewards, terminated, truncated = (np.array(part) for part in zip(*results, strict=True))
-        stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         began = self.buffer.ended
+        results = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
+        observations, rewards, terminated, truncated = zip(*results, strict=True)
+        stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         self.buffer.add(actions, stored, terminated, truncated, observations)
-        self._returns += np.where(began, 0, rewards)
+        self._returns += rewards
         self._lengths += ~began
-        for i in np.flatnonzero(self.buffer.ended):
-            self._finished.append((float(self._returns[i]), int(self._lengths[i])))
-            self._returns[i], self._lengths[i] = 0, 0
+        if self.buffer.ended.any():
+            for i in np.flatnonzero(self.buffer.ended):
+                self._finished.append((float(self._returns[i]), int(self._lengths[i])))
+                self._returns[i], self._lengths[i] = 0, 0
         self.steps += 1
 
     def finished(self) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """Loaders whose batches are made when they are asked for: by acting, storing and drawing, and by evaluating."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,10 @@ from torch import Tensor
 
 from lightning_fire.experience.collector import Collector, Environment, scaled, stored_dtype
 from lightning_fire.experience.episodes import seed_of_episode
+from lightning_fire.experience.player import Player
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 
-Act = Callable[[Tensor, int | None, torch.Generator], Tensor]
-Observe = Callable[[Tensor], None]
+Playing = Callable[[], AbstractContextManager[Player]]
 _EVALUATION = 2**31  # a seed apart from those of training
 
 
@@ -45,17 +46,14 @@ class Rounds:
     Args:
         collector: Acts and stores.
         pace: How often.
-        act: The module's: from observations, the steps done since the initial ones, and a generator to actions.
-        observe: Shows it all that is met.
+        playing: Lets the module play.
         epoch: Tells the present epoch of the Trainer.
         seed: Of what is drawn.
     """
 
-    def __init__(
-        self, collector: Collector, pace: Pace, act: Act, observe: Observe, epoch: Callable[[], int], seed: int
-    ):
+    def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
         self.collector, self.pace = collector, pace
-        self._act, self._observe, self._epoch, self._seed = act, observe, epoch, seed
+        self._playing, self._epoch, self._seed = playing, epoch, seed
         self._position = (-1, 0)  # epoch, rounds handed out in it
         self._resumed = (-1, 0)
         self._number = 0  # of the round, over all epochs
@@ -76,24 +74,19 @@ class Rounds:
     def collect_initial(self) -> None:
         """Take what is left of the initial steps; to be done before the first round."""
         collector = self.collector
-        while collector.steps * collector.num_envs < self.pace.initial_steps:
-            self._see()
-            collector.step(collector.random_actions(self._generator(2, collector.steps)))
-
-    def _see(self) -> Tensor:
-        observations = torch.from_numpy(self.collector.observations())
-        self._observe(observations)
-        return observations
+        with self._playing() as player:
+            while collector.steps * collector.num_envs < self.pace.initial_steps:
+                player.observe(collector.observations())
+                collector.step(collector.random_actions(self._generator(2, collector.steps)))
 
     def _round(self) -> Round:
         collector, pace = self.collector, self.pace
         draws = self._generator(0, self._number)
         generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
-        for _ in range(pace.steps):
-            observations = self._see()
-            learning = collector.steps * collector.num_envs - pace.initial_steps
-            actions = self._act(observations, learning, generator)
-            collector.step(actions.cpu().numpy())
+        with self._playing() as player:
+            for _ in range(pace.steps):
+                learning = collector.steps * collector.num_envs - pace.initial_steps
+                collector.step(player.act(collector.observations(), learning, generator))
         drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)
         self._number += 1
         return self._of(drawn, draws, *collector.finished())
@@ -159,13 +152,13 @@ class Evaluation:
         environment: Makes one.
         episodes: How many.
         stack: Frames that make up an observation.
-        act: The module's, see `Rounds`; steps are None.
+        playing: Lets the module play.
         seed: Of the episodes.
     """
 
-    def __init__(self, environment: Environment, episodes: int, stack: int, act: Act, seed: int):
+    def __init__(self, environment: Environment, episodes: int, stack: int, playing: Playing, seed: int):
         self._environment, self._episodes, self._stack = environment, episodes, stack
-        self._act, self._seed = act, seed
+        self._playing, self._seed = playing, seed
         self._env: gymnasium.Env | None = None
 
     def __len__(self) -> int:
@@ -186,11 +179,11 @@ class Evaluation:
         dtype = stored_dtype(self._env.observation_space)
         observation, _ = self._env.reset(seed=seed)
         total, length, over = 0.0, 0, False
-        while not over:
-            observations = torch.from_numpy(np.asarray(observation, dtype))[None]
-            action = self._act(observations, None, generator)[0].cpu().numpy()
-            observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
-            total, length, over = total + float(reward), length + 1, terminated or truncated
+        with self._playing() as player:
+            while not over:
+                action = player.act(np.asarray(observation, dtype)[None], None, generator)[0]
+                observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
+                total, length, over = total + float(reward), length + 1, terminated or truncated
         return Episode(torch.tensor(total, dtype=torch.float32), torch.tensor(length))
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ class DQN(ReplayModule):
     Args:
         net: From observations `(batch, *shape)` to the values of the actions `(batch, num_actions)`.
         optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
-            (paper, table "Hyperparameters used in the ALE environment").
+            (paper, table "Hyperparameters used in the ALE environment"), fused: several times as fast on a CPU, too.
         discount: γ (paper: 0.99).
         huber_delta: The loss of an error is half its square up to this, and grows linearly beyond (paper: 1). None: its
             square, for rewards that are not clipped: of values far above 1, a linear loss finds the median over their
@@ -70,7 +70,7 @@ class DQN(ReplayModule):
                 raise ValueError(f"`{name}` must be at least 1, got {value}")
         self.net = net
         self.target_net = copy.deepcopy(net).requires_grad_(False)
-        self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4))
+        self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4, fused=True))
         self.discount, self.huber_delta = discount, huber_delta
         self.target_update_period, self.double = target_update_period, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
@@ -84,17 +84,17 @@ class DQN(ReplayModule):
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
         share = self.evaluation_epsilon if step is None else self.epsilon_at(step)
-        random = torch.rand(len(observations), generator=generator) < share
-        if self._num_actions is not None and random.all():
-            return torch.randint(self._num_actions, random.shape, generator=generator)
+        random = [draw < share for draw in torch.rand(len(observations), generator=generator).tolist()]
+        if self._num_actions is not None and all(random):
+            return torch.randint(self._num_actions, (len(random),), generator=generator)
         values = self.net(observations)
         if self._num_actions is None:
             self._num_actions = values.shape[1]
         best = values.argmax(1)
-        if not random.any():
+        if not any(random):
             return best
-        drawn = torch.randint(self._num_actions, random.shape, generator=generator)
-        return torch.where(random.to(best.device), drawn.to(best.device), best)
+        drawn = torch.randint(self._num_actions, (len(random),), generator=generator)
+        return torch.where(torch.tensor(random, device=best.device), drawn.to(best.device), best)
 
     def epsilon_at(self, step: int) -> float:
         """Return the share of random actions.

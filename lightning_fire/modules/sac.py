@@ -53,8 +53,8 @@ class SAC(ReplayModule):
             the logarithms of their standard deviations, by tanh between −10 and 2.
         critic: From observations and actions side by side, `(batch, n + m)`, to values `(batch, 1)`.
         observation_size: n.
-        optimizer: Makes the optimizers of actor and critics. Default: AdamW with learning rate 1e-4 and weight decay
-            0.01 (paper, table "Hyperparameters used in HumanoidBench environments").
+        optimizer: Makes the optimizers of actor and critics. Default: AdamW with learning rate 1e-4 and weight
+            decay 0.01 (paper, table "Hyperparameters used in HumanoidBench environments"), fused.
         temperature_optimizer: Makes that of the temperature. Default: Adam with learning rate 1e-4.
         discount: γ (paper: 0.99).
         tau: Share of the trained critics that the target critics take over in each update (paper: 0.005).
@@ -97,7 +97,7 @@ class SAC(ReplayModule):
         self.actor, self.critic = actor, TwinCritic(critic)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
-        self.optimizer = optimizer or (lambda parameters: AdamW(parameters, lr=1e-4, weight_decay=0.01))
+        self.optimizer = optimizer or (lambda parameters: AdamW(parameters, lr=1e-4, weight_decay=0.01, fused=True))
         self.temperature_optimizer = temperature_optimizer or (lambda parameters: Adam(parameters, lr=1e-4))
         self.discount, self.tau, self.target_entropy = discount, tau, target_entropy
         self.targets_follow = targets_follow
