@@ -16,9 +16,13 @@ METHODS = {
     "plasticity_injection": "PlasticityInjection",
     "shrink_and_perturb": "ShrinkAndPerturb",
 }
-NEEDS = {"atari_nature_cnn": ("ale_py", "cv2"), "humanoid_simba": ("shimmy", "dm_control")}
+NEEDS = {
+    "atari_nature_cnn": ("ale_py", "cv2"),
+    "humanoid_simba": ("shimmy", "dm_control"),
+    "h1_simba": ("humanoid_bench",),
+}
 SMALL = (
-    "--data.init_args.steps_per_epoch 8 --data.init_args.initial_steps 8 --data.init_args.batch_size 4"
+    "--data.init_args.initial_steps 8 --data.init_args.batch_size 4"
     " --data.init_args.capacity 64 --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.logger false"
     " --trainer.enable_progress_bar false --trainer.enable_model_summary false --trainer.limit_val_batches 0"
     " --trainer.enable_checkpointing false"
@@ -26,8 +30,11 @@ SMALL = (
 
 
 def test_there_are_recipes():
-    assert {path.parent.name for path in RUNS} == {"atari_nature_cnn", "cartpole_mlp", "humanoid_simba"}
-    for folder in {path.parent for path in RUNS}:
+    folders = {path.parent.name: path.parent for path in RUNS}
+    without_methods = folders.pop("cartpole_solved")
+    assert [path.name for path in without_methods.iterdir()] == ["base.yaml"]
+    assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba"}
+    for folder in folders.values():
         assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - {"fire_everywhere", "fire_procrustes"}
 
 
@@ -36,9 +43,10 @@ def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
     for package in NEEDS.get(path.parent.name, ()):
         pytest.importorskip(package, reason=f"{package} is not installed")
     overlay = ["-c", str(path)] if path.name != "base.yaml" else []
-    words = [*SMALL.split(), "--trainer.default_root_dir", str(tmp_path)]
+    steps = 20 if path.parent.name == "cartpole_solved" else 8
+    words = [*SMALL.split(), f"--data.init_args.steps_per_epoch={steps}", f"--trainer.default_root_dir={tmp_path}"]
     cli = main(["fit", "-c", str(path.parent / "base.yaml"), *overlay, *words])
-    assert cli.datamodule.environment_steps == 8 + 2 * 8
+    assert cli.datamodule.environment_steps == 8 + 2 * steps
     events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
     assert all(callback.num_events == 1 for callback in events.values())
     assert path.name == "base.yaml" or METHODS[path.stem] in events
@@ -52,17 +60,21 @@ def settings(folder: str) -> tuple[dict, dict, dict]:
 def test_the_papers_numbers_on_atari():
     """Table "Hyperparameters used in the ALE environment with DQN algorithm"."""
     model, data, trainer = settings("dqn/atari_nature_cnn")
-    assert model["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 6.25e-5, "eps": 1.5e-4}}
+    assert model["optimizer"] == {
+        "class_path": "torch.optim.Adam",
+        "init_args": {"lr": 6.25e-5, "eps": 1.5e-4, "fused": True},
+    }
     assert (model["epsilon"], model["evaluation_epsilon"], model["discount"]) == (0.01, 0.001, 0.99)
     assert model["target_update_period"] == 2000
     assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 32, 20000, 1)
     assert data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"] == 10 * 250_000
 
 
-def test_the_papers_numbers_on_humanoids():
+@pytest.mark.parametrize("folder", ["h1_simba", "humanoid_simba"])
+def test_the_papers_numbers_on_humanoids(folder):
     """Table "Hyperparameters used in HumanoidBench environments with SimBa"."""
-    model, data, _ = settings("sac/humanoid_simba")
-    assert model["optimizer"]["init_args"] == {"lr": 1e-4, "weight_decay": 0.01}
+    model, data, _ = settings(f"sac/{folder}")
+    assert model["optimizer"]["init_args"] == {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
     actor, critic = model["actor"]["init_args"], model["critic"]["init_args"]
     assert (actor["hidden"], actor["blocks"], critic["hidden"], critic["blocks"]) == (128, 1, 512, 2)
     assert (model["discount"], model["tau"]) == (0.99, 0.005)

@@ -6,8 +6,8 @@ from typing import Any
 import gymnasium
 
 _HINTS = {
-    "humanoid_bench": "HumanoidBench is not in the registry: clone it and `pip install -e .` there, in an environment"
-    " of its own, as it needs mujoco 3.1.6",
+    "humanoid_bench": "HumanoidBench is not in the registry: clone it, `pip install --no-deps -e .` there, and `pip"
+    " install mujoco==3.1.6 mujoco-mjx==3.1.6 dm_control==1.0.20 jax natsort opencv-python-headless`",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
 }
 
