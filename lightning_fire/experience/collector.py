@@ -92,10 +92,9 @@ class Collector:
         self.buffer.add(actions, stored, terminated, truncated, observations)
         self._returns += rewards
         self._lengths += ~began
-        if self.buffer.ended.any():
-            for i in np.flatnonzero(self.buffer.ended):
-                self._finished.append((float(self._returns[i]), int(self._lengths[i])))
-                self._returns[i], self._lengths[i] = 0, 0
+        for i in np.flatnonzero(self.buffer.ended):
+            self._finished.append((float(self._returns[i]), int(self._lengths[i])))
+            self._returns[i], self._lengths[i] = 0, 0
         self.steps += 1
 
     def finished(self) -> tuple[Tensor, Tensor]:
