@@ -118,9 +118,10 @@ class ReplayBuffer:
         fields["action"][row], fields["reward"][row] = actions, rewards
         fields["terminated"][row], fields["began"][row] = terminated, self.ended
         age = fields["age"][row]
+        older = age + (age < 255)
+        older[self.ended] = 0
         fields, row = self._place_to_write(self.written + 1)
-        fields["observation"][row] = next_observations
-        fields["age"][row] = (age + (age < 255)) * ~self.ended
+        fields["observation"][row], fields["age"][row] = next_observations, older
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
         if self.written % self.size_of_segment == 0:

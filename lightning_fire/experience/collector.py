@@ -51,7 +51,7 @@ class Collector:
         )
         self.steps = 0  # of each environment
         self._begun = False
-        self._returns, self._lengths = np.zeros(num_envs), np.zeros(num_envs, np.int64)
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the episodes that go on
         self._finished: list[tuple[float, int]] = []
 
     @property
@@ -85,16 +85,17 @@ class Collector:
         """
         if not self._begun:
             self.observations()
-        began = self.buffer.ended
+        began = self.buffer.ended.tolist()
         results = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
         observations, rewards, terminated, truncated = zip(*results, strict=True)
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         self.buffer.add(actions, stored, terminated, truncated, observations)
-        self._returns += rewards
-        self._lengths += ~began
-        for i in np.flatnonzero(self.buffer.ended):
-            self._finished.append((float(self._returns[i]), int(self._lengths[i])))
-            self._returns[i], self._lengths[i] = 0, 0
+        for i, ended in enumerate(self.buffer.ended.tolist()):  # of few environments faster than numpy
+            self._returns[i] += float(rewards[i])
+            self._lengths[i] += not began[i]
+            if ended:
+                self._finished.append((self._returns[i], self._lengths[i]))
+                self._returns[i], self._lengths[i] = 0.0, 0
         self.steps += 1
 
     def finished(self) -> tuple[Tensor, Tensor]:
@@ -112,8 +113,8 @@ class Collector:
         """Return plain values and tensors."""
         return {
             "steps": self.steps,
-            "returns": self._returns.tolist(),
-            "lengths": self._lengths.tolist(),
+            "returns": list(self._returns),
+            "lengths": list(self._lengths),
             "finished": list(self._finished),
             "moments": [env.moment() for env in self._envs] if self.steps else [],
             "buffer": self.buffer.state_dict(),
@@ -131,7 +132,7 @@ class Collector:
         """
         self.buffer.load_state_dict(state["buffer"])
         self.steps = state["steps"]
-        self._returns, self._lengths = np.array(state["returns"]), np.array(state["lengths"], np.int64)
+        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
         self._finished = [tuple(episode) for episode in state["finished"]]
         self._begun = self.steps > 0
         if not self._begun:
@@ -144,7 +145,7 @@ class Collector:
         for env in self._envs:
             env.give_up()
         self.buffer.cut()
-        self._returns[:], self._lengths[:] = 0, 0
+        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         return False
 
     def _make_envs(self, moments: Sequence[dict[str, Any] | None]) -> None:
