@@ -75,6 +75,21 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
     assert {len(transitions.rewards) for transitions in module.batches} == {4}
 
 
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_priming_epochs_learn_from_the_initial_steps_alone(tmp_path, num_envs):
+    module, datamodule = Recorder(), data(priming_epochs=2, num_envs=num_envs)
+    steps = []
+    watch = pl.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: steps.append(datamodule.environment_steps))
+    trainer(tmp_path, 4, callbacks=[watch]).fit(module, datamodule)
+    assert steps == [10, 10, 30, 50]
+    assert len(module.batches) == 4 * 20
+    assert [step for _, step in module.acted if step is not None] == list(range(0, 40, num_envs))
+    primed = torch.cat([transitions.observations for transitions in module.batches[:40]])
+    assert 2 < len(primed.unique(dim=0)) <= 10  # no two observations of Corridor are alike
+    later = torch.cat([transitions.observations for transitions in module.batches[40:]])
+    assert len(later.unique(dim=0)) > 10
+
+
 def test_the_first_batches_come_after_the_initial_steps(tmp_path):
     module = Recorder()
     trainer(tmp_path, 1).fit(module, data(initial_steps=37))
@@ -118,9 +133,14 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 @pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
 @pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs):
-    options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
+@pytest.mark.parametrize(("num_envs", "priming_epochs"), [(1, 0), (2, 0), (1, 2)])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, priming_epochs):
+    options = {
+        "folder": folder,
+        "priming_epochs": priming_epochs,
+        "steps_per_epoch": 20 * num_envs,
+        "num_envs": num_envs,
+    }
     whole = Recorder()
     trainer(tmp_path / "whole").fit(whole, data(**options))
 
@@ -231,6 +251,7 @@ def test_continuous_actions_are_scaled(tmp_path):
         ({"steps_per_epoch": 21, "num_envs": 2}, "`steps_per_epoch` must be a multiple of the 2"),
         ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1"),
         ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
+        ({"priming_epochs": -1}, "`priming_epochs` must be a whole number from 0"),
         ({"seed": -1}, "`seed` must be a whole number from 0"),
         ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
     ],
