@@ -188,16 +188,6 @@ class ReplayDataModule(pl.LightningDataModule):
         """Return the episodes of an evaluation."""
         return self._evaluation
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Leave what is made on the CPU there, if the module is: to ask each of its tensors costs more than a step.
-
-        Args:
-            batch: A round, or an episode of evaluation.
-            device: Of the module.
-            dataloader_idx: Not used.
-        """
-        return batch if device.type == "cpu" else super().transfer_batch_to_device(batch, device, dataloader_idx)
-
     def teardown(self, stage: str) -> None:
         """Close the environments of evaluation; after a `fast_dev_run` forget what it collected.
 

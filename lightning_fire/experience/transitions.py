@@ -1,8 +1,10 @@
 """What a reinforcement learning module is trained on."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from operator import methodcaller
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -50,6 +52,16 @@ class Round(NamedTuple):
     seed: Tensor
     returns: Tensor
     lengths: Tensor
+
+    def to(self, device: torch.device | str, **options: Any) -> "Round":
+        """Return the same on a device; Lightning, which asks it, would search a tuple for its tensors.
+
+        Args:
+            device: Where to.
+            options: Of `Tensor.to`.
+        """
+        move = methodcaller("to", device, **options)
+        return Round(self.transitions.each(move), *map(move, self[1:]))
 
 
 class Episode(NamedTuple):

@@ -12,8 +12,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import resumed_from
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from lightning_fire.data import ReplayDataModule
+from lightning_fire.experience import Round, Transitions
 from lightning_fire.modules import ReplayModule
 
 
@@ -73,6 +75,16 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
     assert training == list(range(0, 60, per_step))
     assert fit.callback_metrics["train/environment_steps"] == 70
     assert {len(transitions.rewards) for transitions in module.batches} == {4}
+
+
+def test_a_round_goes_to_another_device_as_a_whole():
+    steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(5)))
+    made = Round(steps, torch.tensor(1), torch.tensor(2), torch.zeros(0), torch.zeros(0))
+    moved = data().transfer_batch_to_device(made, torch.device("meta"), 0)
+    assert type(moved) is Round and type(moved.transitions) is Transitions
+    assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 9
+    here = data().transfer_batch_to_device(made, torch.device("cpu"), 0)
+    assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])
