@@ -42,6 +42,8 @@ class Gymnasium:
         except ImportError as error:
             hint = _HINTS.get(self.name.partition(":")[0], "install the package it comes with")
             raise ImportError(f"the environment {self.name!r} cannot be made: {error}; {hint}") from error
+        except gymnasium.error.DependencyNotInstalled as error:  # which says how to get it
+            raise ImportError(f"the environment {self.name!r} cannot be made: {error}") from error
         except gymnasium.error.Error as error:
             raise ValueError(f"the environment {self.name!r} cannot be made: {error}") from error
         if isinstance(env.observation_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
