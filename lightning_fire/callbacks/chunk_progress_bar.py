@@ -5,6 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fire.callbacks.timekeeper import chunk_of
 
@@ -14,11 +15,11 @@ _PAUSE = 0.1  # seconds between two drawings
 class ChunkProgressBar(TQDMProgressBar):
     """Shows `Epoch 203 (chunk 2/2)` where the DataModule has `chunk` and `num_chunks`.
 
-    It is drawn ten times a second at most, and after the last batch: Lightning's is drawn twice after each batch, which
-    takes as long as the step of a small network, and reads metrics from the GPU.
+    It is drawn ten times a second at most, and where an epoch or a validation begins or ends. Lightning's is drawn
+    twice after each batch, which takes as long as the step of a small network, and reads metrics from the GPU.
     """
 
-    _drawn = 0.0
+    _last_drawn_at = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
@@ -30,7 +31,12 @@ class ChunkProgressBar(TQDMProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, done = time.monotonic(), batch_idx + 1
-        due = now - self._drawn >= _PAUSE and done % max(self.refresh_rate, 1) == 0
-        if due or done == trainer.num_training_batches:
-            self._drawn = now
+        self.train_progress_bar.n = done  # for whatever draws it next
+        if now - self._last_drawn_at >= _PAUSE and done % max(self.refresh_rate, 1) == 0:
+            self._last_drawn_at = now
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
+            self.train_progress_bar.refresh()
+        super().on_validation_start(trainer, pl_module)

@@ -30,7 +30,7 @@ class ReplayDataModule(pl.LightningDataModule):
     training, before it acts. An evaluation is `evaluation_episodes` episodes, one a batch.
 
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
-    `initial_steps` + (`max_epochs` − `priming_epochs`) · `steps_per_epoch` of them.
+    `initial_steps` + `max_epochs` · `steps_per_epoch` of them.
 
     A resumed training goes on with the same buffer, and in the midst of the same episodes, if the environments are
     deterministic: it replays the actions of each since its episode began. All that is drawn is a function of the seed
@@ -54,8 +54,6 @@ class ReplayDataModule(pl.LightningDataModule):
         folder: Keep the buffer in files there, relative to the Trainer's `default_root_dir`, and in checkpoints only
             their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
             are kept. None: in memory, and whole in each checkpoint.
-        priming_epochs: Epochs at the beginning that have all their updates, and no step: on the initial steps alone.
-            Brings about the primacy bias at once (Nikishin et al., 2022, "heavy priming").
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
@@ -77,7 +75,6 @@ class ReplayDataModule(pl.LightningDataModule):
         evaluation_episodes: int = 10,
         seed: int = 0,
         folder: str | None = None,
-        priming_epochs: int = 0,
     ):
         super().__init__()
         at_least_one = {
@@ -91,9 +88,8 @@ class ReplayDataModule(pl.LightningDataModule):
         for name, value in at_least_one.items():
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}")
-        for name, value in {"seed": seed, "priming_epochs": priming_epochs}.items():
-            if value < 0:
-                raise ValueError(f"`{name}` must be a whole number from 0, got {value}")
+        if seed < 0:
+            raise ValueError(f"`seed` must be a whole number from 0, got {seed}")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
         in_round = steps_per_round * num_envs
@@ -110,8 +106,7 @@ class ReplayDataModule(pl.LightningDataModule):
             )
         self.environment = environment
         self.rounds_per_epoch, self.steps_per_round = steps_per_epoch // in_round, steps_per_round
-        self.batch_size, self.capacity = batch_size, capacity
-        self.initial_steps, self.priming_epochs = initial_steps, priming_epochs
+        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
         self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
         self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
         self._rounds: Rounds | None = None
@@ -149,9 +144,7 @@ class ReplayDataModule(pl.LightningDataModule):
         make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
         collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
-        pace = Pace(
-            self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial, self.priming_epochs
-        )
+        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
 
     def _playing(self) -> "AbstractContextManager[Player]":

@@ -9,6 +9,7 @@ _HINTS = {
     "humanoid_bench": "HumanoidBench is not in the registry: clone it, `pip install --no-deps -e .` there, and `pip"
     " install mujoco==3.1.6 mujoco-mjx==3.1.6 dm_control==1.0.20 jax natsort opencv-python-headless`",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
+    "Box2D": "pip install 'lightning-fire[box2d]' does without a compiler",
 }
 
 
@@ -39,11 +40,10 @@ class Gymnasium:
         """
         try:
             env = gymnasium.make(self.name, **self.options)
-        except ImportError as error:
-            hint = _HINTS.get(self.name.partition(":")[0], "install the package it comes with")
+        except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+            known = (hint for package, hint in _HINTS.items() if package in f"{self.name} {error}")
+            hint = next(known, "install the package it comes with")
             raise ImportError(f"the environment {self.name!r} cannot be made: {error}; {hint}") from error
-        except gymnasium.error.DependencyNotInstalled as error:  # which says how to get it
-            raise ImportError(f"the environment {self.name!r} cannot be made: {error}") from error
         except gymnasium.error.Error as error:
             raise ValueError(f"the environment {self.name!r} cannot be made: {error}") from error
         if isinstance(env.observation_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):

@@ -29,7 +29,6 @@ class Pace:
         updates: In a round.
         batch_size: Of an update.
         initial_steps: Of all environments together, before the first round.
-        priming_epochs: Epochs at the beginning whose rounds have no steps, and only updates.
     """
 
     rounds: int
@@ -37,7 +36,6 @@ class Pace:
     updates: int
     batch_size: int
     initial_steps: int
-    priming_epochs: int = 0
 
 
 class Rounds:
@@ -69,7 +67,7 @@ class Rounds:
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
         self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
         for done in range(begun + 1, self.pace.rounds + 1):
-            made = self._round(0 if epoch < self.pace.priming_epochs else self.pace.steps)
+            made = self._round()
             self._position = (epoch, done)
             yield made
 
@@ -81,12 +79,12 @@ class Rounds:
                 player.observe(collector.observations())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
 
-    def _round(self, steps: int) -> Round:
+    def _round(self) -> Round:
         collector, pace = self.collector, self.pace
         draws = self._generator(0, self._number)
         generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
         with self._playing() as player:
-            for _ in range(steps):
+            for _ in range(pace.steps):
                 learning = collector.steps * collector.num_envs - pace.initial_steps
                 collector.step(player.act(collector.observations(), learning, generator))
         drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,14 +53,13 @@ class Round(NamedTuple):
     returns: Tensor
     lengths: Tensor
 
-    def to(self, device: torch.device | str, **options: Any) -> "Round":
-        """Return the same on a device; Lightning, which asks it, would search a tuple for its tensors.
+    def to(self, device: torch.device | str) -> "Round":
+        """Return the same on a device; Lightning, which calls it, would search a tuple for its tensors.
 
         Args:
             device: Where to.
-            options: Of `Tensor.to`.
         """
-        move = methodcaller("to", device, **options)
+        move = methodcaller("to", device, non_blocking=torch.device(device).type == "cuda")  # as Lightning's
         return Round(self.transitions.each(move), *map(move, self[1:]))
 
 

@@ -1,4 +1,4 @@
-"""The progress bar: drawn a few times a second, and always at the end."""
+"""The progress bar: drawn a few times a second, and right wherever training pauses."""
 
 import itertools
 from types import SimpleNamespace
@@ -11,15 +11,33 @@ from lightning_fire.callbacks import ChunkProgressBar, chunk_progress_bar
 
 
 class Watched(ChunkProgressBar):
-    """Remembers after which batches it was drawn."""
+    """Remembers after how many batches the bar of training was drawn."""
 
     def __init__(self, **options):
         super().__init__(**options)
         self.drawn = []
 
-    def get_metrics(self, *args):
-        self.drawn.append(self.train_progress_bar.n)
-        return super().get_metrics(*args)
+    def init_train_tqdm(self):
+        bar = super().init_train_tqdm()
+        refresh = bar.refresh
+
+        def watched(*args, **options):
+            self.drawn.append(bar.n)
+            return refresh(*args, **options)
+
+        bar.refresh = watched
+        return bar
+
+
+def drawn_in(folder, monkeypatch, seconds: float, rate: int, **options) -> list[int]:
+    """Train with a clock that goes on by some seconds a batch."""
+    clock = itertools.count(100.0, seconds)
+    monkeypatch.setattr(chunk_progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    bar = Watched(refresh_rate=rate)
+    lengths = {"max_epochs": 1, "limit_train_batches": 20, "limit_val_batches": 0}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
+    pl.Trainer(default_root_dir=folder, callbacks=[bar], **quiet, **{**lengths, **options}).fit(BoringModel())
+    return [n for n, _ in itertools.groupby(bar.drawn) if n]
 
 
 @pytest.mark.parametrize(
@@ -29,23 +47,25 @@ class Watched(ChunkProgressBar):
         (0.03, 1, [1, 5, 9, 13, 17, 20]),
         (0.03, 3, [3, 9, 15, 20]),
         (0.0, 1, [1, 20]),
-        (1.0, 0, []),
     ],
 )
 def test_is_drawn_ten_times_a_second_at_most_and_at_the_end(tmp_path, monkeypatch, seconds, rate, drawn):
-    clock = itertools.count(100.0, seconds)
-    monkeypatch.setattr(chunk_progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    bar = Watched(refresh_rate=rate)
-    trainer = pl.Trainer(
-        max_epochs=1,
-        limit_train_batches=20,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        callbacks=[bar],
-    )
-    trainer.fit(BoringModel())
-    assert [n for n, _ in itertools.groupby(bar.drawn)] == drawn
+    assert drawn_in(tmp_path, monkeypatch, seconds, rate) == drawn
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({"max_epochs": -1, "max_steps": 13}, [1, 13]),
+        ({"max_steps": 13}, [1, 13]),
+        ({"max_epochs": 2}, [1, 20, 20]),
+        ({"val_check_interval": 7, "limit_val_batches": 1, "num_sanity_val_steps": 1}, [1, 7, 14, 20]),
+    ],
+)
+def test_says_the_number_of_batches_wherever_training_pauses(tmp_path, monkeypatch, options, drawn):
+    assert drawn_in(tmp_path, monkeypatch, 0.0, 1, **options) == drawn
+
+
+def test_refresh_rate_0_is_no_bar(tmp_path, monkeypatch, capsys):
+    drawn_in(tmp_path, monkeypatch, 1.0, 0)
+    assert "Epoch" not in capsys.readouterr().out

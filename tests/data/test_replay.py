@@ -77,29 +77,17 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
     assert {len(transitions.rewards) for transitions in module.batches} == {4}
 
 
-def test_a_round_goes_to_another_device_as_a_whole():
+def test_a_round_goes_to_another_device_as_a_whole(monkeypatch):
     steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(5)))
     made = Round(steps, torch.tensor(1), torch.tensor(2), torch.zeros(0), torch.zeros(0))
+    asked, move = [], Round.to
+    monkeypatch.setattr(Round, "to", lambda self, device: asked.append(device) or move(self, device))
     moved = data().transfer_batch_to_device(made, torch.device("meta"), 0)
+    assert asked == [torch.device("meta")]
     assert type(moved) is Round and type(moved.transitions) is Transitions
     assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 9
-    here = data().transfer_batch_to_device(made, torch.device("cpu"), 0)
+    here = move(made, "cpu")
     assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))
-
-
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_priming_epochs_learn_from_the_initial_steps_alone(tmp_path, num_envs):
-    module, datamodule = Recorder(), data(priming_epochs=2, num_envs=num_envs)
-    steps = []
-    watch = pl.callbacks.LambdaCallback(on_train_epoch_end=lambda *_: steps.append(datamodule.environment_steps))
-    trainer(tmp_path, 4, callbacks=[watch]).fit(module, datamodule)
-    assert steps == [10, 10, 30, 50]
-    assert len(module.batches) == 4 * 20
-    assert [step for _, step in module.acted if step is not None] == list(range(0, 40, num_envs))
-    primed = torch.cat([transitions.observations for transitions in module.batches[:40]])
-    assert 2 < len(primed.unique(dim=0)) <= 10  # no two observations of Corridor are alike
-    later = torch.cat([transitions.observations for transitions in module.batches[40:]])
-    assert len(later.unique(dim=0)) > 10
 
 
 def test_the_first_batches_come_after_the_initial_steps(tmp_path):
@@ -145,14 +133,9 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 @pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
 @pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
-@pytest.mark.parametrize(("num_envs", "priming_epochs"), [(1, 0), (2, 0), (1, 2)])
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, priming_epochs):
-    options = {
-        "folder": folder,
-        "priming_epochs": priming_epochs,
-        "steps_per_epoch": 20 * num_envs,
-        "num_envs": num_envs,
-    }
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs):
+    options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
     whole = Recorder()
     trainer(tmp_path / "whole").fit(whole, data(**options))
 
@@ -263,7 +246,6 @@ def test_continuous_actions_are_scaled(tmp_path):
         ({"steps_per_epoch": 21, "num_envs": 2}, "`steps_per_epoch` must be a multiple of the 2"),
         ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1"),
         ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
-        ({"priming_epochs": -1}, "`priming_epochs` must be a whole number from 0"),
         ({"seed": -1}, "`seed` must be a whole number from 0"),
         ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
     ],
