@@ -20,6 +20,7 @@ NEEDS = {
     "atari_nature_cnn": ("ale_py", "cv2"),
     "humanoid_simba": ("shimmy", "dm_control"),
     "h1_simba": ("humanoid_bench",),
+    "lunar_lander_mlp": ("Box2D", "pygame"),
 }
 SMALL = (
     "--data.init_args.initial_steps 8 --data.init_args.batch_size 4"
@@ -33,7 +34,7 @@ def test_there_are_recipes():
     folders = {path.parent.name: path.parent for path in RUNS}
     without_methods = folders.pop("cartpole_solved")
     assert [path.name for path in without_methods.iterdir()] == ["base.yaml"]
-    assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba"}
+    assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba", "lunar_lander_mlp"}
     for folder in folders.values():
         assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - {"fire_everywhere", "fire_procrustes"}
 
