@@ -3,9 +3,9 @@
 import itertools
 from types import SimpleNamespace
 
-import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.demos.boring_classes import BoringModel
+from small_training import trainer
 
 from lightning_fire.callbacks import ChunkProgressBar, chunk_progress_bar
 
@@ -29,14 +29,13 @@ class Watched(ChunkProgressBar):
         return bar
 
 
-def drawn_in(folder, monkeypatch, seconds: float, rate: int, **options) -> list[int]:
+def drawn_in(monkeypatch, seconds: float, rate: int, **options) -> list[int]:
     """Train with a clock that goes on by some seconds a batch."""
     clock = itertools.count(100.0, seconds)
     monkeypatch.setattr(chunk_progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     bar = Watched(refresh_rate=rate)
     lengths = {"max_epochs": 1, "limit_train_batches": 20, "limit_val_batches": 0}
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False, "accelerator": "cpu"}
-    pl.Trainer(default_root_dir=folder, callbacks=[bar], **quiet, **{**lengths, **options}).fit(BoringModel())
+    trainer(bar, enable_progress_bar=True, **{**lengths, **options}).fit(BoringModel())
     return [n for n, _ in itertools.groupby(bar.drawn) if n]
 
 
@@ -49,8 +48,8 @@ def drawn_in(folder, monkeypatch, seconds: float, rate: int, **options) -> list[
         (0.0, 1, [1, 20]),
     ],
 )
-def test_is_drawn_ten_times_a_second_at_most_and_at_the_end(tmp_path, monkeypatch, seconds, rate, drawn):
-    assert drawn_in(tmp_path, monkeypatch, seconds, rate) == drawn
+def test_is_drawn_ten_times_a_second_at_most_and_at_the_end(monkeypatch, seconds, rate, drawn):
+    assert drawn_in(monkeypatch, seconds, rate) == drawn
 
 
 @pytest.mark.parametrize(
@@ -62,10 +61,10 @@ def test_is_drawn_ten_times_a_second_at_most_and_at_the_end(tmp_path, monkeypatc
         ({"val_check_interval": 7, "limit_val_batches": 1, "num_sanity_val_steps": 1}, [1, 7, 14, 20]),
     ],
 )
-def test_says_the_number_of_batches_wherever_training_pauses(tmp_path, monkeypatch, options, drawn):
-    assert drawn_in(tmp_path, monkeypatch, 0.0, 1, **options) == drawn
+def test_says_the_number_of_batches_wherever_training_pauses(monkeypatch, options, drawn):
+    assert drawn_in(monkeypatch, 0.0, 1, **options) == drawn
 
 
-def test_refresh_rate_0_is_no_bar(tmp_path, monkeypatch, capsys):
-    drawn_in(tmp_path, monkeypatch, 1.0, 0)
+def test_refresh_rate_0_is_no_bar(monkeypatch, capsys):
+    drawn_in(monkeypatch, 1.0, 0)
     assert "Epoch" not in capsys.readouterr().out
