@@ -6,7 +6,8 @@ The loop steps one environment in a `SyncVectorEnv` that keeps the statistics of
 arrays with both of its observations (frames stacked by gymnasium's wrapper), draws batches from these, and updates, as
 CleanRL's single files do. The bare loop steps the environment itself, and knows no returns. Against them a Trainer with
 our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an idle `FIRECallback`, a TensorBoard
-logger and the progress bar. Left out are evaluations and checkpoints.
+logger and the progress bar. Left out are evaluations and checkpoints. Where there is no GPU, PyTorch looks for one at
+each step of an optimizer as it does without Lightning, and in our command line: by CUDA, not by NVML.
 
 - cartpole: CleanRL's network (120, 84) and batch of 128, an update each ten steps.
 - atari: Asterix, Nature CNN, the paper's batch of 32 and an update each step.
@@ -18,6 +19,7 @@ time of the loop by that of another, of medians over the rounds; in brackets the
 
 import copy
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -286,6 +288,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
     for name in ("steps", "batch", "initial"):
         parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
+    if not torch.cuda.is_available():
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
     publish_each(table, SETTINGS, parser.parse_args())
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from jsonargparse import DefaultHelpFormatter
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
@@ -207,8 +208,19 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
+def _ask_cuda_itself() -> None:
+    """Where there is no GPU, let PyTorch, which looks for one at each step of an optimizer, ask CUDA and not NVML.
+
+    Lightning has it ask NVML, so that a process with a GPU may fork afterwards. Without one, the search for a library
+    that is not there takes 0.15 ms each time, a tenth of an update of a small network.
+    """
+    if not torch.cuda.is_available():
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+
+
 def console() -> None:
     """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback."""
+    _ask_cuda_itself()
     try:
         main()
     except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:

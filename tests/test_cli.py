@@ -1,5 +1,6 @@
 """The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
 
+import os
 import re
 import subprocess
 import sys
@@ -227,6 +228,16 @@ def test_what_is_refused_before_training_is_one_line_without_a_traceback(recipe,
     assert refusal.value.__suppress_context__
     assert re.fullmatch(f"lightning-fire: error: .*{message}.*", refusal.value.code)  # the interpreter prints it
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("gpu", "searched"), [(False, "0"), (True, "1")])
+def test_without_a_gpu_no_step_of_an_optimizer_searches_for_one(gpu, searched, monkeypatch):
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(sys, "argv", ["lightning-fire", "--help"])
+    with pytest.raises(SystemExit):
+        console()
+    assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == searched
 
 
 def test_python_dash_m():

@@ -471,6 +471,18 @@ def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, mon
     assert not runs.is_finished(run, {})
 
 
+def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
+    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    for same in (f"# what came of it\n{FIRE}\n", yaml.safe_dump(yaml.safe_load(FIRE), indent=8)):
+        (recipe / "fire.yaml").write_text(same)
+        assert runs.is_finished(run, {})
+    for other in (FIRE.replace("steps: 5", "steps: 6"), FIRE.replace("steps: 5", "steps: [5"), ""):
+        assert other != FIRE
+        (recipe / "fire.yaml").write_text(other)
+        assert not runs.is_finished(run, {})
+
+
 def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
     (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
     (elsewhere,) = runs.plan(recipe, ["fire"], [0], Path("out"))

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -380,10 +381,19 @@ def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
         checkpoint=run.checkpoint and Path("checkpoint"),
         saving={},  # another training it is not, and what it saves is looked for
     )
-    parts = [path.read_bytes() for path in run.configs] + [yaml.safe_dump(run.settings(extra)).encode()]
+    parts = [*(_meaning(path.read_bytes()) for path in run.configs), yaml.safe_dump(run.settings(extra)).encode()]
     if run.before is not None:
         parts.append(_fingerprint(run.before, extra).encode())
     return hashlib.sha256(b"\n".join(parts)).hexdigest()
+
+
+@lru_cache(maxsize=1000)
+def _meaning(recipe: bytes) -> bytes:
+    """Return YAML without its comments and layout, which train nothing; what is no YAML as it is."""
+    try:
+        return yaml.safe_dump(yaml.safe_load(recipe)).encode()
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return recipe
 
 
 def _make_room(run: Run) -> None:
