@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
@@ -54,6 +54,8 @@ class ReplayDataModule(pl.LightningDataModule):
         folder: Keep the buffer in files there, relative to the Trainer's `default_root_dir`, and in checkpoints only
             their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
             are kept. None: in memory, and whole in each checkpoint.
+        vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in a process of its own, for
+            environments that take longer than the 0.2 ms or so that this costs a step. The same training, bit for bit.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
@@ -75,6 +77,7 @@ class ReplayDataModule(pl.LightningDataModule):
         evaluation_episodes: int = 10,
         seed: int = 0,
         folder: str | None = None,
+        vectorization_mode: Literal["sync", "async"] = "sync",
     ):
         super().__init__()
         at_least_one = {
@@ -92,6 +95,8 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ValueError(f"`seed` must be a whole number from 0, got {seed}")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
+        if vectorization_mode not in ("sync", "async"):
+            raise ValueError(f"`vectorization_mode` must be 'sync' or 'async', got {vectorization_mode!r}")
         in_round = steps_per_round * num_envs
         self.updates = round(replay_ratio * in_round)
         if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
@@ -109,6 +114,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
         self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
         self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
+        self.vectorization_mode = vectorization_mode
         self._rounds: Rounds | None = None
         self._evaluation: Evaluation | None = None
 
@@ -138,11 +144,12 @@ class ReplayDataModule(pl.LightningDataModule):
             self._rounds = self._make_rounds()
 
     def _make_rounds(self) -> "Rounds":
-        from lightning_fire.experience import Collector, Pace, ReplayBuffer, Rounds
+        from lightning_fire.experience import Collector, InProcesses, InTurn, Pace, ReplayBuffer, Rounds
 
         folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
         make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
-        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip)
+        in_step = InProcesses if self.vectorization_mode == "async" else InTurn
+        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_step)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
         pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)

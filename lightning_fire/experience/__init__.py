@@ -3,6 +3,7 @@
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector, Environment
 from lightning_fire.experience.environments import Atari, Gymnasium
+from lightning_fire.experience.in_step import InProcesses, InTurn
 from lightning_fire.experience.player import Player, playing
 from lightning_fire.experience.rounds import Evaluation, Pace, Rounds
 from lightning_fire.experience.transitions import Episode, Round, Transitions
@@ -14,6 +15,8 @@ __all__ = [
     "Episode",
     "Evaluation",
     "Gymnasium",
+    "InProcesses",
+    "InTurn",
     "Pace",
     "Player",
     "ReplayBuffer",

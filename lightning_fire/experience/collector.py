@@ -1,6 +1,7 @@
 """Steps environments, and stores what came of it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from lightning_fire.experience.buffer import ReplayBuffer
-from lightning_fire.experience.episodes import SeededEpisodes
+from lightning_fire.experience.in_step import InProcesses, InTurn, Moment
 
 Environment = Callable[[], gymnasium.Env]
 
@@ -24,6 +25,7 @@ class Collector:
         seed: Of their episodes.
         make_buffer: From the arguments of `ReplayBuffer` that depend on the environment to the buffer.
         reward_clip: Store rewards cut off at ± this; the returns of episodes are of the whole ones.
+        in_step: How they are stepped.
 
     Raises:
         ValueError: If the observations or actions of the environment are no arrays and no whole numbers from 0.
@@ -36,12 +38,12 @@ class Collector:
         seed: int,
         make_buffer: Callable[..., ReplayBuffer],
         reward_clip: float | None = None,
+        in_step: type[InTurn] | type[InProcesses] = InTurn,
     ):
-        self._environment, self._seed, self._clip = environment, seed, reward_clip
+        self._environment, self._seed, self._clip, self._in_step = environment, seed, reward_clip, in_step
         self.num_envs = num_envs
-        self._envs: list[SeededEpisodes] = []
-        self._make_envs([None] * num_envs)
-        space, actions = self._envs[0].observation_space, self.action_space
+        self._envs = self._make_envs([None] * num_envs)
+        space, actions = self._envs.observation_space, self.action_space
         self.buffer = make_buffer(
             observation_shape=space.shape,
             observation_dtype=stored_dtype(space),
@@ -57,7 +59,7 @@ class Collector:
     @property
     def action_space(self) -> Discrete | Box:
         """Of one environment."""
-        return self._envs[0].action_space
+        return self._envs.action_space
 
     def random_actions(self, generator: np.random.Generator) -> np.ndarray:
         """Draw actions uniformly, `(num_envs, *shape)`.
@@ -73,7 +75,7 @@ class Collector:
     def observations(self) -> np.ndarray:
         """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
         if not self._begun:
-            self.buffer.begin(np.stack([env.reset()[0] for env in self._envs]))
+            self.buffer.begin(self._envs.reset())
             self._begun = True
         return self.buffer.latest()
 
@@ -86,8 +88,7 @@ class Collector:
         if not self._begun:
             self.observations()
         began = self.buffer.ended.tolist()
-        results = [env.step(action)[:4] for env, action in zip(self._envs, actions, strict=True)]
-        observations, rewards, terminated, truncated = zip(*results, strict=True)
+        observations, rewards, terminated, truncated = self._envs.step(actions)
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         self.buffer.add(actions, stored, terminated, truncated, observations)
         for i, ended in enumerate(self.buffer.ended.tolist()):  # of few environments faster than numpy
@@ -105,9 +106,8 @@ class Collector:
         return torch.tensor(returns, dtype=torch.float32), torch.tensor(lengths, dtype=torch.int64)
 
     def close(self) -> None:
-        """Close the environments; they are made anew, where they are, when next needed."""
-        for env in self._envs:
-            env.close()
+        """Close the environments."""
+        self._envs.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors."""
@@ -116,7 +116,7 @@ class Collector:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "finished": list(self._finished),
-            "moments": [env.moment() for env in self._envs] if self.steps else [],
+            "moments": self._envs.moments() if self.steps else [],
             "buffer": self.buffer.state_dict(),
         }
 
@@ -137,23 +137,24 @@ class Collector:
         self._begun = self.steps > 0
         if not self._begun:
             return True
-        self._make_envs(state["moments"])
-        observations = np.stack([env.reset()[0] for env in self._envs])
+        self.close()
+        self._envs = self._make_envs(state["moments"])
+        observations = np.asarray(self._envs.reset())
         there = self.buffer.newest()
         if np.array_equal(there, observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
             return True
-        for env in self._envs:
-            env.give_up()
+        self._envs.give_up()
         self.buffer.cut()
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         return False
 
-    def _make_envs(self, moments: Sequence[dict[str, Any] | None]) -> None:
-        self.close()
-        self._envs = [
-            SeededEpisodes(scaled(self._environment()), self._seed * 1_000_003 + i, moment)
-            for i, moment in enumerate(moments)
-        ]
+    def _make_envs(self, moments: Sequence[Moment]) -> InTurn | InProcesses:
+        seeds = [self._seed * 1_000_003 + i for i in range(self.num_envs)]
+        return self._in_step(partial(_scaled_of, self._environment), seeds, moments)
+
+
+def _scaled_of(environment: Environment) -> gymnasium.Env:
+    return scaled(environment())
 
 
 def stored_dtype(space: Box) -> np.dtype:

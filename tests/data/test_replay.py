@@ -133,12 +133,13 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 @pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
 @pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
-@pytest.mark.parametrize("num_envs", [1, 2])
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs):
+@pytest.mark.parametrize(("num_envs", "mode"), [(1, "sync"), (2, "sync"), (2, "async")])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, mode):
     options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
     whole = Recorder()
     trainer(tmp_path / "whole").fit(whole, data(**options))
 
+    options["vectorization_mode"] = mode
     first = Recorder()
     first.load_state_dict(Recorder().state_dict())
     save = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, filename="{step}", save_on_train_epoch_end=False, **at)
@@ -166,18 +167,19 @@ def test_a_fit_after_a_resumed_one_has_whole_epochs(tmp_path):
     assert datamodule.environment_steps == 10 + 3 * 20
 
 
-def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_path):
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_path, mode):
     def noisy() -> Corridor:
         return Corridor(noise=np.random.default_rng())
 
     first = Recorder()
     fit = trainer(tmp_path, 1)
-    datamodule = data()
+    datamodule = data(vectorization_mode=mode)
     datamodule.environment = noisy
     fit.fit(first, datamodule)
     fit.save_checkpoint(tmp_path / "saved.ckpt")
     kept = datamodule._rounds.collector.buffer.written
-    again = data()
+    again = data(vectorization_mode=mode)
     again.environment = noisy
     fit = trainer(tmp_path, 2)
     with pytest.warns(UserWarning, match="did not return to where they were"):
@@ -248,6 +250,7 @@ def test_continuous_actions_are_scaled(tmp_path):
         ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
         ({"seed": -1}, "`seed` must be a whole number from 0"),
         ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
+        ({"vectorization_mode": "threads"}, "`vectorization_mode` must be 'sync' or 'async', got 'threads'"),
     ],
 )
 def test_arguments_out_of_range(options, message):

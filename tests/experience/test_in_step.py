@@ -1,0 +1,136 @@
+"""Environments that go in step, in this process and in processes of their own."""
+
+import gc
+import os
+import signal
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import processes
+import pytest
+from environments import Corridor, Slope
+
+from lightning_fire.experience import Gymnasium, InProcesses, InTurn
+
+
+class Broken(Corridor):
+    """Fails at its third step."""
+
+    def step(self, action):
+        if self.time == 2:
+            raise ArithmeticError("the floor is wet")
+        return super().step(action)
+
+
+class Talkative(Corridor):
+    """Tells what no other process can have."""
+
+    def step(self, action):
+        return *super().step(action)[:4], {"open": lambda: None}
+
+
+def steps(envs, number: int, seed: int = 0) -> list[tuple]:
+    space, generator = envs.action_space, np.random.default_rng(seed)
+    seen = []
+    for _ in range(number):
+        if isinstance(space, gymnasium.spaces.Discrete):
+            actions = generator.integers(space.n, size=3)
+        else:
+            actions = generator.uniform(-1, 1, (3, *space.shape)).astype(np.float32)
+        seen.append(tuple(np.array(part) for part in envs.step(actions)))
+    return seen
+
+
+def equal(first: list[tuple], second: list[tuple]) -> bool:
+    return len(first) == len(second) and all(
+        np.array_equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def ended(pid: int) -> bool:
+    """Tell whether a process has ended within ten seconds; one that nobody has waited for yet has."""
+    for _ in range(1000):
+        stat = Path(f"/proc/{pid}/stat")
+        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("make", [Corridor, Slope, lambda: Corridor(frames=True), Talkative, Gymnasium("CartPole-v1")])
+def test_both_ways_are_the_same_steps(make):
+    first, second = InTurn(make, [3, 4, 5], [None] * 3), InProcesses(make, [3, 4, 5], [None] * 3)
+    assert np.array_equal(first.reset(), second.reset())
+    seen = steps(first, 60)
+    assert equal(seen, steps(second, 60))
+    assert any(terminated.any() or truncated.any() for _, _, terminated, truncated in seen)
+
+
+@pytest.mark.parametrize(("before", "after"), [(InTurn, InProcesses), (InProcesses, InTurn)])
+def test_one_goes_on_where_the_other_was(before, after):
+    envs = before(Corridor, [3, 4, 5], [None] * 3)
+    envs.reset()
+    here = steps(envs, 23)[-1][0]
+    others = after(Corridor, [3, 4, 5], envs.moments())
+    assert np.array_equal(others.reset(), here)
+    assert equal(steps(envs, 40, 1), steps(others, 40, 1))
+    for both in (envs, others):
+        both.give_up()
+    assert np.array_equal(envs.step([0, 1, 0]).observations, others.step([1, 1, 1]).observations)  # new episodes
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns with the traceback
+def test_an_error_in_an_environment_is_that_error_here():
+    envs = InProcesses(Broken, [0, 1], [None] * 2)
+    envs.reset()
+    with pytest.raises(ArithmeticError, match="the floor is wet"):
+        for _ in range(3):
+            envs.step([0, 0])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+def test_processes_end_with_what_needs_them():
+    before = {child.pid for child in active_children()}
+    envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
+    pids = {child.pid for child in active_children()} - before
+    assert len(pids) == 3
+    envs.reset()
+    for pid in pids:
+        os.kill(pid, signal.SIGINT)  # as Ctrl+C does; the training still wants a checkpoint of where they are
+    assert len(steps(envs, 5)) == 5
+    del envs
+    gc.collect()
+    assert all(ended(pid) for pid in pids)
+
+
+KILLED = """
+import os, signal
+from multiprocessing import active_children
+from environments import Corridor
+from lightning_fire.experience import InProcesses
+
+if __name__ == "__main__":
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler
+        envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
+        envs.reset()
+        with open("pids.part", "w") as file:
+            file.write(" ".join(str(child.pid) for child in active_children()))
+        os.rename("pids.part", "pids")
+        END
+    os.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit"])
+def test_processes_end_with_their_owner_however_it_ends(end, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    processes.run(KILLED.replace("END", end), tmp_path)
+    pids = [int(pid) for pid in Path("pids").read_text().split()]
+    assert len(pids) == 3
+    assert all(ended(pid) for pid in pids)
