@@ -286,7 +286,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--only", choices=SETTINGS, nargs="+", default=list(SETTINGS), metavar="NAME")
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
-    for name in ("steps", "batch", "initial"):
+    for name in ("steps", "every", "updates", "batch", "initial"):
         parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
     if not torch.cuda.is_available():
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"

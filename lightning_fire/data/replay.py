@@ -55,7 +55,8 @@ class ReplayDataModule(pl.LightningDataModule):
             their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
             are kept. None: in memory, and whole in each checkpoint.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in a process of its own, for
-            environments that take longer than the 0.2 ms or so that this costs a step. The same training, bit for bit.
+            environments that take longer than the half a millisecond that this costs a step, and as many cores. The
+            same training, bit for bit.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
