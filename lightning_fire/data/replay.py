@@ -56,7 +56,7 @@ class ReplayDataModule(pl.LightningDataModule):
             are kept. None: in memory, and whole in each checkpoint.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in a process of its own, for
             environments that take longer than the half a millisecond that this costs a step, and as many cores. The
-            same training, bit for bit.
+            same training, bit for bit, where environments draw from their own seed alone and share nothing.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.

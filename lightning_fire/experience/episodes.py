@@ -7,6 +7,38 @@ import numpy as np
 import torch
 
 
+class Record:
+    """Where an environment is: the number of its episode, and the actions since that began.
+
+    Args:
+        moment: What `moment()` returned; None: before the first episode.
+    """
+
+    def __init__(self, moment: dict[str, Any] | None = None):
+        moment = moment or {"episode": -1, "actions": (), "ended": False}
+        self.episode, self.ended = moment["episode"], moment["ended"]
+        self.actions: list[Any] = list(np.asarray(moment["actions"]))
+
+    def begin(self) -> None:
+        """Note that the next episode has begun."""
+        self.episode, self.actions, self.ended = self.episode + 1, [], False
+
+    def note(self, action: Any, ended: bool) -> None:
+        """Note a step.
+
+        Args:
+            action: That was done; a copy is kept.
+            ended: Whether the episode has.
+        """
+        self.actions.append(np.array(action))
+        self.ended = ended
+
+    def moment(self) -> dict[str, Any]:
+        """Return where this is, as plain values and a tensor."""
+        actions = np.stack(self.actions) if self.actions else np.empty(0)
+        return {"episode": self.episode, "actions": torch.from_numpy(actions), "ended": self.ended}
+
+
 class SeededEpisodes(gymnasium.Wrapper):
     """Seeds each episode by its number, and remembers its actions: enough to return to any moment of it.
 
@@ -24,9 +56,7 @@ class SeededEpisodes(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, seed: int, moment: dict[str, Any] | None = None):
         super().__init__(env)
         self._seed, self._moment = seed, moment
-        self._episode = -1
-        self._actions: list[Any] = []
-        self._awaits_reset = False
+        self._record = Record()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin the next episode.
@@ -35,11 +65,10 @@ class SeededEpisodes(gymnasium.Wrapper):
             seed: Not used: it is a function of the wrapper's own and of the number of the episode.
             options: Of the environment.
         """
-        self._awaits_reset = False
         if self._moment is not None:
             moment, self._moment = self._moment, None
             return self._return_to(moment, options)
-        self._episode, self._actions = self._episode + 1, []
+        self._record.begin()
         return self.env.reset(seed=self._seed_of_episode(), options=options)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
@@ -48,32 +77,32 @@ class SeededEpisodes(gymnasium.Wrapper):
         Args:
             action: Of the action space.
         """
-        if self._awaits_reset:
+        if self._record.ended:
             observation, info = self.reset()
             return observation, 0.0, False, False, info
-        self._actions.append(action)
         observation, reward, terminated, truncated, info = self.env.step(action)
-        self._awaits_reset = terminated or truncated
+        self._record.note(action, bool(terminated or truncated))
         return observation, reward, terminated, truncated, info
 
     def give_up(self) -> None:
         """Begin the next episode with the next step, whatever the action."""
-        self._awaits_reset = True
+        self._record.ended = True
 
     def moment(self) -> dict[str, Any]:
         """Return where this is, as plain values and a tensor."""
-        actions = np.stack(self._actions) if self._actions else np.empty(0)
-        return {"episode": self._episode, "actions": torch.from_numpy(actions)}
+        return self._record.moment()
 
     def _return_to(self, moment: dict[str, Any], options: dict[str, Any] | None) -> tuple[Any, dict[str, Any]]:
-        self._episode, self._actions = moment["episode"], []
+        self._record.episode = moment["episode"] - 1
+        self._record.begin()
         observation, info = self.env.reset(seed=self._seed_of_episode(), options=options)
-        for action in moment["actions"].numpy():
+        for action in np.asarray(moment["actions"]):
             observation, _, _, _, info = self.step(action)
+        self._record.ended = moment["ended"]  # or given up
         return observation, info
 
     def _seed_of_episode(self) -> int:
-        return seed_of_episode(self._seed, self._episode)
+        return seed_of_episode(self._seed, self._record.episode)
 
 
 def seed_of_episode(seed: int, number: int) -> int:

@@ -133,8 +133,11 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 @pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
 @pytest.mark.parametrize("at", [{"every_n_train_steps": 13}, {"every_n_epochs": 1}, {"every_n_train_steps": 20}])
-@pytest.mark.parametrize(("num_envs", "mode"), [(1, "sync"), (2, "sync"), (2, "async")])
-def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, mode):
+@pytest.mark.parametrize(
+    ("num_envs", "mode", "then"),
+    [(1, "sync", "sync"), (2, "sync", "sync"), (2, "sync", "async"), (2, "async", "sync")],
+)
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, mode, then):
     options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
     whole = Recorder()
     trainer(tmp_path / "whole").fit(whole, data(**options))
@@ -149,6 +152,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_e
     steps = torch.load(checkpoint, weights_only=True)["global_step"]
     updates = len(first.batches) * steps // len(first.batches)
     resumed = Recorder()
+    options["vectorization_mode"] = then
     trainer(tmp_path / "resumed").fit(resumed, data(**options), **resumed_from(checkpoint))
     assert same(whole.batches[-len(resumed.batches) :], resumed.batches)
     assert len(resumed.batches) == len(whole.batches) - updates

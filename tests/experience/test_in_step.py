@@ -83,13 +83,70 @@ def test_one_goes_on_where_the_other_was(before, after):
     assert np.array_equal(envs.step([0, 1, 0]).observations, others.step([1, 1, 1]).observations)  # new episodes
 
 
+def begun(number: int, make=Corridor) -> tuple:
+    """Return both ways after some steps."""
+    both = [kind(make, [3, 4, 5], [None] * 3) for kind in (InTurn, InProcesses)]
+    for envs in both:
+        envs.reset()
+        steps(envs, number)
+    return both
+
+
+def go_on_alike(one, other) -> bool:
+    def plain(moments: list[dict]) -> list[dict]:
+        return [{**moment, "actions": moment["actions"].tolist()} for moment in moments]
+
+    alike = plain(one.moments()) == plain(other.moments())
+    return alike and equal(steps(one, 40, 1), steps(other, 40, 1)) and plain(one.moments()) == plain(other.moments())
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns with the traceback
 def test_an_error_in_an_environment_is_that_error_here():
     envs = InProcesses(Broken, [0, 1], [None] * 2)
     envs.reset()
-    with pytest.raises(ArithmeticError, match="the floor is wet"):
-        for _ in range(3):
+    for _ in range(2):
+        envs.step([0, 0])
+    for _ in range(2):  # it stays where it is, for an exception's checkpoint
+        with pytest.raises(ArithmeticError, match="the floor is wet"):
             envs.step([0, 0])
+        assert [len(moment["actions"]) for moment in envs.moments()] == [2, 2]
+
+
+@pytest.mark.parametrize("number", [0, 1, 29])
+def test_an_interrupted_step_has_not_been(number, monkeypatch):
+    whole, envs = begun(number)
+
+    def interrupted(actions):
+        envs._envs.step_async(actions)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(envs._envs, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([1, 1, 1])
+    assert go_on_alike(whole, envs)
+
+
+def test_a_process_that_was_killed_is_replaced():
+    before = {child.pid for child in active_children()}
+    whole, envs = begun(29)
+    os.kill(max({child.pid for child in active_children()} - before), signal.SIGTERM)
+    with pytest.warns(UserWarning, match="A process of an environment has ended"):
+        assert go_on_alike(whole, envs)
+
+
+def test_a_second_reset_begins_the_next_episodes():
+    whole, envs = begun(7)
+    assert np.array_equal(whole.reset(), envs.reset())
+    assert go_on_alike(whole, envs)
+
+
+def test_processes_draw_different_numbers_from_the_global_generator():
+    class Lucky(Corridor):
+        def _see(self):
+            return np.random.normal(size=3)
+
+    envs = InProcesses(Lucky, [3, 4, 5], [None] * 3)
+    assert len(np.unique(envs.reset())) == 9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
@@ -107,30 +164,29 @@ def test_processes_end_with_what_needs_them():
     assert all(ended(pid) for pid in pids)
 
 
-KILLED = """
-import os, signal
+OWNERS = """
+import os, signal, sys
 from multiprocessing import active_children
 from environments import Corridor
 from lightning_fire.experience import InProcesses
 
 if __name__ == "__main__":
-    if os.fork() == 0:
-        signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler
-        envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
-        envs.reset()
-        with open("pids.part", "w") as file:
-            file.write(" ".join(str(child.pid) for child in active_children()))
-        os.rename("pids.part", "pids")
-        END
-    os.wait()
+    for number in range(2):
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler
+            envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
+            envs.reset()
+            with open(f"pids{number}", "w") as file:
+                file.write(" ".join(str(child.pid) for child in active_children()))
+            sys.exit() if number else os.kill(os.getpid(), signal.SIGKILL)
+        os.wait()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise SystemExit"])
-def test_processes_end_with_their_owner_however_it_ends(end, tmp_path, monkeypatch):
+def test_processes_end_with_their_owner_however_it_ends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    processes.run(KILLED.replace("END", end), tmp_path)
-    pids = [int(pid) for pid in Path("pids").read_text().split()]
-    assert len(pids) == 3
+    processes.run(OWNERS, tmp_path)
+    pids = [int(pid) for number in range(2) for pid in Path(f"pids{number}").read_text().split()]
+    assert len(pids) == 6
     assert all(ended(pid) for pid in pids)
