@@ -166,11 +166,12 @@ def test_processes_end_with_what_needs_them():
 
 OWNERS = """
 import os, signal, sys
-from multiprocessing import active_children
+from multiprocessing import active_children, set_start_method
 from environments import Corridor
 from lightning_fire.experience import InProcesses
 
 if __name__ == "__main__":
+    set_start_method("fork", force=True)  # the way by which handlers of signals are inherited
     for number in range(2):
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler
