@@ -19,7 +19,6 @@ time of the loop by that of another, of medians over the rounds; in brackets the
 
 import copy
 import math
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from torchvision.ops import MLP
 
 from lightning_fire import EveryNSteps, FIRECallback
 from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.cli import ask_cuda_itself
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Atari, Gymnasium
 from lightning_fire.modules import DQN, SAC
@@ -288,8 +288,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="trainings timed of each way, in turn")
     for name in ("steps", "every", "updates", "batch", "initial"):
         parser.add_argument(f"--{name}", type=int, help="in the place of the setting's")
-    if not torch.cuda.is_available():
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "0"
+    ask_cuda_itself()
     publish_each(table, SETTINGS, parser.parse_args())
 
 

@@ -208,7 +208,7 @@ def _root_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _ask_cuda_itself() -> None:
+def ask_cuda_itself() -> None:
     """Where there is no GPU, let PyTorch, which looks for one at each step of an optimizer, ask CUDA and not NVML.
 
     Lightning has it ask NVML, so that a process with a GPU may fork afterwards. Without one, the search for a library
@@ -220,7 +220,7 @@ def _ask_cuda_itself() -> None:
 
 def console() -> None:
     """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback."""
-    _ask_cuda_itself()
+    ask_cuda_itself()
     try:
         main()
     except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:

@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 KILLED = -signal.SIGKILL
 _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
@@ -73,6 +74,21 @@ def random_death(draw: random.Random, seconds: float, operations: int) -> dict[s
     if draw.random() < 0.5:
         return {"seconds": draw.uniform(0, seconds)}
     return {"operations": draw.randint(1, operations)}
+
+
+def wait_for_end_of(process: int, seconds: float = 30) -> None:
+    """Wait for a process that need not be a child of this one; Linux alone.
+
+    Args:
+        process: Its number.
+        seconds: After which it is an error that it goes on.
+    """
+    end = time.monotonic() + seconds
+    while Path(f"/proc/{process}").exists():
+        if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return  # nobody has asked for its exit code
+        assert time.monotonic() < end, "it goes on"
+        time.sleep(0.05)
 
 
 def _awaited(process: int, seconds: float | None, patience: float) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from killed_processes import wait_for_end_of
 from test_cli import BASE, FIRE
 
 from lightning_fire.compare import processes
@@ -78,15 +79,6 @@ def waiting(place: Path, environment: dict, seconds: float) -> tuple[Fork, int]:
         assert training.poll() is None and time.monotonic() < end, (place / "log").read_text()
         time.sleep(0.05)
     return training, int((place / "waits").read_text())
-
-
-def wait_for_end_of(process: int) -> None:
-    end = time.monotonic() + 30
-    while Path(f"/proc/{process}").exists():
-        if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return  # nobody has asked for its exit code
-        assert time.monotonic() < end, "it goes on"
-        time.sleep(0.05)
 
 
 @linux

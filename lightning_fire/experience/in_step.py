@@ -92,7 +92,6 @@ class InProcesses:
     def __init__(self, make: Callable[[], gymnasium.Env], seeds: Sequence[int], moments: Sequence[Moment]):
         self._make, self._seeds = make, seeds
         self._records = [Record(moment) for moment in moments]
-        self._returning = True  # by the next reset
         self._envs: AsyncVectorEnv | None = None
         self._start()
         self.observation_space = self._envs.single_observation_space
@@ -105,13 +104,12 @@ class InProcesses:
         makers = [partial(_make, self._make, os.getpid(), *of) for of in zip(self._seeds, begun, strict=True)]
         # whoever has ended resets itself
         self._envs = AsyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.DISABLED)
-        self._returning = True
+        self._returning = True  # by the next reset
 
     def reset(self) -> Sequence[np.ndarray]:
         """Begin; return the observations, `(num_envs, *shape)`."""
         with self._closed_by_errors():
-            observations = self._reset()
-        return observations
+            return self._reset()
 
     def _reset(self) -> Sequence[np.ndarray]:
         if self._envs is None:

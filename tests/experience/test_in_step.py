@@ -4,7 +4,6 @@ import gc
 import os
 import signal
 import sys
-import time
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import processes
 import pytest
 from environments import Corridor, Slope
+from killed_processes import wait_for_end_of
 
 from lightning_fire.experience import Gymnasium, InProcesses, InTurn
 
@@ -49,16 +49,6 @@ def equal(first: list[tuple], second: list[tuple]) -> bool:
     return len(first) == len(second) and all(
         np.array_equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
     )
-
-
-def ended(pid: int) -> bool:
-    """Tell whether a process has ended within ten seconds; one that nobody has waited for yet has."""
-    for _ in range(1000):
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.mark.parametrize("make", [Corridor, Slope, lambda: Corridor(frames=True), Talkative, Gymnasium("CartPole-v1")])
@@ -161,7 +151,8 @@ def test_processes_end_with_what_needs_them():
     assert len(steps(envs, 5)) == 5
     del envs
     gc.collect()
-    assert all(ended(pid) for pid in pids)
+    for pid in pids:
+        wait_for_end_of(pid, 10)
 
 
 OWNERS = """
@@ -190,4 +181,5 @@ def test_processes_end_with_their_owner_however_it_ends(tmp_path, monkeypatch):
     processes.run(OWNERS, tmp_path)
     pids = [int(pid) for number in range(2) for pid in Path(f"pids{number}").read_text().split()]
     assert len(pids) == 6
-    assert all(ended(pid) for pid in pids)
+    for pid in pids:
+        wait_for_end_of(pid, 10)
