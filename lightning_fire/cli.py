@@ -24,7 +24,7 @@ import lightning_fire.nets
 import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.checkpoints import diagnose_command, reinit_command
-from lightning_fire.compare import ablation, sweep
+from lightning_fire.compare import ablation, aggregate, sweep
 from lightning_fire.compare import command as compare
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.parser import RecipeParser
@@ -147,6 +147,7 @@ COMMANDS: dict[str, tuple[Callable[[Sequence[str]], Any], str]] = {
     "compare": (compare.main, compare.SUMMARY),
     "sweep": (sweep.main, sweep.SUMMARY),
     "ablation": (ablation.main, ablation.SUMMARY),
+    "aggregate": (aggregate.main, aggregate.SUMMARY),
     "diagnose": (diagnose_command.main, diagnose_command.SUMMARY),
     "reinit": (reinit_command.main, reinit_command.SUMMARY),
     "prepare-text": (prepare_command.main, prepare_command.SUMMARY),

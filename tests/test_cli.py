@@ -270,8 +270,8 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are fit, validate, test, compare, sweep, ablation, diagnose, reinit,"
-            " prepare-text, select",
+            "no command 'nonsense'; there are fit, validate, test, compare, sweep, ablation, aggregate, diagnose,"
+            " reinit, prepare-text, select",
         ),
         ([], "a command is needed"),
     ],

@@ -1,6 +1,7 @@
 """Comparisons of returns: branches from one training up to the event, numbers, table and picture."""
 
 import csv
+import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +11,11 @@ from test_recipes import ROOT
 
 from lightning_fire.cli import main
 from lightning_fire.compare.history import read_scalars
-from lightning_fire.compare.return_history import ReturnHistory
+from lightning_fire.compare.return_history import ReturnHistory, read_returns
 from lightning_fire.compare.return_report import numbers, place_of_events, table
 from lightning_fire.compare.runs import plan
 from lightning_fire.compare.shared_start import with_shared_starts
+from lightning_fire.compare.task_scores import curves_of, read_task
 
 RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp"
 TINY = (
@@ -73,6 +75,22 @@ def test_leaves_a_table_numbers_and_a_picture(compared):
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert rows["fire"]["before"] == rows["vanilla"]["before"] and float(rows["fire"]["dfi_after"]) < 0.1
     assert imread(folder / "comparison.png").std() > 0.01
+
+
+def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
+    tasks = [f"{compared['branches']}=0:100", str(compared["whole"])]
+    result = main(["aggregate", *tasks, "--output", str(tmp_path)])
+    assert list(result) == METHODS and imread(tmp_path / "aggregate.png").shape[1] > 1800  # three panels
+    read = [read_task(task, "final") for task in tasks]
+    curves = curves_of(read, METHODS)
+    for method in METHODS:
+        steps, returns = read_returns(compared["branches"] / method / "seed0").returns
+        first, second = curves.values[method][0]
+        assert first == pytest.approx(np.interp(curves.grid, steps / steps[-1], returns) / 100)
+        assert second == pytest.approx(100 * first)  # branches are whole runs
+    assert curves.event == 0.6 and curves.grid[[0, -1]] == pytest.approx([0.4, 1])
+    shutil.copy(compared["whole"] / "results.csv", tmp_path)
+    assert curves_of([read_task(str(tmp_path), "final")], METHODS) is None
 
 
 def test_the_event_is_at_half_of_training(compared):

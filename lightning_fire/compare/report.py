@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from lightning_fire.compare.history import History, Series
+from lightning_fire.compare.stratified import mean_of_all, percentiles, resampled
 
 Histories = Mapping[str, Mapping[int, History]]  # by method and seed
 
@@ -76,8 +77,7 @@ def interval(values: Sequence[float], level: float = 0.95, resamples: int = 10_0
     """
     if len(values) < 2:
         return float("nan"), float("nan")
-    drawn = np.random.default_rng(0).choice(np.asarray(values), (resamples, len(values))).mean(axis=1)
-    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], method="inverted_cdf")
+    low, high = percentiles(mean_of_all(resampled(np.asarray(values)[:, None], resamples)), level)
     return float(low), float(high)
 
 
