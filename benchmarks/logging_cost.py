@@ -25,7 +25,7 @@ from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
-from lightning_fire.callbacks import base, upcoming_batch
+from lightning_fire.callbacks import event, upcoming_batch
 from lightning_fire.cli import main as command_line
 from lightning_fire.modules import Classifier
 
@@ -52,8 +52,8 @@ def everything_timed() -> ExitStack:
     for owner, name, label in (
         (FIRECallback, "act", "event: FIRE, DfI and SFE"),
         (upcoming_batch.UpcomingBatch, "lambda_max", "event: λ_max, twice"),
-        (base, "spectra", "event: histograms, twice"),
-        (base, "log_histograms_now", "event: histograms, twice"),
+        (event, "spectra", "event: histograms, twice"),
+        (event, "log_histograms_now", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),
         (PlasticityMonitor, "_look", "of that, looking at data"),
     ):

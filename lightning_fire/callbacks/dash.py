@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.probe import Loss, gradients_on_new_data
 from lightning_fire.callbacks.rewrite import require_finite, watch

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed
 
-from lightning_fire.callbacks.base import EventCallback, explain_data
+from lightning_fire.callbacks.event import EventCallback, explain_data
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import rewrite

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from lightning_fire.callbacks.base import TimedCallback
+from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.where import gathered
 
 

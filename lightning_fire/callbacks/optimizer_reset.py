@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.optimizer_state import forget_state
 
 

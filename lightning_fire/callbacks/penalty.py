@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.base import TimedCallback, log_now
+from lightning_fire.callbacks.log_now import log_now
 from lightning_fire.callbacks.optimizer_state import loss_scale
+from lightning_fire.callbacks.timed import TimedCallback
 
 
 class PenaltyCallback(TimedCallback):

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, seed_of_draw, tensors_of
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.rewrite import require_finite

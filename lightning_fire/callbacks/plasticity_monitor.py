@@ -12,13 +12,14 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.activities import mean_activities
-from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.last_features import gram_of_last_features
+from lightning_fire.callbacks.log_now import log_now
 from lightning_fire.callbacks.no_trace import evaluating
 from lightning_fire.callbacks.optimizer_state import loss_scale
 from lightning_fire.callbacks.probe import Loss, forward_on_new_data, on_all_ranks, why_not_look
 from lightning_fire.callbacks.rewrite import measure
 from lightning_fire.callbacks.target import measurable
+from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.callbacks.upcoming_batch import UpcomingBatch
 from lightning_fire.functional import (
     dormant,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.activities import mean_activities
-from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.initial_values import seed_of_draw
 from lightning_fire.callbacks.probe import Forward
 from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units

@@ -6,7 +6,7 @@ from typing import Literal
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_fire.callbacks.base import EventCallback
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.initial_values import WithInitialValues, fresh_values, require_redrawable
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.callbacks.probe import Loss

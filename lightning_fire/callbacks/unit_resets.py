@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.callbacks.base import TimedCallback, log_now
 from lightning_fire.callbacks.initial_values import seed_of_draw
+from lightning_fire.callbacks.log_now import log_now
 from lightning_fire.callbacks.no_trace import is_compiled, is_looking
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data
+from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 
 
