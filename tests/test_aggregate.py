@@ -171,22 +171,57 @@ def test_names_from_a_file_do_not_steer_the_terminal(tmp_path, capsys):
 
 def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path):
     folder = write_scores(tmp_path / "lr=1:2", {"vanilla": [3.0, 4.0]})
-    result = main(["aggregate", str(folder), f"{folder}=0:10", "--output", str(tmp_path / "out")])
-    assert result["vanilla"]["mean"].value == pytest.approx((3.5 + 0.35) / 2)
+    result = main(["aggregate", f"{folder}=0:20", f"{folder}=0:10", "--output", str(tmp_path / "out")])
+    assert result["vanilla"]["mean"].value == pytest.approx((0.175 + 0.35) / 2)
+    assert main(["aggregate", str(folder), "--output", str(tmp_path / "out")])["vanilla"]["mean"].value == 3.5
+
+
+def test_a_method_that_is_left_out_may_have_gaps(tmp_path):
+    folder = write(tmp_path / "task", "method,seed,final", "vanilla,0,1.0", "dash,0,", "fire,0,3.0")
+    words = ["aggregate", str(folder), "--output", str(tmp_path / "out")]
+    assert list(main([*words, "--methods", "fire", "vanilla"])) == ["fire", "vanilla"]
+
+
+def test_returns_of_several_tasks_want_a_scale(tmp_path, capsys):
+    folders = [str(write(tmp_path / name, "method,seed,final,since", "fire,0,3.0,2.0")) for name in ("a", "b")]
+    main(["aggregate", *folders, "--output", str(tmp_path / "out"), "--measure", "since"])
+    said = capsys.readouterr().out
+    assert "returns of several tasks without =LOW:HIGH" in said
+    assert f"without curves over training: {Path(folders[0], 'fire', 'seed0')} is no finished run" in said
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    folder = write_scores(tmp_path / "task", {"fire": [1.0]})
+    with pytest.raises(SystemExit, match=r"results.csv/out cannot be made"):
+        main(["aggregate", str(folder), "--output", str(folder / "results.csv" / "out")])
+
+
+@pytest.mark.parametrize("factor, shown", [(1, "0.933"), (1000, "933.3")])
+def test_digits_suit_what_is_shown(factor, shown, tmp_path, capsys):
+    scores = [0.9 * factor, 0.9 * factor, 0.9 * factor, 1.0 * factor, 12 * factor]
+    main(["aggregate", str(write_scores(tmp_path / "task", {"fire": scores})), "--output", str(tmp_path / "out")])
+    assert capsys.readouterr().out.splitlines()[3].split()[3] == shown
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["nowhere"], "results.csv is not there: lightning-fire compare writes it"),
-        (["good=1"], "after = there must be two numbers LOW:HIGH, got '1'"),
+        (["nowhere"], "results.csv is not there: give a folder of lightning-fire compare"),
+        (["good=1"], "good=1 is no folder; or else after = there must be two numbers LOW:HIGH, got '1'"),
         (["good=2:2"], "LOW must be less than HIGH"),
         (["good=nan:2"], "LOW must be less than HIGH"),
         (["starts"], "is not of a comparison by method and seed: its columns are start, method, seed"),
         (["empty"], "is not of a comparison by method and seed"),
         (["good", "--measure", "average"], "has no column average; --measure can be final"),
-        (["missing"], "fire seed 1 has no final: ''"),
-        (["good", "fewer"], "vanilla must have as many seeds in each task: 2 in good, 1 in fewer"),
+        (["missing"], "fire has no finite score with seed 1 in missing (--methods leaves it out)"),
+        (["twice"], "twice/results.csv has fire seed 0 twice"),
+        (["good", "good=0:10"], "good has no =LOW:HIGH, and other tasks have"),
+        (["other", "--measure", "final"], "--measure can be nothing here"),
+        (
+            ["good", "fewer"],
+            "vanilla must have as many seeds in each task (--methods leaves it out): 2 in good, 1 in fewer",
+        ),
+        (["huge"], "huge/results.csv: field larger than field limit"),
         (["good", "others"], "no method is in all of the tasks"),
         (["good", "others", "--methods", "vanilla"], "others has no vanilla; it has dash"),
         (["good", "--reference", "dash"], "--reference dash is none of the methods: vanilla fire"),
@@ -199,10 +234,13 @@ def test_says_what_is_wrong(words, message, tmp_path, monkeypatch, capsys):
     write_scores(Path("good"), {"vanilla": [1, 2], "fire": [3, 4]})
     write_scores(Path("fewer"), {"vanilla": [1], "fire": [3, 4]})
     write_scores(Path("others"), {"dash": [1, 2]})
-    write(Path("missing"), "method,seed,final", "fire,0,1.0", "fire,1,")
+    write(Path("missing"), "method,seed,final", "vanilla,0,1.0", "fire,0,1.0", "fire,1,")
     write(Path("words"), "method,seed,final", "fire,0,much")
     write(Path("starts"), "start,method,seed,final", "a,fire,0,1.0")
     write(Path("headless"), "method,seed,final")
+    write(Path("twice"), "method,seed,final", "fire,0,1.0", "fire,0,2.0")
+    write(Path("other"), "method,seed,sfe", "fire,0,1.0")
+    write(Path("huge"), "method,seed,final", f"{'f' * 200_000},0,1.0")
     Path("empty").mkdir()
     Path("empty/results.csv").write_text("")
     with pytest.raises(SystemExit):

@@ -12,7 +12,9 @@ METHODS = {
     "fire": "FIRECallback",
     "fire_everywhere": "FIRECallback",
     "fire_procrustes": "FIRECallback",
+    "fire_reset_head": "FIRECallback",
     "full_reset": "FullReset",
+    "optimizer_reset": "OptimizerReset",
     "plasticity_injection": "PlasticityInjection",
     "shrink_and_perturb": "ShrinkAndPerturb",
 }
@@ -36,7 +38,8 @@ def test_there_are_recipes():
     assert [path.name for path in without_methods.iterdir()] == ["base.yaml"]
     assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba", "lunar_lander_mlp"}
     for folder in folders.values():
-        assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - {"fire_everywhere", "fire_procrustes"}
+        variants = {"fire_everywhere", "fire_procrustes", "fire_reset_head", "optimizer_reset"}
+        assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - variants
 
 
 @pytest.mark.parametrize("path", RUNS, ids=name_of)

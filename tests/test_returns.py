@@ -78,7 +78,7 @@ def test_leaves_a_table_numbers_and_a_picture(compared):
 
 
 def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
-    tasks = [f"{compared['branches']}=0:100", str(compared["whole"])]
+    tasks = [f"{compared['branches']}=0:100", f"{compared['whole']}=0:10"]
     result = main(["aggregate", *tasks, "--output", str(tmp_path)])
     assert list(result) == METHODS and imread(tmp_path / "aggregate.png").shape[1] > 1800  # three panels
     read = [read_task(task, "final") for task in tasks]
@@ -87,10 +87,23 @@ def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
         steps, returns = read_returns(compared["branches"] / method / "seed0").returns
         first, second = curves.values[method][0]
         assert first == pytest.approx(np.interp(curves.grid, steps / steps[-1], returns) / 100)
-        assert second == pytest.approx(100 * first)  # branches are whole runs
+        assert second == pytest.approx(10 * first)  # branches are whole runs
     assert curves.event == 0.6 and curves.grid[[0, -1]] == pytest.approx([0.4, 1])
     shutil.copy(compared["whole"] / "results.csv", tmp_path)
     assert curves_of([read_task(str(tmp_path), "final")], METHODS) is None
+
+
+def test_a_method_that_is_added_later_goes_on_from_a_start_that_was_kept(compared, tmp_path):
+    words = ["--seeds", "1", "--jobs", "2", "--output", str(tmp_path), "--keep-starts", "--set", *TINY.split()]
+    start = tmp_path / "shared_start" / "seed0" / "start.ckpt"
+    main(["compare", str(RECIPE), "--methods", "vanilla", "fire", *words])
+    made = start.stat().st_mtime_ns
+    assert not (compared["branches"] / "shared_start" / "seed0" / "start.ckpt").exists()
+    main(["compare", str(RECIPE), "--methods", "full_reset", *words])
+    assert start.stat().st_mtime_ns == made
+    assert yaml.safe_load((tmp_path / "full_reset" / "seed0" / "run.yaml").read_text())["ckpt_path"] == str(start)
+    late, early = (read_returns(folder / "full_reset" / "seed0") for folder in (tmp_path, compared["branches"]))
+    assert np.array_equal(late.returns, early.returns)
 
 
 def test_the_event_is_at_half_of_training(compared):

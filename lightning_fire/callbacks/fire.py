@@ -32,8 +32,7 @@ class FIRECallback(EventCallback):
             first.
         where: The weights to act on. Default: `Weights()`, query and key projections where the model has attention,
             otherwise every Linear and convolution weight.
-        steps: Newton–Schulz steps (paper: 10 in vision and reinforcement learning, 5 for GPT), or `exact` for the
-            limit.
+        steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale that
             moves each matrix least, for networks without normalisation layers.

@@ -11,8 +11,8 @@ from lightning_fire.callbacks.optimizer_state import forget_state
 class OptimizerReset(EventCallback):
     """Drops the state of all optimizers (moments, step counts) when new data arrives.
 
-    The paper's vision, language and SAC experiments build a new optimizer at each chunk for every method, vanilla
-    included. Learning-rate schedulers go on; `Classifier` warms the learning rate up anew in each chunk by itself.
+    The paper's vision and language experiments build a new optimizer at each chunk for every method, vanilla included.
+    Learning-rate schedulers go on; `Classifier` warms the learning rate up anew in each chunk by itself.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.

@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
         "--measure",
         choices=MEASURES,
         default="final",
-        help="column of results.csv, greater is better (default: final); since: mean return since the event, of"
-        " reinforcement learning; average: mean accuracy at the end of a chunk",
+        help="column of results.csv, greater is better (default: final); of returns: before the event, final, mean"
+        " since the event; of accuracies: after_event, final, average at the ends of the chunks",
     )
     parser.add_argument("--methods", nargs="+", help="in this order (default: all that every task has)")
     parser.add_argument(

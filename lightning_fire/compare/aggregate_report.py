@@ -78,7 +78,8 @@ def table(scores: Scores, summary: Summary, reference: str) -> str:
         summary: Their statistics.
         reference: The method that the others are compared with.
     """
-    digits = 1 if max(np.abs(own).max() for own in scores.values()) > 10 else 3
+    largest = max(abs(of[name].value) for of in summary.values() for name in _STATISTICS)
+    digits = 1 if largest > 100 else 3
     titles = ["tasks", "seeds", "IQM", "95 % interval", "median", "mean", f"P(better than {printable(reference)})"]
     rows = [["method", *titles, "95 % interval"]]
     for method, of in summary.items():
@@ -143,7 +144,7 @@ def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, 
     _draw_means(axes[0], summary, taken, measure)
     _draw_profile(axes[1], scores, taken, measure)
     if curves:
-        _draw_curves(axes[2], curves, taken)
+        _draw_curves(axes[2], curves, taken, measure.startswith("normalised"))
     for axis in axes:
         axis.grid(alpha=0.25)
     figure.savefig(path, dpi=140, format="png")
@@ -172,7 +173,7 @@ def _draw_profile(axis: Axes, scores: Scores, taken: Mapping[str, str], measure:
     axis.set_title("share of runs above x")
 
 
-def _draw_curves(axis: Axes, curves: Curves, taken: Mapping[str, str]) -> None:
+def _draw_curves(axis: Axes, curves: Curves, taken: Mapping[str, str], scaled: bool) -> None:
     for method, values in curves.values.items():
         at_points = np.moveaxis(values, -1, 0)
         ends = np.array([percentiles(interquartile_mean(resampled(at, _OF_CURVES))) for at in at_points])
@@ -181,7 +182,8 @@ def _draw_curves(axis: Axes, curves: Curves, taken: Mapping[str, str]) -> None:
     if curves.event is not None:
         axis.axvline(curves.event, linestyle="--", linewidth=1, color="black")
     axis.set_xlabel("share of training")
-    axis.set_title("interquartile mean of the return")
+    axis.set_ylabel(f"{'normalised ' if scaled else ''}return")
+    axis.set_title("interquartile mean")
 
 
 def publish(
@@ -207,9 +209,13 @@ def publish(
     Raises:
         SystemExit: If a file cannot be written; names it.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    scaled = any((task.low, task.high) != (0, 1) for task in tasks)
-    name = f"normalised {measure}" if scaled else measure
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SystemExit(f"{output} cannot be made: {error}") from None
+    name = f"normalised {measure}" if tasks[0].has_scale else measure
+    if len(tasks) > 1 and tasks[0].of_returns and not tasks[0].has_scale:
+        print("returns of several tasks without =LOW:HIGH: the one with the largest returns counts most")
     deliver(
         output,
         table(scores, summary, reference),
@@ -218,6 +224,7 @@ def publish(
             "aggregate.csv": partial(write_statistics, summary),
             "aggregate.png": partial(draw, scores, summary, curves, name),
         },
-        f"score: {name}; IQM: mean of the middle half of all runs; median: over the tasks, of means over the seeds;"
-        " P: that a run is better than one of the reference on the same task; intervals: bootstrap, stratified by task",
+        f"score: {name}; IQM: mean of all runs without the best and the worst quarter; median: over the tasks, of means"
+        " over the seeds; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"
+        " stratified by task, too narrow of few seeds",
     )

@@ -46,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
         help="train each run on its first chunk of data by itself, also where methods only act on later ones",
     )
     parser.add_argument(
+        "--keep-starts",
+        action="store_true",
+        help="keep the checkpoints (and replay buffers) up to the first event, so that methods that are added later go"
+        " on from the same ones",
+    )
+    parser.add_argument(
         "--list",
         action="store_true",
         help="train nothing, print a command for each run, for a scheduler such as sbatch --array or for GNU parallel;"
@@ -127,7 +133,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         print("\n".join(_command_of(run, options) for run in runs))
         return {}
     if not options.no_shared_start:
-        runs = with_shared_starts(runs, extra)
+        runs = with_shared_starts(runs, extra, options.keep_starts)
     with_returns = has_returns(runs, extra)
     histories, failed = train(runs, options.jobs, extra, read_returns if with_returns else read_history)
     if not histories:

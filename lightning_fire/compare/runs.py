@@ -27,7 +27,7 @@ from lightning_fire.compare.progress import Progress, read_progress
 SHARED_START = "shared_start"
 SEARCH_SPACE = "search_space.yaml"
 STARTS = "starts.yaml"
-_MARKER = "finished.json"
+MARKER = "finished.json"
 _SETTINGS = "run.yaml"
 _PROGRESS = "progress.json"
 
@@ -50,6 +50,7 @@ class Run:
         epochs_before: Epochs that the checkpoint has.
         products: Files that it leaves: without them it has not finished.
         saving: Arguments of the callback that writes them.
+        kept: Of such a training: whether that stays when they have finished, for methods that are added later.
         branch: What tells apart runs of one method that go on from different checkpoints.
     """
 
@@ -67,6 +68,7 @@ class Run:
     saving: Mapping[str, Any] = field(default_factory=dict, compare=False)
     branch: str = ""
     checkpoint_epochs: int | None = None
+    kept: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -147,8 +149,8 @@ def execute(
 ) -> dict[Run, str | None]:
     """Train all runs that have not finished before, each by the command line in a process of its own.
 
-    What they go on from is trained before them, and its checkpoint removed when they all have finished. A run that
-    fails, or whose process is killed, is reported and does not stop the others.
+    What they go on from is trained before them, and its checkpoint removed when they all have finished, unless it is to
+    be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
 
     Args:
         runs: What to train.
@@ -191,7 +193,7 @@ def execute(
     finally:
         _stop([training.process for training in active.values()])
     for start in starts:
-        if not any(outcome[run] for run in runs if run.start == start):
+        if not start.kept and not any(outcome[run] for run in runs if run.start == start):
             for file in _replay_files(start.checkpoint):
                 file.unlink(missing_ok=True)
             start.checkpoint.unlink(missing_ok=True)  # large, and of no more use; first, as nobody goes on without it
@@ -261,7 +263,7 @@ def is_outdated(run: Run, extra: dict[str, Any]) -> bool:
         run: The run.
         extra: Configuration on top of the run's own.
     """
-    return (run.folder / _MARKER).is_file() and not is_finished(run, extra)
+    return (run.folder / MARKER).is_file() and not is_finished(run, extra)
 
 
 def recipe_name(recipe: Path) -> Path:
@@ -316,10 +318,10 @@ def _close(run: Run, training: _Active) -> str | None:
         if lacking := [product.name for product in run.products if not product.is_file()]:
             return f"it left no {', '.join(lacking)}: was val/loss never a number, or training shorter?"
         try:
-            with atomic_file(run.folder / _MARKER) as part:
+            with atomic_file(run.folder / MARKER) as part:
                 part.write_text(json.dumps({"settings": training.fingerprint}))
         except OSError as error:
-            return _with_place(error, run.folder / _MARKER)
+            return _with_place(error, run.folder / MARKER)
         return None
     if code == 0:
         return "stopped from outside before its end"
@@ -348,7 +350,7 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
         run: The run.
         extra: Configuration on top of the run's own.
     """
-    marker = run.folder / _MARKER
+    marker = run.folder / MARKER
     there = marker.is_file() and (run.checkpoint is None or run.checkpoint.is_file())
     there = there and all(product.is_file() for product in run.products)
     return there and json.loads(marker.read_text())["settings"] == _fingerprint(run, extra)
@@ -409,7 +411,7 @@ def _make_room(run: Run) -> None:
             raise FileExistsError(
                 f"{run.folder} holds files that are not of an earlier comparison; choose another --output"
             )
-        (run.folder / _MARKER).unlink(missing_ok=True)
+        (run.folder / MARKER).unlink(missing_ok=True)
         for path in run.folder.iterdir():
             if path.name == _SETTINGS:
                 continue

@@ -83,7 +83,7 @@ class GoOnFromStart(Callback):
         _set_rng_states(torch.load(_random_states(self.path), weights_only=True))
 
 
-def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Run]:
+def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:
     """Let runs that are the same up to the first event go on from one training up to there.
 
     These are the runs whose overlay adds nothing but methods of this package that wait: for new data (`when` is
@@ -92,6 +92,7 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Ru
     Args:
         runs: Runs that are to be trained, or have finished.
         extra: Configuration on top of each run's own, as for YAML.
+        keep: Leave the checkpoints of these trainings for methods that are added later.
 
     Returns:
         They, in their order; where several that have not finished are the same, with a `start`.
@@ -113,7 +114,8 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Ru
             continue
         folder = group[0].folder.parent.parent / SHARED_START / f"seed{seed}"
         epochs = None if wait == _NEW_DATA else wait
-        start = Run(SHARED_START, seed, folder, (base,), checkpoint=folder / "start.ckpt", checkpoint_epochs=epochs)
+        checkpoint = {"checkpoint": folder / "start.ckpt", "checkpoint_epochs": epochs, "kept": keep}
+        start = Run(SHARED_START, seed, folder, (base,), **checkpoint)
         if len(group) > 1 or is_finished(start, extra):
             start_of |= dict.fromkeys(group, start)
     return [replace(run, start=start_of.get(run)) for run in runs]

@@ -47,8 +47,8 @@ class ReplayDataModule(pl.LightningDataModule):
         steps_per_round: Of each environment; more than 1 makes small networks faster, as several updates follow on
             each other.
         num_envs: Environments that are stepped together.
-        stack: Frames that make up an observation (paper: 4 in Atari).
-        reward_clip: Learn from rewards cut off at ± this (paper: 1 in Atari). Returns are logged whole.
+        stack: Frames that make up an observation (Dopamine: 4).
+        reward_clip: Learn from rewards cut off at ± this (Dopamine: 1). Returns are logged whole.
         evaluation_episodes: Episodes of an evaluation.
         seed: Of the episodes, and of all that is drawn.
         folder: Keep the buffer in files there, relative to the Trainer's `default_root_dir`, and in checkpoints only

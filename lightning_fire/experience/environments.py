@@ -20,7 +20,7 @@ class Gymnasium:
     Args:
         name: Such as `CartPole-v1`; `package:Name-v0` imports a package first.
         options: Keyword arguments of the environment.
-        action_repeat: Do each action so often, and sum up the rewards (paper: 2 for humanoids).
+        action_repeat: Do each action so often, and sum up the rewards (SimBa: 2).
     """
 
     name: str
@@ -53,10 +53,10 @@ class Gymnasium:
 
 @dataclass(frozen=True)
 class Atari:
-    """Makes a game of the Atari 2600, seen as the paper's agents see it.
+    """Makes a game of the Atari 2600, seen as Dopamine's agents see it.
 
     Grey frames of 84×84 bytes, each the maximum of the last two of the four that an action lasts; sticky actions; the
-    smallest set of actions; an episode ends with the game, not with a life (paper, as Dopamine).
+    smallest set of actions; an episode ends with the game, not with a life.
 
     Args:
         game: Such as `Asterix`, `BeamRider` or `DemonAttack`.

@@ -78,6 +78,7 @@ class Rounds:
             while collector.steps * collector.num_envs < self.pace.initial_steps:
                 player.observe(collector.observations())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
+        collector.finished()  # random play is not what training logs
 
     def _round(self) -> Round:
         collector, pace = self.collector, self.pace

@@ -24,16 +24,16 @@ class DQN(ReplayModule):
         optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
             (paper, table "Hyperparameters used in the ALE environment"), fused: several times as fast on a CPU, too.
         discount: γ (paper: 0.99).
-        huber_delta: The loss of an error is half its square up to this, and grows linearly beyond (paper: 1). None: its
-            square, for rewards that are not clipped: of values far above 1, a linear loss finds the median over their
-            states rather than the mean, and takes no notice of rare endings.
+        huber_delta: The loss of an error is half its square up to this, and grows linearly beyond (Dopamine: 1). None:
+            its square, for rewards that are not clipped: of values far above 1, a linear loss finds the median over
+            their states rather than the mean, and takes no notice of rare endings.
         target_update_period: Updates after which the target network becomes the trained one (paper: 2000).
         double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
             2016). The paper does not.
         epsilon: Share of random actions at last (paper: 0.01).
         epsilon_steps: Environment steps over which that share falls linearly from 1 (Dopamine: 250,000).
         evaluation_epsilon: Share of random actions in evaluations (paper: 0.001).
-        targets_follow: Make the target network the trained one whenever a method has replaced weights, as the authors
+        targets_follow: Make the target network the trained one whenever an event has replaced weights, as the authors
             do; otherwise at the next regular time.
 
     Attributes:

@@ -60,7 +60,7 @@ class SAC(ReplayModule):
         tau: Share of the trained critics that the target critics take over in each update (paper: 0.005).
         temperature: Its initial value (SimBa: 0.01).
         target_entropy: Per number of an action (SimBa: −0.5).
-        targets_follow: Make the target critics the trained ones whenever a method has replaced weights, as the authors
+        targets_follow: Make the target critics the trained ones whenever an event has replaced weights, as the authors
             do.
 
     Attributes:

@@ -8,7 +8,7 @@ from torch.nn.init import xavier_uniform_, zeros_
 class NatureCNN(nn.Module):
     """Three convolutions and a hidden layer, from stacked frames to the value of each action.
 
-    Each layer draws its initial values by `reset_parameters`: weights Xavier-uniform, biases 0 (paper, as Dopamine).
+    Each layer draws its initial values by `reset_parameters`: weights Xavier-uniform, biases 0 (Dopamine).
     Bytes are divided by 255.
 
     Args:

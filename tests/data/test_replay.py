@@ -108,6 +108,15 @@ def test_logs_the_returns_of_training_and_evaluation(tmp_path):
     assert fit.validate(module, fit.datamodule, verbose=False)[0]["val/episode_length"] > 0
 
 
+def test_episodes_of_the_initial_steps_are_not_logged(tmp_path):
+    fits = []
+    for initial_steps in (10, 1000):
+        fit = trainer(tmp_path, 1, num_sanity_val_steps=0)
+        fit.fit(Recorder(), data(steps_per_epoch=4, initial_steps=initial_steps))
+        fits.append(fit.callback_metrics.get("train/episode_length"))
+    assert all(length is None or length == int(length) for length in fits)  # of at most one episode
+
+
 def played(number: int) -> tuple[bool, int]:
     """Play an episode of evaluation by hand."""
     env = Corridor()
