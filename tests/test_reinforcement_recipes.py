@@ -5,6 +5,8 @@ import yaml
 from test_recipes import ROOT, name_of
 
 from lightning_fire.cli import main
+from lightning_fire.compare.runs import plan
+from lightning_fire.compare.shared_start import with_shared_starts
 
 FOLDER = ROOT / "reinforcement_learning"
 RUNS = sorted(FOLDER.rglob("*.yaml"))
@@ -56,6 +58,15 @@ def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
     assert path.name == "base.yaml" or METHODS[path.stem] in events
 
 
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in RUNS} - {FOLDER / "dqn/cartpole_solved"}), ids=name_of
+)
+def test_all_methods_are_branches_of_one_training(tmp_path, folder):
+    methods = ["vanilla", *(path.stem for path in folder.glob("*.yaml") if path.name != "base.yaml")]
+    runs = with_shared_starts(plan(folder, methods, [0], tmp_path), {})
+    assert [run.method for run in runs if run.start is None] == []
+
+
 def settings(folder: str) -> tuple[dict, dict, dict]:
     base = yaml.safe_load((FOLDER / folder / "base.yaml").read_text())
     return base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
@@ -72,15 +83,19 @@ def test_the_papers_numbers_on_atari():
     assert model["target_update_period"] == 2000
     assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 32, 20000, 1)
     assert data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"] == 10 * 250_000
+    assert trainer["devices"] == 1
 
 
 @pytest.mark.parametrize("folder", ["h1_simba", "humanoid_simba"])
 def test_the_papers_numbers_on_humanoids(folder):
     """Table "Hyperparameters used in HumanoidBench environments with SimBa"."""
-    model, data, _ = settings(f"sac/{folder}")
+    model, data, trainer = settings(f"sac/{folder}")
     assert model["optimizer"]["init_args"] == {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
     actor, critic = model["actor"]["init_args"], model["critic"]["init_args"]
     assert (actor["hidden"], actor["blocks"], critic["hidden"], critic["blocks"]) == (128, 1, 512, 2)
     assert (model["discount"], model["tau"]) == (0.99, 0.005)
     assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 256, 5000, 2)
     assert data["environment"]["init_args"]["action_repeat"] == 2
+    frames = 2 * (data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"])
+    assert frames == 10**6  # figure "Reinforcement learning results" (b)
+    assert trainer["devices"] == 1

@@ -15,7 +15,7 @@ from lightning_fire.compare.runs import SHARED_START, Run, is_finished, merged
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 # what does nothing until the data changes, if `when` is AtNewData, or if `start_chunk` is at least 1
-_EVENTS = {"FIRECallback", "FullReset", "ShrinkAndPerturb", "DASH", "PlasticityInjection"}
+_EVENTS = {"FIRECallback", "FullReset", "ShrinkAndPerturb", "DASH", "PlasticityInjection", "OptimizerReset"}
 _FROM_A_CHUNK_ON = {"L2Init", "Parseval", "ReDo", "ContinualBackprop", "SelfNormalizedReset"}
 _Wait = int | str  # whole epochs, or one of
 _NEW_DATA, _ANY = "new data", "anything"

@@ -133,7 +133,8 @@ class ReplayDataModule(pl.LightningDataModule):
             ) from error
         if self.trainer.world_size > 1:
             raise MisconfigurationException(
-                "ReplayDataModule steps its environments in one process; train one seed on each device instead"
+                "ReplayDataModule steps its environments in one process: set Trainer(devices=1), and train one seed on"
+                " each device"
             )
         if not callable(getattr(self.trainer.lightning_module, "act", None)):
             raise MisconfigurationException(

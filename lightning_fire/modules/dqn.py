@@ -33,8 +33,8 @@ class DQN(ReplayModule):
         epsilon: Share of random actions at last (paper: 0.01).
         epsilon_steps: Environment steps over which that share falls linearly from 1 (Dopamine: 250,000).
         evaluation_epsilon: Share of random actions in evaluations (paper: 0.001).
-        targets_follow: Make the target network the trained one whenever an event has replaced weights, as the authors
-            do; otherwise at the next regular time.
+        targets_follow: Make the target network the trained one whenever an event has replaced weights, nearly as the
+            authors do (docs/reinforcement.md); otherwise at the next regular time.
 
     Attributes:
         net: The trained network.

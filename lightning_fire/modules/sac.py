@@ -23,6 +23,9 @@ class TwinCritic(nn.Module):
     Args:
         critic: From observations and actions side by side to values `(batch, 1)`; the second is a copy, drawn anew by
             each layer's `reset_parameters`.
+
+    Raises:
+        ValueError: If a layer does not draw its values anew: the smaller of two equal values would be no bound.
     """
 
     def __init__(self, critic: nn.Module):
@@ -31,6 +34,12 @@ class TwinCritic(nn.Module):
         for layer in other.modules():
             if callable(getattr(layer, "reset_parameters", None)):
                 layer.reset_parameters()
+        twins = zip(critic.named_parameters(), other.parameters(), strict=True)
+        if alike := [name for (name, one), two in twins if torch.equal(one, two) and one.unique().numel() > 1]:
+            raise ValueError(
+                f"the second critic is to differ in its initial values, but has the same {', '.join(alike)}: give the"
+                " layer a reset_parameters() that draws anew"
+            )
         self.first, self.second = critic, other
 
     def forward(self, observations: Tensor, actions: Tensor) -> Tensor:
@@ -70,8 +79,8 @@ class SAC(ReplayModule):
         log_temperature: A parameter, its logarithm.
 
     Raises:
-        ValueError: If an argument is out of its range; when training starts, if the networks do not fit the
-            environment.
+        ValueError: If an argument is out of its range, or a layer of the critic does not draw its values anew; when
+            training starts, if the networks do not fit the environment.
     """
 
     def __init__(

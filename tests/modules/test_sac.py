@@ -53,6 +53,25 @@ def test_the_two_critics_differ_and_their_targets_do_not():
         assert torch.equal(trained, target) and not target.requires_grad
 
 
+def test_a_critic_that_cannot_be_drawn_anew_is_refused():
+    class Constant(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(2))
+
+        def forward(self, inputs):
+            return inputs * self.scale
+
+    class Drawn(Constant):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.randn(2))
+
+    SAC(MLP(1, [2]), torch.nn.Sequential(Constant(), MLP(2, [8, 1])), 1)
+    with pytest.raises(ValueError, match=r"has the same 0\.scale: give the layer a reset_parameters"):
+        SAC(MLP(1, [2]), torch.nn.Sequential(Drawn(), MLP(2, [8, 1])), 1)
+
+
 def test_an_update_changes_each_part_and_moves_the_targets_by_tau(tmp_path):
     checked = []
 
