@@ -209,6 +209,18 @@ def announce_new_data(trainer: Trainer) -> None:
             timekeeper.announce(trainer)
 
 
+def explain_schedule(schedule: Schedule, trainer: Trainer) -> str:
+    """Say when a method acts in this fit, and where it goes by new data, what counts as such.
+
+    Args:
+        schedule: Its schedule.
+        trainer: The Trainer, during a fit.
+    """
+    parts = schedule.schedules if isinstance(schedule, AnyOf) else [schedule]
+    by_data = any(isinstance(part, AtNewData) for part in parts)
+    return f"{schedule!r}; {explain_data(trainer)}" if by_data else repr(schedule)
+
+
 def explain_data(trainer: Trainer) -> str:
     """Say what will count as new data in this fit.
 

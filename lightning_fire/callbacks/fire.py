@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed
 
-from lightning_fire.callbacks.event import EventCallback, explain_data
+from lightning_fire.callbacks.event import EventCallback, explain_schedule
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import rewrite
@@ -86,8 +86,8 @@ class FIRECallback(EventCallback):
         super().on_fit_start(trainer, pl_module)
         views = self.where.select(pl_module)
         rank_zero_info(
-            f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name});"
-            f" {explain_data(trainer)}. print({self.where}.select(model)) shows the selection."
+            f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name}),"
+            f" {explain_schedule(self.when, trainer)}. print({self.where}.select(model)) shows the selection."
         )
 
     def new_weight(self, view: WeightView, weight: Tensor) -> Tensor:

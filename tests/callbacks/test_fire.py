@@ -1,5 +1,6 @@
 """`FIRECallback` through real fits over growing data."""
 
+import logging
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tolerances import assert_near
 from torch import nn
 
-from lightning_fire import AtEpochs, FIRECallback, Weights
+from lightning_fire import AtEpochs, AtNewData, FIRECallback, Weights
 from lightning_fire.functional import dfi, dfi_normalized
 
 Snapshots = snapshots_of(FIRECallback)
@@ -264,3 +265,20 @@ def test_without_layers_there_are_no_histograms(tmp_path):
     log = EventAccumulator(str(tmp_path))
     log.Reload()
     assert not log.Tags()["histograms"]
+
+
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        (None, "AtNewData(skip_first=True); GrowingData announces new data by its `chunk`. print("),
+        (AtEpochs([1]), "AtEpochs(epochs=(1,)). print("),
+        ([AtEpochs([1]), AtNewData()], "announces new data by its `chunk`. print("),
+    ],
+)
+def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog):
+    with caplog.at_level(logging.INFO):
+        fitted(FIRECallback(when))
+    (line,) = (text for text in caplog.messages if "will act on" in text)
+    assert (
+        line.startswith("FIRECallback will act on 3 weight matrices (net.0.weight … net.5.weight), ") and said in line
+    )
