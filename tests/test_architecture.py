@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "nets": {"nets"},
     "experience": {"experience"},
     "data": {"data", "experience"},
-    "modules": {"nets", "modules"},
+    "modules": {"metrics", "nets", "modules"},
     "compare": {
         "functional",
         "checkpoints",

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.resumable_loader import ResumableLoader
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
+from lightning_fire.data.streams import Stream
 from lightning_fire.data.trainer_plan import start_epoch_afresh, steps_per_chunk
 
 
@@ -25,7 +26,8 @@ class ChunkedDataModule(ArrivingData):
     once. Images become float32 in [0, 1] on the device and are normalised there with `mean` and `std`.
 
     The validation data is the test data, always whole, as in the paper: it serves to watch training. Nothing in the
-    protocols selects a model by it, and neither should you.
+    protocols selects a model by it, and neither should you. A `Stream` changes it with the task, as it changes the
+    training data; it needs `TensorDataset`s of inputs and targets.
 
     For a data set with a name, subclass it and override `load`.
 
@@ -41,6 +43,7 @@ class ChunkedDataModule(ArrivingData):
         mean: Mean of each channel of the training images, in [0, 1]; for the test images too.
         std: Standard deviation of each channel, likewise.
         num_classes: Number of classes; None: one more than the largest label.
+        test_batch_size: Samples in a batch of test data, per device. Default: `batch_size`.
 
     Raises:
         ValueError: If an argument is out of its range, or `protocol` does not suit the data (when training starts).
@@ -59,20 +62,24 @@ class ChunkedDataModule(ArrivingData):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         num_classes: int | None = None,
+        test_batch_size: int | None = None,
     ):
         super().__init__(protocol)
-        if batch_size < 1:
-            raise ValueError(f"`batch_size` must be at least 1, got {batch_size}")
+        for name, size in (("batch_size", batch_size), ("test_batch_size", test_batch_size)):
+            if size is not None and size < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {size}")
         if (mean is None) != (std is None) or (mean is not None and len(mean) != len(std)):
             raise ValueError(f"`mean` and `std` must have one number per channel each, got {mean} and {std}")
         self.train_set, self.test_set = train, test
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
+        self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
         self.transform = transform
         self.mean, self.std = mean, std
         self.num_classes = num_classes
         self._indices: list[Tensor] | None = None
+        self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
-        self._test_loader: ResumableLoader | None = None
+        self._test_loader: tuple[int, ResumableLoader] | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set; called once per process, before training or testing.
@@ -88,6 +95,11 @@ class ChunkedDataModule(ArrivingData):
         return self.train_set, self.test_set
 
     @property
+    def online(self) -> bool:
+        """Whether what counts is the accuracy during training, as on streams."""
+        return self.protocol.online
+
+    @property
     def seen_classes(self) -> Tensor | None:
         """Classes seen up to the current chunk, ascending, int64; None where all are there from the start."""
         return self.protocol.classes(self.num_classes, self.seed)[self.chunk]
@@ -96,6 +108,28 @@ class ChunkedDataModule(ArrivingData):
         """Return the numbers of the training samples of a chunk, int64 (n,); loads the data if need be."""
         self._load_once()
         return self._indices[chunk]
+
+    def datasets(self, chunk: int) -> tuple[Dataset, Dataset]:
+        """Return the training and the test samples of a chunk; loads the data if need be.
+
+        Args:
+            chunk: Its number, from 0.
+
+        Raises:
+            ValueError: If the data does not suit a stream.
+        """
+        indices = self.train_indices(chunk)
+        if not isinstance(self.protocol, Stream):
+            train = TensorSubset if is_tensors(self.train_set) else Subset
+            return train(self.train_set, indices if train is TensorSubset else indices.tolist()), self.test_set
+        if self._task is None or self._task[0] != chunk:
+            for name, dataset in (("train", self.train_set), ("test", self.test_set)):
+                if not is_tensors(dataset) or len(dataset.tensors) != 2:
+                    raise ValueError(f"`{name}` must be a TensorDataset of inputs and targets on a stream: {dataset}")
+            samples = TensorSubset(self.train_set, indices)[:]
+            task = self.protocol.task(chunk, samples, self.test_set.tensors, self.num_classes, self.seed)
+            self._task = chunk, *(TensorDataset(*tensors) for tensors in task)
+        return self._task[1:]
 
     def steps_per_chunk(self) -> list[int]:
         """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them.
@@ -121,8 +155,9 @@ class ChunkedDataModule(ArrivingData):
         self._load_once()
         chunk = self._last_chunk = self.chunk
         if self._train_loader is None or self._train_loader[0] != chunk:
-            dataset = self.train_set if self.transform is None else Transformed(self.train_set, self.transform)
-            self._train_loader = chunk, self._loader(dataset, self._indices[chunk], shuffle=True)
+            dataset = self.datasets(chunk)[0]
+            dataset = dataset if self.transform is None else Transformed(dataset, self.transform)
+            self._train_loader = chunk, self._loader(dataset, self.batch_size, shuffle=True)
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.sampler.set_epoch(self.trainer.current_epoch)
@@ -130,11 +165,15 @@ class ChunkedDataModule(ArrivingData):
         return loader
 
     def test_dataloader(self) -> ResumableLoader:
-        """Return the whole test set, in order. Several ranks share it; up to (ranks − 1) samples then count twice."""
+        """Return the whole test set, in order, of a stream as it is in the current task.
+
+        Several ranks share it; up to (ranks − 1) samples then count twice.
+        """
         self._load_once()
-        if self._test_loader is None:
-            self._test_loader = self._loader(self.test_set, None, shuffle=False)
-        return self._test_loader
+        chunk = self.chunk if self.online else 0
+        if self._test_loader is None or self._test_loader[0] != chunk:
+            self._test_loader = chunk, self._loader(self.datasets(chunk)[1], self.test_batch_size, shuffle=False)
+        return self._test_loader[1]
 
     def val_dataloader(self) -> ResumableLoader:
         """Return the whole test set as well: the paper has no model selection."""
@@ -171,11 +210,9 @@ class ChunkedDataModule(ArrivingData):
             self.num_classes = int(labels.max()) + 1
         self._indices = self.protocol.indices(labels, self.num_classes, self.seed)
 
-    def _loader(self, dataset: Dataset, indices: Tensor | None, shuffle: bool) -> ResumableLoader:
-        by_batch = is_tensors(dataset)
-        if by_batch:
-            dataset = TensorSubset(dataset, torch.arange(len(dataset)) if indices is None else indices)
-        elif indices is not None:
-            dataset = Subset(dataset, indices.tolist())
+    def _loader(self, dataset: Dataset, batch_size: int, shuffle: bool) -> ResumableLoader:
+        if is_tensors(dataset):
+            dataset = TensorSubset(dataset, torch.arange(len(dataset)))
+        by_batch = isinstance(dataset, TensorSubset)
         workers = 0 if by_batch else self.num_workers
-        return ResumableLoader(dataset, self.batch_size, by_batch, shuffle, self.seed, workers)
+        return ResumableLoader(dataset, batch_size, by_batch, shuffle, self.seed, workers)

@@ -24,17 +24,20 @@ class Protocol(EpochPlan, ABC):
     Attributes:
         access: What a chunk trains on: `cumulative`, all data so far (the paper), or `current`, only what is new in it.
         by_class: Whether the chunks are made of classes, so that labels are needed.
+        online: Whether what counts is the accuracy during training, see `lightning_fire.data.streams`.
+        count: Name of the argument that gives the number of chunks.
     """
 
     access: Access
     by_class: ClassVar[bool] = False
+    online: ClassVar[bool] = False
+    count: ClassVar[str] = "num_chunks"
 
     def __post_init__(self):
         if self.access not in ("cumulative", "current"):
             raise ValueError(f"`access` must be 'cumulative' or 'current', got {self.access!r}")
         if self.num_chunks < 1:
-            name = "num_phases" if self.by_class else "num_chunks"
-            raise ValueError(f"`{name}` must be at least 1, got {self.num_chunks}")
+            raise ValueError(f"`{self.count}` must be at least 1, got {self.num_chunks}")
         super().__post_init__()
 
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
@@ -149,6 +152,7 @@ class ClassIncremental(Protocol):
     epochs: int | tuple[int, ...] = 100
     access: Access = "cumulative"
     by_class: ClassVar[bool] = True
+    count: ClassVar[str] = "num_phases"
 
     @property
     def num_chunks(self) -> int:

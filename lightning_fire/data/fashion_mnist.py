@@ -24,7 +24,8 @@ class FashionMNISTDataModule(ChunkedDataModule):
         root: Folder that holds, or shall hold, `FashionMNIST/raw`.
         download: Download what is missing.
         subset: Train on the first so many images of a fixed seeded permutation; None: on all. The test set stays whole.
-        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
+        **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
+            `ChunkedDataModule`.
 
     Raises:
         ValueError: If `subset` is below 1, or more than there are (when the data is loaded).
@@ -73,7 +74,8 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
     warm start already ends below training from scratch.
 
     Args:
-        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
+        **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
+            `ChunkedDataModule`.
     """
 
     def __init__(

@@ -46,7 +46,7 @@ class TensorSubset(Dataset):
         self.dataset = dataset
         self.indices = indices
 
-    def __getitem__(self, index: int | Tensor) -> tuple[Tensor, ...]:
+    def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, ...]:
         rows = self.indices[index]
         if not rows.ndim:
             return self.dataset[rows]

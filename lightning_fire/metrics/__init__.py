@@ -7,6 +7,7 @@ from lightning_fire.metrics.feature_covariance_shift import FeatureCovarianceShi
 from lightning_fire.metrics.loss_curvature import LossCurvature
 from lightning_fire.metrics.normalized_deviation_from_isometry import NormalizedDeviationFromIsometry
 from lightning_fire.metrics.normalized_squared_frobenius_error import NormalizedSquaredFrobeniusError
+from lightning_fire.metrics.online_accuracy import OnlineAccuracy
 from lightning_fire.metrics.squared_frobenius_error import SquaredFrobeniusError
 from lightning_fire.metrics.srank import SRank
 from lightning_fire.metrics.stable_rank import StableRank
@@ -19,6 +20,7 @@ __all__ = [
     "LossCurvature",
     "NormalizedDeviationFromIsometry",
     "NormalizedSquaredFrobeniusError",
+    "OnlineAccuracy",
     "SRank",
     "SquaredFrobeniusError",
     "StableRank",

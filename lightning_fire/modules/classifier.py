@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
@@ -23,6 +24,8 @@ class Classifier(pl.LightningModule):
     """Trains a network with cross-entropy; warms the learning rate up anew in each chunk of data.
 
     Logs `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]) each epoch. Where the
+    DataModule is `online` (streams), also `train/online_accuracy` at the end of each task: the accuracy of its batches,
+    each before the update with it, a mean over all epochs of the task. Where the
     DataModule has `seen_classes` (class-incremental), also `val/accuracy_seen`: the accuracy over the test samples of
     the classes seen so far, with the outputs of all classes competing. At the start of every chunk but the first,
     after the callbacks have acted and before the first batch, `val/accuracy_at_new_data`, over the classes seen then.
@@ -67,8 +70,8 @@ class Classifier(pl.LightningModule):
         self.parameter_groups = parameter_groups
         self.warmup = warmup
         self.train_loss = MeanLoss()
-        # checking its arguments would wait for the GPU at each step
-        self.train_accuracy = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.train_accuracy = OnlineAccuracy()
+        self.task_accuracy = OnlineAccuracy()
         self.val_accuracy = MulticlassAccuracy(num_classes, average="micro")
         self.val_accuracy_seen = MulticlassAccuracy(num_classes, average="micro")
 
@@ -83,13 +86,36 @@ class Classifier(pl.LightningModule):
         loss = cross_entropy(logits, labels)
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
+        if self._online:
+            data = self.trainer.datamodule
+            if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
+                self.task_accuracy.reset()
+            self.task_accuracy.update(logits, labels)
         return loss
 
     def on_train_epoch_end(self) -> None:
         """Log what the batches have summed up to: `log` in each of them costs as much as all else Lightning does."""
-        if self.train_loss.update_called:  # not by a training_step of a subclass
-            self.log("train/loss", self.train_loss)
-            self.log("train/accuracy", self.train_accuracy)
+        if not self.train_loss.update_called:  # not by a training_step of a subclass
+            return
+        self.log("train/loss", self.train_loss)
+        self.log("train/accuracy", self.train_accuracy)
+        data, epoch = self.trainer.datamodule, self.current_epoch
+        if self._online and (epoch + 1 == data.total_epochs or data.chunk_at(epoch + 1) != data.chunk_at(epoch)):
+            self.log("train/online_accuracy", self.task_accuracy.compute())
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the counts of the task so far, of this rank."""
+        checkpoint["task_accuracy"] = [int(self.task_accuracy.correct), int(self.task_accuracy.samples)]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue the counts of an interrupted task, on the one rank whose counts were kept."""
+        if "task_accuracy" in checkpoint and self.global_rank == 0:
+            self.task_accuracy.correct.fill_(checkpoint["task_accuracy"][0])
+            self.task_accuracy.samples.fill_(checkpoint["task_accuracy"][1])
+
+    @property
+    def _online(self) -> bool:
+        return getattr(self.trainer.datamodule, "online", False)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Evaluate a batch of the test set."""

@@ -125,7 +125,7 @@ def test_measures_of_training_are_means_over_samples_logged_once_an_epoch(tmp_pa
     assert logged(events, "train/accuracy") == [(4, pytest.approx(right)), (9, pytest.approx(right))]
     assert calls.count("train/loss") == calls.count("train/accuracy") == 2
     assert [score.item() for score in save.best_k_models.values()] == pytest.approx([loss, loss])
-    assert module.train_loss.samples == module.train_accuracy.tp == 0  # the next epoch begins anew
+    assert module.train_loss.samples == module.train_accuracy.correct == 0  # the next epoch begins anew
 
 
 def test_the_mean_loss_is_over_all_ranks():

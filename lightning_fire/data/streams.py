@@ -1,0 +1,238 @@
+"""Streams: sequences of tasks on which networks lose plasticity, the standard benchmarks of the field.
+
+A task is a chunk of data whose inputs or targets differ from those of the task before. What counts is the *online
+accuracy*: that of each batch before the network is updated with it. All draws are pure functions of the seed and the
+number of the task.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_fire.data.chunks import Access, Protocol
+
+Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
+
+_SEED_STRIDE = 999_999_937  # keeps the draws of seeds 0, 1, 2 apart, and from the orders of the batches
+_SAMPLES, _CHANGE = range(2)  # what is drawn
+
+
+@dataclass(frozen=True)
+class Stream(Protocol):
+    """A sequence of tasks, each on samples of one data set.
+
+    Args:
+        num_tasks: Number of tasks, each a chunk.
+        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
+        epochs: Epochs of each task: one number for all, or one per task.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    num_tasks: int = 40
+    samples_per_task: int | None = 1000
+    epochs: int | tuple[int, ...] = 1
+    access: ClassVar[Access] = "current"
+    online: ClassVar[bool] = True
+    same_samples: ClassVar[bool] = False  # in all tasks
+    count: ClassVar[str] = "num_tasks"
+
+    def __post_init__(self):
+        if self.samples_per_task is not None and self.samples_per_task < 1:
+            raise ValueError(f"`samples_per_task` must be at least 1, or None for all, got {self.samples_per_task}")
+        super().__post_init__()
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks: the tasks."""
+        return self.num_tasks
+
+    @abstractmethod
+    def task(
+        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
+    ) -> tuple[Samples, Samples]:
+        """Return the data of a task.
+
+        Args:
+            number: Number of the task, from 0.
+            train: Inputs `(n, ...)` and targets `(n, ...)` of the training samples that the task has drawn.
+            test: The same of all test samples.
+            num_classes: Number of classes of the whole data set; None if it has no labels.
+            seed: Seed of the draws.
+
+        Returns:
+            Its training samples, and the samples that it is validated with, each inputs and targets.
+
+        Raises:
+            ValueError: If the data does not suit the stream.
+        """
+
+    def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
+        n, k = len(labels), self.samples_per_task
+        if k is not None and k > n:
+            raise ValueError(f"`samples_per_task` must not exceed the number of training samples ({n}), got {k}")
+        draws = [0 if self.same_samples else task for task in range(self.num_tasks)]
+        return [torch.randperm(n, generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
+
+
+@dataclass(frozen=True)
+class PermutedLabels(Stream):
+    """In each task the classes are renamed by a random permutation: what a network knows of the inputs stays right.
+
+    Source: label-permuted EMNIST of Elsayed & Mahmood, Addressing loss of plasticity and catastrophic forgetting in
+    continual learning, ICLR 2024. The default length is ours.
+
+    Args:
+        num_tasks: Number of tasks, each a chunk.
+        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
+        epochs: Epochs of each task: one number for all, or one per task.
+    """
+
+    def task(
+        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
+    ) -> tuple[Samples, Samples]:
+        """Return the samples of a task with renamed classes, int64 (n,)."""
+        names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
+        return (train[0], names[train[1]]), (test[0], names[test[1]])
+
+
+@dataclass(frozen=True)
+class RandomLabels(Stream):
+    """In each task the same samples get labels drawn at random, to be memorised: nothing carries over but plasticity.
+
+    There is nothing to generalise, so that a task is validated with its own training samples.
+
+    Source: random-label MNIST of Kumar et al., Maintaining plasticity in continual learning via regenerative
+    regularization, CoLLAs 2024, after Lyle et al., Understanding plasticity in neural networks, ICML 2023. The default
+    length is ours.
+
+    Args:
+        num_tasks: Number of tasks, each a chunk.
+        samples_per_task: Training samples of each task, the same in each; None: all.
+        epochs: Epochs of each task: one number for all, or one per task.
+    """
+
+    num_tasks: int = 15
+    samples_per_task: int | None = 600
+    epochs: int | tuple[int, ...] = 25
+    same_samples: ClassVar[bool] = True
+
+    def task(
+        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
+    ) -> tuple[Samples, Samples]:
+        """Return the training samples of a task with random labels, int64 (n,), twice."""
+        generator = _generator(seed, number, _CHANGE)
+        samples = train[0], torch.randint(_known(num_classes, self), (len(train[0]),), generator=generator)
+        return samples, samples
+
+
+@dataclass(frozen=True)
+class PermutedInputs(Stream):
+    """In each task the features of the inputs are permuted: first layers must be learned again.
+
+    Of inputs `(n, features)` the features are permuted, of images `(n, channels, height, width)` the pixels, each
+    channel in the same way.
+
+    Source: online permuted MNIST of Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, and of
+    Kumar et al., CoLLAs 2024. The default length is ours.
+
+    Args:
+        num_tasks: Number of tasks, each a chunk.
+        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
+        epochs: Epochs of each task: one number for all, or one per task.
+    """
+
+    def task(
+        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
+    ) -> tuple[Samples, Samples]:
+        """Return the samples of a task with permuted inputs."""
+        generator = _generator(seed, number, _CHANGE)
+        shape = train[0].shape[1:] if train[0].ndim == 2 else train[0].shape[2:]
+        order = torch.randperm(shape.numel(), generator=generator)
+        return (_permuted(train[0], order), train[1]), (_permuted(test[0], order), test[1])
+
+
+@dataclass(frozen=True)
+class SlowlyChangingRegression(Stream):
+    """Regression on bits of which a few change from task to task, one at a time.
+
+    Of the input bits, `slow_bits` are the same for all samples of a task, and one of them, drawn at random, flips
+    before each further task; the others are drawn for each sample. The target is the output of a fixed random network:
+    one hidden layer of linear threshold units with weights ±1, which fire above a fraction `threshold` of the inputs,
+    and output weights ±1. A small network must track it. Inputs and targets of the given data set are not used.
+
+    Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, "slowly-changing regression":
+    20 bits of which 15 are slow, 100 hidden units, threshold 0.7, 10,000 samples a task.
+
+    Args:
+        num_tasks: Number of tasks, each a chunk.
+        samples_per_task: Training samples of each task.
+        epochs: Epochs of each task: one number for all, or one per task.
+        bits: Input bits.
+        slow_bits: Those that are the same for all samples of a task, from 1 to `bits`.
+        hidden_units: Hidden units of the network that makes the targets.
+        threshold: Fraction of the inputs, bias included, that must agree with the weights of a unit, in (0, 1).
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+
+    num_tasks: int = 100
+    samples_per_task: int | None = 10_000
+    bits: int = 20
+    slow_bits: int = 15
+    hidden_units: int = 100
+    threshold: float = 0.7
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 1 <= self.slow_bits <= self.bits:
+            raise ValueError(f"`slow_bits` must be from 1 to `bits` ({self.bits}), got {self.slow_bits}")
+        if self.hidden_units < 1:
+            raise ValueError(f"`hidden_units` must be at least 1, got {self.hidden_units}")
+        if not 0 < self.threshold < 1:
+            raise ValueError(f"`threshold` must be strictly between 0 and 1, got {self.threshold}")
+
+    def task(
+        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
+    ) -> tuple[Samples, Samples]:
+        """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
+        fixed = _generator(seed, 0, _SAMPLES)
+        slow = torch.randint(2, (self.slow_bits,), generator=fixed)
+        flips = torch.randint(self.slow_bits, (self.num_tasks,), generator=fixed)[:number]
+        slow = (slow + torch.bincount(flips, minlength=self.slow_bits)) % 2
+        inner = _signs(self.hidden_units, self.bits + 1, generator=fixed)
+        outer = _signs(self.hidden_units, 1, generator=fixed)
+        limits = self.threshold * (self.bits + 1) - (inner < 0).sum(1)
+        generator = _generator(seed, number, _CHANGE)
+
+        def draw(n: int) -> Samples:
+            fast = torch.randint(2, (n, self.bits - self.slow_bits), generator=generator)
+            inputs = torch.cat([slow.expand(n, -1), fast], dim=1).float()
+            with_bias = torch.cat([inputs, torch.ones(n, 1)], dim=1)
+            return inputs, (with_bias @ inner.T > limits).float() @ outer
+
+        return draw(len(train[0])), draw(len(test[0]))
+
+
+def _generator(seed: int, task: int, purpose: int) -> torch.Generator:
+    return torch.Generator().manual_seed(_SEED_STRIDE * (seed + 1) + 2 * task + purpose)
+
+
+def _signs(*shape: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(2, shape, generator=generator).float() * 2 - 1
+
+
+def _permuted(inputs: Tensor, order: Tensor) -> Tensor:
+    positions = inputs if inputs.ndim == 2 else inputs.flatten(2)
+    return positions.index_select(-1, order).view_as(inputs)
+
+
+def _known(num_classes: int | None, stream: Stream) -> int:
+    if num_classes is None:
+        raise ValueError(f"`num_classes` must be known for {type(stream).__name__}, which needs labels, got None")
+    return num_classes

@@ -1,0 +1,312 @@
+"""Streams: each task against a slow, obvious version, then through real fits, resumed and on two ranks."""
+
+from functools import partial
+from itertools import pairwise
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from processes import run
+from small_training import assert_same_weights, resumed_from, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.optim import Adam
+from torch.utils.data import TensorDataset
+
+from lightning_fire import FullReset
+from lightning_fire.data import (
+    ChunkedDataModule,
+    PermutedInputs,
+    PermutedLabels,
+    RandomLabels,
+    SlowlyChangingRegression,
+    WarmStart,
+)
+from lightning_fire.modules import Classifier
+from lightning_fire.nets import MLP
+
+CLASSES = 4
+
+
+def images(n: int, seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = torch.randint(0, 256, (n, 2, 3, 5), dtype=torch.uint8, generator=generator)
+    return TensorDataset(pixels, torch.randint(CLASSES, (n,), generator=generator))
+
+
+TRAIN, TEST = images(60), images(20, seed=1)
+
+
+def task(stream, number: int, seed: int = 0):
+    """Return the training and test samples of a task as a DataModule hands them out, in the order of their draw."""
+    data = ChunkedDataModule(TRAIN, TEST, stream, num_classes=CLASSES, seed=seed)
+    indices = data.train_indices(number)
+    train, test = data.datasets(number)
+    return indices, train.tensors, test.tensors
+
+
+@pytest.mark.parametrize("number", [0, 1, 5])
+def test_permuted_labels_rename_the_classes(number):
+    indices, (inputs, labels), (test_inputs, test_labels) = task(PermutedLabels(6, samples_per_task=30), number)
+    names = {}
+    for index, label in zip(indices.tolist(), labels.tolist(), strict=True):
+        names.setdefault(int(TRAIN.tensors[1][index]), label)
+    assert sorted(names) == sorted(names.values()) == list(range(CLASSES))
+    assert labels.tolist() == [names[int(TRAIN.tensors[1][index])] for index in indices]
+    assert test_labels.tolist() == [names[int(label)] for label in TEST.tensors[1]]
+    assert torch.equal(inputs, TRAIN.tensors[0][indices])
+    assert torch.equal(test_inputs, TEST.tensors[0])
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_permuted_inputs_move_the_pixels_of_all_images_and_channels_alike(number):
+    indices, (inputs, labels), (test_inputs, test_labels) = task(PermutedInputs(6, samples_per_task=30), number)
+    whole = torch.cat([TRAIN.tensors[0][indices], TEST.tensors[0]]).flatten(2)
+    moved = torch.cat([inputs, test_inputs]).flatten(2)
+    columns = {tuple(whole[:, :, pixel].flatten().tolist()): pixel for pixel in range(15)}
+    order = [columns[tuple(moved[:, :, pixel].flatten().tolist())] for pixel in range(15)]
+    assert sorted(order) == list(range(15)) != order
+    assert torch.equal(labels, TRAIN.tensors[1][indices])
+    assert torch.equal(test_labels, TEST.tensors[1])
+
+
+def test_permuted_inputs_of_vectors():
+    vectors = TensorDataset(torch.arange(40.0).view(4, 10), torch.zeros(4, dtype=torch.int64))
+    data = ChunkedDataModule(vectors, vectors, PermutedInputs(2, samples_per_task=4), num_classes=1)
+    moved = data.datasets(1)[1].tensors[0]
+    order = moved[0].long()
+    assert sorted(order.tolist()) == list(range(10)) != order.tolist()
+    assert torch.equal(moved, vectors.tensors[0][:, order])
+
+
+def test_random_labels_are_drawn_anew_for_the_same_samples():
+    stream = RandomLabels(4, samples_per_task=50)
+    tasks = [task(stream, number) for number in range(4)]
+    for (indices, train, test), (other_indices, other, _) in pairwise(tasks):
+        assert torch.equal(indices, other_indices)
+        assert torch.equal(train[0], other[0])
+        agreeing = (train[1] == other[1]).float().mean()
+        assert 0.1 <= agreeing <= 0.4  # 1/4 by chance
+        assert torch.equal(train[0], test[0])
+        assert torch.equal(train[1], test[1])
+    labels = torch.cat([train[1] for _, train, _ in tasks])
+    assert labels.bincount(minlength=CLASSES).min() >= 30  # 50 expected
+
+
+@pytest.mark.parametrize("stream", [PermutedLabels(5, 20), PermutedInputs(5, 20), RandomLabels(5, 20, epochs=1)])
+def test_a_task_is_a_pure_function_of_seed_and_number(stream):
+    state = torch.get_rng_state()
+    forwards = [task(stream, number) for number in range(5)]
+    data = ChunkedDataModule(TRAIN, TEST, stream, num_classes=CLASSES)
+    for number in (4, 0, 2):
+        assert all(map(torch.equal, data.datasets(number)[0].tensors, forwards[number][1]))
+    other_seed = task(stream, 0, seed=1)
+    assert any(not torch.equal(one, other) for one, other in zip(forwards[0][1], other_seed[1], strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_tasks_draw_their_samples_without_replacement():
+    draws = [task(PermutedInputs(3, samples_per_task=40), number)[0] for number in range(3)]
+    assert all(len(draw.unique()) == 40 for draw in draws)
+    assert not torch.equal(draws[0], draws[1])
+    assert len(task(PermutedLabels(3, samples_per_task=None), 1)[0]) == 60
+
+
+def slow_regression(stream: SlowlyChangingRegression, inputs: torch.Tensor, inner, outer) -> list[float]:
+    """Targets by the definition of Dohare et al.: threshold units with weights ±1, one sample and unit at a time."""
+    targets = []
+    for sample in inputs.tolist():
+        total = 0.0
+        for weights, out in zip(inner.tolist(), outer.tolist(), strict=True):
+            limit = stream.threshold * (stream.bits + 1) - sum(weight < 0 for weight in weights)
+            total += out[0] * (sum(w * x for w, x in zip(weights, [*sample, 1.0], strict=True)) > limit)
+        targets.append(total)
+    return targets
+
+
+def test_slowly_changing_regression_flips_one_bit_from_task_to_task():
+    stream = SlowlyChangingRegression(6, samples_per_task=40, bits=8, slow_bits=5, hidden_units=11)
+    blank = TensorDataset(torch.zeros(60, 1), torch.zeros(60, 1))
+    data = ChunkedDataModule(blank, blank, stream, seed=3)
+    tasks = [data.datasets(number) for number in range(6)]
+    slow = [train.tensors[0][0, :5] for train, _ in tasks]
+    for (train, test), bits in zip(tasks, slow, strict=True):
+        for samples in (train, test):
+            assert torch.equal(samples.tensors[0][:, :5], bits.expand(len(samples), -1))
+            assert samples.tensors[0][:, 5:].unique(dim=0).shape[0] == 8  # all patterns of three fast bits
+    assert [int((one != other).sum()) for one, other in pairwise(slow)] == [1] * 5
+    assert tasks[0][0].tensors[0].shape == (40, 8)
+    assert tasks[0][0].tensors[1].dtype == torch.float32
+    generator = torch.Generator().manual_seed(999_999_937 * 4)
+    torch.randint(2, (5,), generator=generator), torch.randint(5, (6,), generator=generator)
+    inner = torch.randint(2, (11, 9), generator=generator).float() * 2 - 1
+    outer = torch.randint(2, (11, 1), generator=generator).float() * 2 - 1
+    inputs, targets = tasks[4][0].tensors
+    assert targets.flatten().tolist() == slow_regression(stream, inputs, inner, outer)
+    assert targets.unique().numel() > 1
+
+
+def stream_data(stream=None, **options) -> ChunkedDataModule:
+    stream = stream or RandomLabels(3, samples_per_task=20, epochs=2)
+    return ChunkedDataModule(TRAIN, TEST, stream, num_classes=CLASSES, **{"batch_size": 6, "seed": 5, **options})
+
+
+def classifier() -> Classifier:
+    torch.manual_seed(0)
+    return Classifier(MLP(30, CLASSES, hidden=(8,)), CLASSES, optimizer=partial(Adam, lr=0.01), warmup=0)
+
+
+class Recorder(pl.Callback):
+    """Counts by hand what online accuracy is of, and saves a checkpoint after some steps."""
+
+    def __init__(self, folder=None, after: int = -1):
+        self.folder, self.after = folder, after
+        self.correct: dict[int, list[bool]] = {}
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        with torch.no_grad():
+            right = pl_module(batch[0]).argmax(1) == batch[1]
+        self.correct.setdefault(trainer.datamodule.chunk, []).extend(right.tolist())
+
+    def on_train_batch_end(self, trainer, *args):
+        if trainer.global_step == self.after:
+            trainer.save_checkpoint(self.folder / "middle.ckpt")
+
+
+def online(folder) -> list[float]:
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    tag = "train/online_accuracy"
+    return [event.value for event in log.Scalars(tag)] if tag in log.Tags()["scalars"] else []
+
+
+def test_online_accuracy_is_that_of_each_batch_before_its_update(tmp_path):
+    recorder = Recorder()
+    trainer(recorder, max_epochs=6, folder=tmp_path).fit(classifier(), stream_data())
+    expected = [sum(recorder.correct[task]) / 40 for task in range(3)]  # 20 samples, 2 epochs
+    assert online(tmp_path) == pytest.approx(expected)
+    assert len(set(expected)) > 1
+
+
+def test_only_streams_log_it(tmp_path):
+    data = stream_data(WarmStart(0.5, epochs=1))
+    trainer(max_epochs=2, folder=tmp_path).fit(classifier(), data)
+    assert online(tmp_path) == []
+
+
+@pytest.mark.parametrize("stream", [RandomLabels(3, 20, epochs=2), PermutedLabels(3, 20, 2), PermutedInputs(3, 20, 2)])
+@pytest.mark.parametrize("after", [2, 4, 6, 11, 12, 16])  # 4 batches an epoch, 8 a task
+def test_a_resume_in_the_middle_of_a_task_is_exact(tmp_path, stream, after):
+    """Weights, events, and the online accuracy of the tasks that end after the resume."""
+    fit = trainer(FullReset(curvature=False), Recorder(tmp_path, after), max_epochs=6, folder=tmp_path / "whole")
+    whole = classifier()
+    fit.fit(whole, stream_data(stream))
+    resumed = classifier()
+    again = trainer(FullReset(curvature=False), max_epochs=6, folder=tmp_path / "resumed")
+    again.fit(resumed, stream_data(stream), **resumed_from(tmp_path / "middle.ckpt"))
+    assert_same_weights(resumed, whole)
+    left = online(tmp_path / "resumed")
+    assert len(left) == 3 - after // 8
+    assert left == online(tmp_path / "whole")[-len(left) :]
+
+
+def test_tasks_are_validated_with_their_own_data():
+    class Watch(pl.Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, dataloader_idx=0):
+            self.seen.append((trainer.datamodule.chunk, batch[1].tolist()))
+
+    watch, data = Watch(), stream_data(PermutedLabels(3, 20), test_batch_size=20)
+    trainer(watch, max_epochs=3, num_sanity_val_steps=0).fit(classifier(), data)
+    assert watch.seen == [(number, task(PermutedLabels(3, 20), number, 5)[2][1].tolist()) for number in range(3)]
+
+
+def test_a_tested_checkpoint_is_tested_with_its_task(tmp_path):
+    data = stream_data(PermutedLabels(3, 20), test_batch_size=20)
+    fit = trainer(max_epochs=3)
+    fit.fit(classifier(), data)
+    fit.save_checkpoint(tmp_path / "end.ckpt")
+    new, seen = stream_data(PermutedLabels(3, 20), test_batch_size=20), []
+
+    class Watch(pl.Callback):
+        def on_test_batch_start(self, trainer, pl_module, batch, *args):
+            seen.append(batch[1].tolist())
+
+    trainer(Watch()).test(classifier(), new, **resumed_from(tmp_path / "end.ckpt"))
+    assert seen == [task(PermutedLabels(3, 20), 2, 5)[2][1].tolist()]
+
+
+RANKS = """
+import os
+from pathlib import Path
+import torch
+from lightning.pytorch import Callback
+from data.test_streams import RandomLabels, Recorder, classifier, online, stream_data, trainer
+
+class Seen(Callback):
+    def __init__(self):
+        self.batches = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append((trainer.datamodule.chunk, batch))
+
+if __name__ == "__main__":
+    rank, seen = int(os.environ.get("LOCAL_RANK", 0)), Seen()
+    folder = Path({folder!r}, "{devices}")
+    options = dict(strategy="ddp", devices={devices}, use_distributed_sampler=False) if {devices} > 1 else {{}}
+    module = classifier()
+    data = stream_data(RandomLabels(3, samples_per_task=20, epochs=2), batch_size=10 // {devices})
+    trainer(seen, max_epochs=6, folder=folder, num_sanity_val_steps=0, **options).fit(module, data)
+    torch.save((seen.batches, module.state_dict()), Path({folder!r}, f"{devices}-{{rank}}.pt"))
+"""
+
+
+def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
+    """Batches of 5 on each rank: disjoint, together those of one process; the weights to rounding."""
+    for devices in (1, 2):
+        run(RANKS.format(folder=str(tmp_path), devices=devices), tmp_path)
+    (one, weights), (first, others), (second, _) = (
+        torch.load(tmp_path / f"{name}.pt", weights_only=True) for name in ("1-0", "2-0", "2-1")
+    )
+    assert len(one) == len(first) == len(second) == 12
+    rows = partial(map, lambda image: tuple(image.flatten().tolist()))
+    for (number, whole), (mine, part), (its, rest) in zip(one, first, second, strict=True):
+        assert number == mine == its
+        assert len(part[0]) == len(rest[0]) == 5
+        assert sorted(rows(whole[0])) == sorted([*rows(part[0]), *rows(rest[0])])
+    for name, tensor in weights.items():
+        torch.testing.assert_close(others[name], tensor, rtol=1e-4, atol=1e-5)
+    assert online(tmp_path / "2") == pytest.approx(online(tmp_path / "1"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PermutedLabels(0), "`num_tasks` must be at least 1, got 0"),
+        (
+            lambda: PermutedInputs(2, samples_per_task=0),
+            "`samples_per_task` must be at least 1, or None for all, got 0",
+        ),
+        (lambda: RandomLabels(2, epochs=(1, 1, 1)), r"`epochs` must be one number or one per chunk \(2\)"),
+        (lambda: SlowlyChangingRegression(slow_bits=21), r"`slow_bits` must be from 1 to `bits` \(20\), got 21"),
+        (lambda: SlowlyChangingRegression(threshold=1.0), "`threshold` must be strictly between 0 and 1, got 1.0"),
+        (lambda: SlowlyChangingRegression(hidden_units=0), "`hidden_units` must be at least 1, got 0"),
+        (lambda: task(PermutedLabels(2, 61), 0), r"must not exceed the number of training samples \(60\), got 61"),
+        (lambda: ChunkedDataModule(TRAIN, TEST, test_batch_size=0), "`test_batch_size` must be at least 1, got 0"),
+        (lambda: MLP(4, 2, hidden=(0,)), r"all widths must be at least 1, got .* \[4, 0, 2\]"),
+    ],
+)
+def test_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_stream_needs_tensors_and_classes():
+    blank = TensorDataset(torch.zeros(4, 1), torch.zeros(4, 1))
+    data = ChunkedDataModule(blank, blank, RandomLabels(2, samples_per_task=4))
+    with pytest.raises(ValueError, match="`num_classes` must be known for RandomLabels"):
+        data.train_dataloader()
+    one = TensorDataset(torch.zeros(4, 1))
+    data = ChunkedDataModule(one, one, PermutedInputs(2, samples_per_task=4), num_classes=2)
+    with pytest.raises(ValueError, match="`train` must be a TensorDataset of inputs and targets"):
+        data.train_dataloader()
