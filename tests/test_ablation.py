@@ -68,11 +68,14 @@ NUMBERS = {
 
 
 def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
-    table = ablation.table(NUMBERS, "method").splitlines()
+    table = ablation.table(NUMBERS, "method", "vanilla", NUMBERS).splitlines()
     assert table[0].split("  ")[0] == "method"
-    assert table[2].split() == ["vanilla", "0.500", "–", "–", "2.000", "–"]
+    assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–"]
     assert "0.700 ± 0.141" in table[3]
     assert "3.000 ± 1.414" in table[3]
+    steps = {"10": [{**run, "final": run["final"] + 0.1} for run in NUMBERS["fire"]]}
+    row = ablation.table(steps, "steps", "fire", NUMBERS).splitlines()[2]
+    assert "+0.100 (+0.100 to +0.100)" in row
     seen, bar = [], Axes.bar
 
     def remember(axis, names, heights, **options):

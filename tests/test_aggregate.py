@@ -145,6 +145,17 @@ def test_leaves_the_scores_the_statistics_and_a_picture(tasks, tmp_path):
     assert imread(tmp_path / "deep" / "out" / "aggregate.png").std() > 0.01
 
 
+def test_fewer_than_ten_runs_have_no_bootstrap_interval(tmp_path, capsys):
+    nine, five = np.random.default_rng(0).normal(size=(2, 9)).tolist(), [1.0, 2.0, 3.0, 4.0, 6.0]
+    folder = str(write_scores(tmp_path / "nine", dict(zip(("vanilla", "fire"), nine, strict=True))))
+    result = main(["aggregate", folder, "--output", str(tmp_path / "out")])
+    assert all(np.isnan(estimate[1:]).all() for of in result.values() for estimate in of.values())
+    shown = capsys.readouterr().out
+    assert "– : fewer than 10 runs" in shown and " to " not in shown.split("score:")[0]
+    folders = [str(write_scores(tmp_path / name, {"fire": five})) for name in ("a", "b")]
+    assert main(["aggregate", *folders, "--output", str(tmp_path / "out")])["fire"]["iqm"].low > 1
+
+
 def test_one_seed_has_no_interval(tmp_path):
     folder = write_scores(tmp_path / "one", {"reset": [1.0], "fire": [2.0]})
     result = main(["aggregate", str(folder), "--output", str(tmp_path / "out")])

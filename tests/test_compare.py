@@ -1,7 +1,6 @@
 """`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
 
 import csv
-import itertools
 import os
 import re
 import shlex
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from matplotlib.axes import Axes
+from scipy.stats import ttest_rel
 from test_cli import BASE, FIRE
 from tiny_recipe import MONITOR, tiny_recipe
 
@@ -166,6 +166,7 @@ def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys)
             r"no fier.yaml in .*; there are vanilla \(the base\) and \['broken', 'fire', 'full_reset'\]",
         ),
         (["--seeds", "0"], "must be at least 1"),
+        (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
         (["--set", "trainer.max_epochs=1", "trainer.max_epochs=2"], "--set gives trainer.max_epochs twice"),
         (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
@@ -232,36 +233,84 @@ def test_numbers_by_hand():
 
 def test_a_table_shows_mean_and_sample_standard_deviation():
     other = replace(HISTORY, at_new_data=np.array([0.5]))
-    line = report.table({"fire": {0: HISTORY, 1: other}}).splitlines()[2]
+    line = report.table({"fire": {0: HISTORY, 1: other}}, "fire").splitlines()[2]
     assert line.split("  ")[0] == "fire"
     assert "0.400 ± 0.141" in line
     assert "3.000 → 0.500" in line
 
 
-def test_the_interval_of_the_mean():
-    """Against the definition: every sample of three values with replacement, each as likely as another."""
-    values = [0.1, 0.2, 0.6, 0.7]
-    means = sorted(np.mean(sample) for sample in itertools.product(values, repeat=4))
-    low, high = report.interval(values, level=0.8)
-    assert low == pytest.approx(means[round(0.1 * len(means))], abs=0.03)
-    assert high == pytest.approx(means[round(0.9 * len(means))], abs=0.03)
-    assert report.interval([1.0, 2.0, 6.0]) == (1.0, 6.0)  # the least and the greatest: 1/27 of the samples each
-    assert np.isnan(report.interval([1.0])).all()
-    assert np.isnan(report.interval([1.0, np.nan])).all()
+def test_the_difference_to_the_reference_is_that_of_a_paired_t_test():
+    random = np.random.default_rng(0)
+    for seeds in (2, 3, 10):
+        reference = random.normal(size=seeds)
+        values = reference + random.normal(0.3, 0.1, seeds)
+        expected = ttest_rel(values, reference).confidence_interval(0.95)
+        middle, low, high = report.difference(dict(enumerate(values)), dict(enumerate(reference)))
+        assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+        assert middle == pytest.approx(values.mean() - reference.mean())
+    # by hand: differences 0.1, 0.2, 0.3 of the seeds that both have; their deviation is 0.1, t of 2 degrees 4.3027
+    found = report.difference({0: 1.1, 1: 2.2, 2: 3.3, 5: 9.0}, {2: 3.0, 1: 2.0, 0: 1.0, 7: -9.0})
+    assert found == pytest.approx((0.2, 0.2 - 4.3027 * 0.1 / 3**0.5, 0.2 + 4.3027 * 0.1 / 3**0.5), abs=1e-5)
+    for few in ({0: 1.0}, {0: 1.0, 3: 2.0}, {0: 1.0, 1: float("inf")}, {0: 1.0, 1: float("nan")}):
+        assert np.isnan(report.difference(few, {0: 0.5, 1: 0.5, 2: 0.5})).all()
 
 
-def test_the_summary_holds_mean_spread_and_interval(tmp_path):
-    other = replace(HISTORY, accuracy=series((19, 0.9), (59, 0.6)))  # never recovers
-    report.write_summary({"fire": {0: HISTORY, 1: other}, "vanilla": {0: IDLE}}, tmp_path / "summary.csv")
+def test_differences_are_shown_with_their_interval():
+    def shown(*values):
+        finals = {"fire": values, "vanilla": (0.5, 0.5, 0.5)}
+        every = {method: {seed: {"final": value} for seed, value in enumerate(of)} for method, of in finals.items()}
+        return report.difference_cell(every, "fire", "vanilla")
+
+    assert shown(0.6, 0.7, 0.8) == "+0.200 (-0.048 to +0.448)"
+    assert shown(0.5, 0.5, 0.5) == "0"
+    assert shown(0.6) == "–"
+
+
+def test_the_table_pairs_runs_of_one_seed():
+    """Seed 7 of the method has no partner; the seeds differ far more than the methods do."""
+    methods = {"fire": {0: ending(0.82), 1: ending(0.43), 7: ending(0.1)}, "vanilla": {1: ending(0.4), 0: ending(0.8)}}
+    head, _, fire, vanilla = report.table(methods, "vanilla").splitlines()
+    assert "minus vanilla (95 %)" in head
+    assert "+0.025 (-0.039 to +0.089)" in fire
+    assert "+" not in vanilla
+    assert "minus fire (95 %)" in report.table(methods, "fire")
+    assert "+" not in report.table({"fire": methods["fire"]}, "vanilla")  # no run of the reference has finished
+
+
+def ending(accuracy):
+    return replace(HISTORY, accuracy=series((19, 0.5), (59, accuracy)))
+
+
+def test_the_summary_holds_mean_spread_and_difference(tmp_path):
+    methods = {
+        "vanilla": {0: ending(0.4), 1: ending(0.8)},
+        "fire": {0: ending(0.43), 1: ending(0.82)},
+        "single": {0: replace(IDLE, accuracy=series((19, 0.9), (59, 0.6)))},  # never recovers
+    }
+    report.write_summary(methods, "vanilla", tmp_path / "summary.csv")
     lines = (tmp_path / "summary.csv").read_text().splitlines()
     rows = {(row["method"], row["measure"]): row for row in csv.DictReader(lines)}
     final = rows["fire", "final"]
-    assert [float(final[key]) for key in ("mean", "std", "low_95", "high_95")] == pytest.approx(
-        [0.7, 0.141421, 0.6, 0.8]
+    assert [float(final[key]) for key in ("mean", "std", "difference", "low_95", "high_95")] == pytest.approx(
+        [0.625, 0.275772, 0.025, 0.025 - 12.7062 * 0.005, 0.025 + 12.7062 * 0.005], abs=1e-5
     )
-    assert rows["vanilla", "final"]["std"] == rows["vanilla", "final"]["low_95"] == ""
-    assert ("vanilla", "sfe") not in rows
-    assert (rows["fire", "recovery"]["mean"], rows["fire", "recovery"]["std"]) == ("inf", "")
+    assert (final["seeds"], final["reference"]) == ("2", "vanilla")
+    assert rows["single", "final"]["difference"] == rows["single", "final"]["std"] == ""
+    assert [rows["vanilla", "final"][key] for key in ("difference", "low_95", "high_95")] == ["0", "0", "0"]
+    assert ("single", "sfe") not in rows
+    assert (rows["single", "recovery"]["mean"], rows["single", "recovery"]["std"]) == ("inf", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "expected"),
+    [
+        (None, ["fire", "vanilla"], "vanilla"),
+        (None, ["fire", "dash"], "fire"),
+        ("dash", ["vanilla", "dash"], "dash"),
+    ],
+)
+def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, expected):
+    assert report.reference_of(name, methods) == expected
 
 
 def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
@@ -291,7 +340,7 @@ IDLE = replace(
 
 
 def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
-    line = report.table({"vanilla": {0: IDLE}}).splitlines()[2]
+    line = report.table({"vanilla": {0: IDLE}}, "vanilla").splitlines()[2]
     assert "±" not in line
     assert line.split() == ["vanilla", "1", "0.300", "0.800", "–", "0.650", "4.000", "→", "4.000", "–"]
 

@@ -41,9 +41,11 @@ def test_numbers_of_a_run():
 def test_runs_without_events_are_cut_where_the_others_act():
     runs = {"vanilla": {0: history([1, 2, 3, 4])}, "fire": {0: history([1, 2, 5, 6], events=[200])}}
     assert place_of_events(runs) == 200 == place_of_events({"vanilla": runs["vanilla"]})
-    lines = table(runs).splitlines()
+    lines = table(runs, "vanilla").splitlines()
     assert lines[2].split() == ["vanilla", "1", "2.0", "4.0", "–", "3.5", "–", "→", "–", "–"]
     assert lines[3].split()[2:6] == ["2.0", "6.0", "–", "5.5"]
+    runs["vanilla"][1], runs["fire"][1] = history([1, 2, 3, 4]), history([1, 2, 5, 8], events=[200])
+    assert "+3.0 (-9.7 to +15.7)" in table(runs, "vanilla").splitlines()[3]
 
 
 @pytest.fixture(scope="module")

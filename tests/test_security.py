@@ -551,7 +551,7 @@ def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
     with open(tmp_path / "results.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["method"], row["seed"]) == (name, "0")
-    assert report.table({name: {0: HISTORY}}).splitlines()[2].split("  ")[0] == name
+    assert report.table({name: {0: HISTORY}}, name).splitlines()[2].split("  ")[0] == name
 
 
 def test_names_in_a_checkpoint_do_not_steer_the_terminal(tmp_path, capsys):

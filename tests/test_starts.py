@@ -73,7 +73,7 @@ def test_a_whole_comparison(recipe, tmp_path, capsys):
     for by_method in results.values():
         assert {method: len(runs) for method, runs in by_method.items()} == {"vanilla": 1, "fire": 1}
         for run in by_method["vanilla"]:
-            assert run["steps_to_vanilla"] <= 10 and np.isnan(run["event_seconds"])
+            assert run["steps_to_reference"] <= 10 and np.isnan(run["event_seconds"])
         for run in by_method["fire"]:
             assert run["final"] == pytest.approx(0.25 * run["final_a"] + 0.75 * run["final_b"], rel=1e-5)
             assert 0 < run["event_seconds"] < 10
@@ -255,11 +255,15 @@ def test_the_table_tells_how_many_seeds_reach_vanilla():
             "poor": {0: history(5, 4, 3), 1: history(5, 4, 3)},
         }
     }
-    lines = phase_report.table(phases).splitlines()[2:]
+    lines = phase_report.table(phases, "vanilla").splitlines()[2:]
     assert [line.split("  ")[-1].strip() for line in lines] == ["20", "15", "10 (1 of 2)", "never"]
-    assert phase_report.numbers(phases, "late", "poor", 0)["steps_to_vanilla"] == float("inf")
+    assert [" -1.000 (-1.000 to -1.000)" in line for line in lines] == [False, True, False, False]
+    assert "+0.000 (-12.706 to +12.706)" in lines[2]
+    by_fire = phase_report.table(phases, "fire").splitlines()
+    assert "minus fire (95 %)" in by_fire[0] and by_fire[0].endswith("steps to fire's")
+    assert phase_report.numbers(phases, "late", "poor", 0, "vanilla")["steps_to_reference"] == float("inf")
     del phases["late"]["vanilla"]
-    assert phase_report.table(phases).splitlines()[2].split("  ")[-1].strip() == "–"
+    assert phase_report.table(phases, "vanilla").splitlines()[2].split("  ")[-1].strip() == "–"
 
 
 def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
@@ -267,7 +271,7 @@ def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
     firsts = {0: (np.arange(3), np.array([4.0, 3.0, 2.0]))}
     phase_report.draw(phases, firsts, {"late": {0: 2}}, tmp_path / "picture.png", "title")
     assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
-    assert phase_report.table(phases).splitlines()[3].split()[-2:] == ["–", "never"]
+    assert phase_report.table(phases, "vanilla").splitlines()[3].split()[-2:] == ["–", "never"]
 
 
 def test_a_run_of_another_kind_is_refused(tmp_path):

@@ -77,7 +77,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
     histories, failed = train(every, options.jobs, extra)
-    numbers = {method: [report.numbers(run) for run in by_seed.values()] for method, by_seed in histories.items()}
+    numbers = {method: list(by_seed.values()) for method, by_seed in report.all_numbers(histories).items()}
     by_steps = {str(steps): numbers.get(of_steps[0].method, []) for steps, of_steps in variants.items()}
     if failed:
         raise SystemExit(f"{len(failed)} of {len(every)} runs failed")
@@ -118,15 +118,18 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
 def _publish(
     histories: Mapping[str, Mapping[int, History]], by_method: Numbers, by_steps: Numbers, recipe: Path, output: Path
 ) -> None:
+    reference = report.reference_of(None, list(by_method))
+    tables = [table(rows, head, reference, by_method) for head, rows in (("method", by_method), ("steps", by_steps))]
     deliver(
         output,
-        f"{table(by_method, 'method')}\n\n{table(by_steps, 'steps of FIRE')}",
+        "\n\n".join(tables),
         {
             "results.csv": partial(report.write_csv, histories),
             "ablation.png": partial(draw, by_method, by_steps, title=title_of(recipe)),
         },
         "λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data\n"
-        "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment",
+        "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment\n"
+        f"{report.MINUS}; steps: of FIRE",
         name="ablation.txt",
     )
 
@@ -140,17 +143,21 @@ _MEASURES = {
 }
 
 
-def table(numbers: Numbers, head: str) -> str:
+def table(numbers: Numbers, head: str, reference: str, by_method: Numbers) -> str:
     """Format the measures of an ablation for a terminal.
 
     Args:
         numbers: A row each.
         head: Title of the first column.
+        reference: The method whose final accuracy is subtracted from that of each row.
+        by_method: Its runs are among these.
     """
-    rows = [[head, *_MEASURES.values()]]
-    rows += [
-        [name, *(report.with_spread([run[m] for run in runs]) for m in _MEASURES)] for name, runs in numbers.items()
-    ]
+    final, *measures = _MEASURES.values()
+    rows = [[head, final, f"minus {reference} (95 %)", *measures]]
+    every = {name: dict(enumerate(runs)) for name, runs in {**by_method, **numbers}.items()}
+    for name, runs in numbers.items():
+        final, *measures = (report.with_spread([run[measure] for run in runs]) for measure in _MEASURES)
+        rows.append([name, final, report.difference_cell(every, name, reference), *measures])
     return report.aligned(rows)
 
 

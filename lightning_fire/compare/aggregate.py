@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.compare.aggregate_report import Estimate, publish, statistics
+from lightning_fire.compare.report import reference_of
 from lightning_fire.compare.task_scores import MEASURES, curves_of, read_task, scores_of
 
 SUMMARY = "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals"
@@ -63,9 +64,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, Estimate]]:
     try:
         tasks = [read_task(word, options.measure) for word in options.tasks]
         scores = scores_of(tasks, options.methods)
-        reference = options.reference or ("vanilla" if "vanilla" in scores else next(iter(scores)))
-        if reference not in scores:
-            raise ValueError(f"--reference {reference} is none of the methods: {' '.join(scores)}")
+        reference = reference_of(options.reference, list(scores))
         curves = curves_of(tasks, scores)
     except (OSError, ValueError) as error:
         parser().error(printable(str(error)))

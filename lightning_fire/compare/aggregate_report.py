@@ -25,6 +25,7 @@ from lightning_fire.compare.stratified import (
 from lightning_fire.compare.task_scores import Curves, Scores, Task
 
 RESAMPLES = 10_000
+_MINIMUM_RUNS = 10  # of fewer, seeds of all tasks together, a bootstrap interval is far too narrow
 _OF_CURVES = 2_000
 _STATISTICS = {"iqm": interquartile_mean, "median": median_of_tasks, "mean": mean_of_all}
 
@@ -55,18 +56,24 @@ def statistics(scores: Scores, reference: str) -> dict[str, dict[str, Estimate]]
     result = {}
     for method, own in scores.items():
         drawn = resampled(own, RESAMPLES)
-        of_method = {name: _estimate(of(own), of(drawn), len(own)) for name, of in _STATISTICS.items()}
+        of_method = {name: _estimate(of(own), of(drawn), _enough(own)) for name, of in _STATISTICS.items()}
         of_method["better"] = Estimate(np.nan, np.nan, np.nan)
         if method != reference:
             value = probability_of_improvement(own, scores[reference])
-            runs = min(len(own), len(scores[reference]))
-            of_method["better"] = _estimate(value, probability_of_improvement(drawn, drawn_reference), runs)
+            enough = _enough(own) and _enough(scores[reference])
+            of_method["better"] = _estimate(value, probability_of_improvement(drawn, drawn_reference), enough)
         result[method] = of_method
     return result
 
 
-def _estimate(value: np.ndarray, drawn: np.ndarray, runs: int) -> Estimate:
-    ends = percentiles(drawn) if runs > 1 else (np.nan, np.nan)
+def _enough(scores: np.ndarray) -> bool:
+    """Return whether `(runs, tasks, ...)` scores are enough for a bootstrap interval."""
+    runs, tasks = scores.shape[:2]
+    return runs > 1 and runs * tasks >= _MINIMUM_RUNS
+
+
+def _estimate(value: np.ndarray, drawn: np.ndarray, enough: bool) -> Estimate:
+    ends = percentiles(drawn) if enough else (np.nan, np.nan)
     return Estimate(float(value), *map(float, ends))
 
 
@@ -166,9 +173,10 @@ def _draw_profile(axis: Axes, scores: Scores, taken: Mapping[str, str], measure:
     every = np.concatenate([own.ravel() for own in scores.values()])
     thresholds = np.linspace(every.min(), every.max(), 100)
     for method, own in scores.items():
-        low, high = percentiles(share_above(resampled(own, _OF_CURVES), thresholds))
         axis.plot(thresholds, share_above(own, thresholds), color=taken[method], linewidth=1.6)
-        axis.fill_between(thresholds, low, high, color=taken[method], alpha=0.15, linewidth=0)
+        if _enough(own):
+            low, high = percentiles(share_above(resampled(own, _OF_CURVES), thresholds))
+            axis.fill_between(thresholds, low, high, color=taken[method], alpha=0.15, linewidth=0)
     axis.set_xlabel(f"{measure}, x")
     axis.set_title("share of runs above x")
 
@@ -176,9 +184,10 @@ def _draw_profile(axis: Axes, scores: Scores, taken: Mapping[str, str], measure:
 def _draw_curves(axis: Axes, curves: Curves, taken: Mapping[str, str], scaled: bool) -> None:
     for method, values in curves.values.items():
         at_points = np.moveaxis(values, -1, 0)
-        ends = np.array([percentiles(interquartile_mean(resampled(at, _OF_CURVES))) for at in at_points])
         axis.plot(curves.grid, interquartile_mean(at_points), color=taken[method], linewidth=1.6)
-        axis.fill_between(curves.grid, ends[:, 0], ends[:, 1], color=taken[method], alpha=0.15, linewidth=0)
+        if _enough(values):
+            ends = np.array([percentiles(interquartile_mean(resampled(at, _OF_CURVES))) for at in at_points])
+            axis.fill_between(curves.grid, ends[:, 0], ends[:, 1], color=taken[method], alpha=0.15, linewidth=0)
     if curves.event is not None:
         axis.axvline(curves.event, linestyle="--", linewidth=1, color="black")
     axis.set_xlabel("share of training")
@@ -226,5 +235,5 @@ def publish(
         },
         f"score: {name}; IQM: mean of all runs without the best and the worst quarter; median: over the tasks, of means"
         " over the seeds; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"
-        " stratified by task, too narrow of few seeds",
+        f" stratified by task; – : fewer than {_MINIMUM_RUNS} runs, seeds of all tasks together",
     )

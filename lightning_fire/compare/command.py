@@ -28,13 +28,17 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire compare",
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
-        " deviation over the seeds), and write it as CSV, as a picture and as a page. Finished runs are not run again;"
-        " a run that fails is reported and does not stop the others.",
+        " deviation over the seeds, difference to a reference), and write it as CSV, as a picture and as a page."
+        " Finished runs are not run again; a run that fails is reported and does not stop the others.",
     )
     parser.add_argument(
         "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
     )
     add_common_arguments(parser)
+    parser.add_argument(
+        "--reference",
+        help="method that the others are compared with, seed by seed (default: vanilla, or else the first)",
+    )
     parser.add_argument(
         "--starts",
         nargs="+",
@@ -117,6 +121,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     output = options.output or Path("runs") / recipe_name(options.recipe)
     try:
         require_counts(options)
+        reference = report.reference_of(options.reference, options.methods)
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(options.recipe, options.methods, seeds, output)
         extra = nested(options.set)
@@ -128,7 +133,8 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
     if starts:
-        return compare_phases(before, runs, options.recipe, starts, output, options.jobs, extra, not options.no_report)
+        publishes = not options.no_report
+        return compare_phases(before, runs, reference, options.recipe, starts, output, options.jobs, extra, publishes)
     if options.list:
         print("\n".join(_command_of(run, options) for run in runs))
         return {}
@@ -140,12 +146,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit("no run finished")
     histories = {method: histories[method] for method in options.methods if method in histories}
     if not options.no_report:
-        (return_report.publish if with_returns else publish)(histories, options.recipe, output)
+        (return_report.publish if with_returns else publish)(histories, reference, options.recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
-    if with_returns:
-        return return_report.all_numbers(histories)
-    return {method: [report.numbers(run) for run in by_seed.values()] for method, by_seed in histories.items()}
+    numbers = return_report.all_numbers(histories) if with_returns else report.all_numbers(histories)
+    return {method: list(by_seed.values()) for method, by_seed in numbers.items()}
 
 
 def _command_of(run: Run, options: argparse.Namespace) -> str:

@@ -12,13 +12,21 @@ import numpy as np
 
 from lightning_fire.compare.history import Series
 from lightning_fire.compare.phase_history import PhaseHistory
-from lightning_fire.compare.report import aligned, colors, interval, mean, number, with_spread
+from lightning_fire.compare.report import (
+    aligned,
+    colors,
+    difference_cell,
+    draw_band,
+    mean,
+    mean_curve,
+    number,
+    of_column,
+    with_spread,
+)
 
 Phases = Mapping[str, Mapping[str, Mapping[int, PhaseHistory]]]  # by start, method and seed
 Firsts = Mapping[int, Series]  # validation loss of the first phase by seed
 Taken = Mapping[str, Mapping[int, float]]  # by start and seed: steps of the first phase after which it was taken
-
-VANILLA = "vanilla"
 
 
 def columns(phases: Phases) -> list[str]:
@@ -38,63 +46,65 @@ def columns(phases: Phases) -> list[str]:
         "at_start",
         "final",
         *(f"final_{text}" for text in dict.fromkeys(texts)),
-        "steps_to_vanilla",
+        "steps_to_reference",
         "event_seconds",
     ]
 
 
-def numbers(phases: Phases, start: str, method: str, seed: int) -> dict[str, float]:
+def numbers(phases: Phases, start: str, method: str, seed: int, reference: str) -> dict[str, float]:
     """Reduce a run to numbers.
 
     Args:
-        phases: All runs: those of `vanilla` with the same start and seed say how fast the others are.
+        phases: All runs.
         start: Name of the start.
         method: The method.
         seed: The seed.
+        reference: The method whose run with the same start and seed this one is compared with.
 
     Returns:
         `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: of each text by itself;
-        `steps_to_vanilla`: optimizer steps until the loss is at or below the final one of vanilla, Inf if it never is,
-        NaN without vanilla; `event_seconds`: time that the method took.
+        `steps_to_reference`: optimizer steps until the loss is at or below the final one of the reference, Inf if it
+        never is, NaN without a reference; `event_seconds`: time that the method took.
     """
     run = phases[start][method][seed]
-    vanilla = phases[start].get(VANILLA, {}).get(seed)
+    other = phases[start].get(reference, {}).get(seed)
     return {
         "at_start": run.at_start,
         "final": run.final,
         **{f"final_{text}": float(losses[-1]) for text, (_, losses) in run.by_text.items()},
-        "steps_to_vanilla": float("nan") if vanilla is None else run.steps_to(vanilla.final),
+        "steps_to_reference": float("nan") if other is None else run.steps_to(other.final),
         "event_seconds": run.event_seconds,
     }
 
 
-def table(phases: Phases) -> str:
+def table(phases: Phases, reference: str) -> str:
     """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
 
     Args:
         phases: The runs.
+        reference: The method whose final loss is subtracted from that of the others.
     """
     texts = [name for name in columns(phases) if name.startswith("final_")]
-    titles = ["loss after the event", "final loss", "95 % interval", *(name.replace("final_", "on ") for name in texts)]
-    rows = [["start", "method", "seeds", *titles, "steps to vanilla's"]]
+    titles = ["loss after the event", "final loss", f"minus {reference} (95 %)"]
+    titles += [*(name.replace("final_", "on ") for name in texts), f"steps to {reference}'s"]
+    rows = [["start", "method", "seeds", *titles]]
     for start, by_method in phases.items():
-        for method, runs in by_method.items():
-            every = [numbers(phases, start, method, seed) for seed in runs]
-            of = {name: [values.get(name, float("nan")) for values in every] for name in every[0]}
-            ends = interval(of["final"])
-            inside = "–" if np.isnan(ends).any() else f"{ends[0]:.3f} to {ends[1]:.3f}"
-            parts = [with_spread(of.get(name, [float("nan")])) for name in texts]
-            steps = _steps(of["steps_to_vanilla"])
-            losses = [with_spread(of["at_start"]), with_spread(of["final"]), inside]
-            rows.append([start, method, str(len(runs)), *losses, *parts, steps])
+        every = {m: {s: numbers(phases, start, m, s, reference) for s in runs} for m, runs in by_method.items()}
+        for method, runs in every.items():
+            of = {name: list(of_column(every, method, name).values()) for name in columns(phases)}
+            less = difference_cell(every, method, reference)
+            losses = [with_spread(of["at_start"]), with_spread(of["final"]), less]
+            parts = [with_spread(of[name]) for name in texts]
+            rows.append([start, method, str(len(runs)), *losses, *parts, _steps(of["steps_to_reference"])])
     return aligned(rows)
 
 
-def write_csv(phases: Phases, path: Path) -> None:
+def write_csv(phases: Phases, reference: str, path: Path) -> None:
     """Write the numbers of every run; what it does not have stays empty.
 
     Args:
         phases: The runs.
+        reference: The method that `steps_to_reference` is about.
         path: The file.
     """
     names = columns(phases)
@@ -104,7 +114,7 @@ def write_csv(phases: Phases, path: Path) -> None:
         for start, by_method in phases.items():
             for method, runs in by_method.items():
                 for seed in runs:
-                    values = numbers(phases, start, method, seed)
+                    values = numbers(phases, start, method, seed, reference)
                     cells = (values.get(name, np.nan) for name in names)
                     writer.writerow([start, method, seed, *("" if np.isnan(cell) else f"{cell:.6g}" for cell in cells)])
 
@@ -130,7 +140,7 @@ def draw(phases: Phases, firsts: Firsts, taken: Taken, path: Path, title: str) -
     ends = [run.final for run in every if np.isfinite(run.final)] or [0.0]
     for axis, (start, by_method) in zip(axes[1:], phases.items(), strict=True):
         for method, runs in by_method.items():
-            _draw_band(axis, [run.loss for run in runs.values()], color[method], method)
+            draw_band(axis, mean_curve([run.loss for run in runs.values()]), color[method], method)
         axis.set_ylim(min(ends) - 0.1 * np.ptp(ends) - 1e-3, max(ends) + 1.5 * np.ptp(ends) + 1e-2)
         axis.set_title(f"phase 2 from {start}", parse_math=False)
         axis.set_xlabel("optimizer steps of phase 2")
@@ -144,7 +154,7 @@ def draw(phases: Phases, firsts: Firsts, taken: Taken, path: Path, title: str) -
 
 
 def _draw_first(axis: plt.Axes, firsts: Firsts, taken: Taken) -> None:
-    _draw_band(axis, list(firsts.values()), "black", "phase 1")
+    draw_band(axis, mean_curve(list(firsts.values())), "black", "phase 1")
     axis.set_title("phase 1")
     axis.set_xlabel("optimizer steps")
     axis.set_ylabel("validation loss (nats per token)")
@@ -155,15 +165,6 @@ def _draw_first(axis: plt.Axes, firsts: Firsts, taken: Taken) -> None:
         axis.annotate(
             start, (place, 0.97 - 0.06 * number_), xycoords=("data", "axes fraction"), ha="right", parse_math=False
         )
-
-
-def _draw_band(axis: plt.Axes, curves: list[Series], color: str, label: str) -> None:
-    places = np.unique(np.concatenate([steps for steps, _ in curves]))
-    values = np.stack([np.interp(places, steps, losses, left=np.nan, right=np.nan) for steps, losses in curves])
-    values = np.ma.masked_invalid(values)
-    middle, spread = values.mean(axis=0), np.ma.filled(values.std(axis=0, ddof=1), 0.0)  # 0 of a single one
-    axis.plot(places, middle, color=color, label=f" {label}" if label.startswith("_") else label, linewidth=1.6)
-    axis.fill_between(places, middle - spread, middle + spread, color=color, alpha=0.2, linewidth=0)
 
 
 def _steps(values: list[float]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from lightning_fire.compare import phase_report
 from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.phase_history import PhaseHistory, read_first_phase, read_phase_history
+from lightning_fire.compare.report import MINUS
 from lightning_fire.compare.runs import Run
 from lightning_fire.compare.starts import FIRST_PHASE, checkpoint_of, epochs_and_steps_of, second_phases
 from lightning_fire.compare.train import train_each
@@ -16,6 +17,7 @@ from lightning_fire.compare.train import train_each
 def compare_phases(
     before: Sequence[Run],
     runs: Sequence[Run],
+    reference: str,
     recipe: Path,
     starts: Mapping[str, int | str],
     output: Path,
@@ -28,6 +30,7 @@ def compare_phases(
     Args:
         before: The trainings of phase 1.
         runs: Methods with seeds, for phase 2.
+        reference: The method that the others are compared with.
         recipe: Folder of the recipe.
         starts: When checkpoints of phase 1 are taken, by name.
         output: Folder of the comparison.
@@ -56,12 +59,13 @@ def compare_phases(
         phases.setdefault(run.branch, {}).setdefault(run.method, {})[run.seed] = curve
     phases = {name: phases[name] for name in starts if name in phases}
     if publish:
-        _publish(phases, {run.seed: curve for run, curve in firsts.items()}, recipe, starts, output)
+        _publish(phases, reference, {run.seed: curve for run, curve in firsts.items()}, recipe, starts, output)
     if failed or failed_before:
         raise SystemExit(f"{len(failed) + len(failed_before)} of {len(after) + len(before)} runs failed")
     return {
         start: {
-            m: [phase_report.numbers(phases, start, m, seed) for seed in by_seed] for m, by_seed in methods_.items()
+            m: [phase_report.numbers(phases, start, m, seed, reference) for seed in by_seed]
+            for m, by_seed in methods_.items()
         }
         for start, methods_ in phases.items()
     }
@@ -69,6 +73,7 @@ def compare_phases(
 
 def _publish(
     phases: phase_report.Phases,
+    reference: str,
     firsts: phase_report.Firsts,
     recipe: Path,
     starts: Mapping[str, int | str],
@@ -83,13 +88,13 @@ def _publish(
     }
     deliver(
         output,
-        phase_report.table(phases),
+        phase_report.table(phases, reference),
         {
-            "results.csv": partial(phase_report.write_csv, phases),
+            "results.csv": partial(phase_report.write_csv, phases, reference),
             "comparison.png": partial(phase_report.draw, phases, firsts, taken, title=title_of(recipe)),
         },
-        "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; interval:"
-        " of the mean, by bootstrap over the seeds; steps to vanilla's: until the loss is that of vanilla at the end",
+        "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; steps to"
+        f" {reference}'s: until the loss is that of {reference} at the end\n{MINUS}",
     )
     for name, by_seed in taken.items():
         place(f"start {name}", f"after {', '.join(f'{steps:.0f}' for steps in by_seed.values())} steps of phase 1")

@@ -9,11 +9,12 @@ from lightning_fire.compare.page import write_page
 from lightning_fire.compare.whole_file import whole_file
 
 
-def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
+def publish(histories: report.Histories, reference: str, recipe: Path, output: Path) -> None:
     """Write everything, print the table and say where the rest is.
 
     Args:
         histories: The runs.
+        reference: The method that the others are compared with.
         recipe: The folder of the recipe, which gives the title.
         output: Where to.
 
@@ -23,14 +24,14 @@ def publish(histories: report.Histories, recipe: Path, output: Path) -> None:
     title = title_of(recipe)
     deliver(
         output,
-        report.table(histories),
+        report.table(histories, reference),
         {
             "results.csv": partial(report.write_csv, histories),
-            "summary.csv": partial(report.write_summary, histories),
+            "summary.csv": partial(report.write_summary, histories, reference),
             "comparison.png": partial(report.draw, histories, title=title),
         },
-        "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds;"
-        " interval: of the mean, by bootstrap over the seeds; DfI: normalised deviation from isometry",
+        "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; DfI: normalised deviation from"
+        f" isometry\n{report.MINUS}",
     )
     place("means", output / "summary.csv")
     place("TensorBoard", f"tensorboard --logdir {output}")

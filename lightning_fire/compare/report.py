@@ -1,7 +1,7 @@
 """The table, the CSV and the picture of a comparison."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,9 +14,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from lightning_fire.compare.history import History, Series
-from lightning_fire.compare.stratified import mean_of_all, percentiles, resampled
 
 Histories = Mapping[str, Mapping[int, History]]  # by method and seed
+Numbers = Mapping[str, Mapping[int, Mapping[str, float]]]  # by method, seed and column
+VANILLA = "vanilla"  # the base of a recipe alone
+MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
 
 COLUMNS = {
     "after_event": "accuracy just after the event",
@@ -57,45 +59,102 @@ def numbers(history: History) -> dict[str, float]:
     }
 
 
-def interval(values: Sequence[float], level: float = 0.95, resamples: int = 10_000) -> tuple[float, float]:
-    """Return a bootstrap interval of the mean: percentiles of the means of samples drawn with replacement.
-
-    That is rliable's interval (Agarwal et al., NeurIPS 2021) of a single task. Of few values it is too narrow: of three
-    it reaches from the least to the greatest.
-
-    Args:
-        values: One number for each seed.
-        level: Share of the means inside.
-        resamples: Samples drawn, always the same ones.
-
-    Returns:
-        Its two ends; NaN of fewer than two values, or with a NaN among them.
-
-    Example:
-        >>> interval([1.0, 2.0, 6.0])
-        (1.0, 6.0)
-    """
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    low, high = percentiles(mean_of_all(resampled(np.asarray(values)[:, None], resamples)), level)
-    return float(low), float(high)
-
-
-def table(histories: Histories) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
+def all_numbers(histories: Histories) -> dict[str, dict[int, dict[str, float]]]:
+    """Return the `numbers` of each run, by method and seed.
 
     Args:
         histories: The runs.
     """
-    titles = ["after the event", "final accuracy", "95 % interval", "average", "DfI before → after", "SFE/‖W‖²"]
+    return {method: {seed: numbers(run) for seed, run in runs.items()} for method, runs in histories.items()}
+
+
+def reference_of(name: str | None, methods: Sequence[str]) -> str:
+    """Return the method that the others are compared with.
+
+    Args:
+        name: The one asked for; None: `vanilla`, or the first method where it is not among them.
+        methods: The methods.
+
+    Raises:
+        ValueError: If the one asked for is not among them.
+    """
+    reference = name or (VANILLA if VANILLA in methods else methods[0])
+    if reference not in methods:
+        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
+    return reference
+
+
+def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float, float]:
+    """Return the mean paired difference to a reference, and its 95 % Student-t interval.
+
+    Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
+    mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 97.5 % quantile of n - 1 degrees of
+    freedom.
+
+    Args:
+        values: A number of each run, by seed.
+        reference: The same of each run of the reference; seeds that only one of the two has are left out.
+
+    Returns:
+        Mean of `values - reference`, lower and upper end; NaN of fewer than two pairs, or if one is not finite.
+
+    Example:
+        >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
+        [0.2, -0.048, 0.448]
+    """
+    from scipy.special import stdtrit  # 0.15 s that other commands need not wait for
+
+    pairs = np.array([(values[seed], reference[seed]) for seed in values if seed in reference])
+    if len(pairs) < 2 or not np.isfinite(pairs).all():
+        return float("nan"), float("nan"), float("nan")
+    each = pairs[:, 0] - pairs[:, 1]
+    half = stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each))
+    return float(each.mean()), float(each.mean() - half), float(each.mean() + half)
+
+
+def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3) -> str:
+    """Format the `difference` of final values to a reference; `0` if no seed has any, a dash where it is not known.
+
+    Args:
+        every: The numbers of all runs.
+        method: The method.
+        reference: The method that it is compared with.
+        digits: Digits after the point.
+    """
+    middle, low, high = difference(of_column(every, method, "final"), of_column(every, reference, "final"))
+    if np.isnan(middle):
+        return "–"
+    return "0" if low == high == 0 else f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def of_column(every: Numbers, method: str, column: str) -> dict[int, float]:
+    """Return one number of each run of a method, by seed.
+
+    Args:
+        every: The numbers of all runs.
+        method: The method; none of its runs may be there.
+        column: Name of the number; NaN of a run without it.
+    """
+    return {seed: values.get(column, float("nan")) for seed, values in every.get(method, {}).items()}
+
+
+def table(histories: Histories, reference: str) -> str:
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
+
+    Args:
+        histories: The runs.
+        reference: The method whose final accuracy is subtracted from that of the others.
+    """
+    minus = f"minus {reference} (95 %)"
+    titles = ["after the event", "final accuracy", minus, "average", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
-    for method, runs in histories.items():
-        of = {column: [numbers(run)[column] for run in runs.values()] for column in COLUMNS}
+    every = all_numbers(histories)
+    for method, runs in every.items():
+        of = {column: list(of_column(every, method, column).values()) for column in COLUMNS}
         after, final, average = (with_spread(of[column]) for column in ("after_event", "final", "average"))
-        ends = interval(of["final"])
-        inside = "–" if np.isnan(ends).any() else " to ".join(map(number, ends))
+        less = difference_cell(every, method, reference)
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
-        rows.append([method, str(len(runs)), after, final, inside, average, dfi, number(mean(of["sfe"]))])
+        rows.append([method, str(len(runs)), after, final, less, average, dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
 
@@ -120,31 +179,38 @@ def write_csv(histories: Histories, path: Path) -> None:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
-        for method, runs in histories.items():
-            for seed, run in runs.items():
-                values = numbers(run)
-                cells = ("" if np.isnan(values[column]) else f"{values[column]:.6g}" for column in COLUMNS)
-                writer.writerow([method, seed, *cells])
+        for method, runs in all_numbers(histories).items():
+            for seed, values in runs.items():
+                writer.writerow([method, seed, *_cells(values[column] for column in COLUMNS)])
 
 
-def write_summary(histories: Histories, path: Path) -> None:
-    """Write mean, standard deviation (n - 1) and the 95 % bootstrap interval of each number, a line each.
+def write_summary(histories: Histories, reference: str, path: Path) -> None:
+    """Write mean and standard deviation (n - 1) of each number, and its `difference` to the reference, a line each.
 
     Args:
         histories: The runs.
+        reference: The method that the others are compared with.
         path: The CSV file.
     """
+    every = all_numbers(histories)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["method", "measure", "seeds", "mean", "std", "low_95", "high_95"])
-        for method, runs in histories.items():
+        names = ["method", "measure", "seeds", "mean", "std", "reference", "difference", "low_95", "high_95"]
+        writer.writerow(names)
+        for method in every:
             for column in COLUMNS:
-                values = [value for run in runs.values() if not np.isnan(value := numbers(run)[column])]
+                of_seeds = of_column(every, method, column)
+                values = [value for value in of_seeds.values() if not np.isnan(value)]
                 if values:
                     known = len(values) > 1 and np.isfinite(values).all()
                     spread = np.std(values, ddof=1) if known else np.nan
-                    cells = (np.mean(values), spread, *interval(values))
-                    writer.writerow([method, column, len(values), *("" if np.isnan(c) else f"{c:.6g}" for c in cells)])
+                    less = difference(of_seeds, of_column(every, reference, column))
+                    cells = [*_cells([np.mean(values), spread]), reference, *_cells(less)]
+                    writer.writerow([method, column, len(values), *cells])
+
+
+def _cells(values: Iterable[float]) -> list[str]:
+    return ["" if np.isnan(value) else f"{value:.6g}" for value in values]
 
 
 def colors(number: int) -> list[str]:
@@ -158,7 +224,7 @@ def colors(number: int) -> list[str]:
 
 
 class Band(NamedTuple):
-    """A curve over the places in the chunks of data, each of them 1 wide: mean and standard deviation (n - 1)."""
+    """Mean and standard deviation (n - 1) of curves, by place."""
 
     place: np.ndarray
     mean: np.ndarray
@@ -172,17 +238,19 @@ def band(runs: Sequence[History], curves: Sequence[Series]) -> Band:
         runs: The runs.
         curves: A curve of each.
     """
-    places = [run.chunk_position(steps) for run, (steps, _) in zip(runs, curves, strict=True)]
-    x = np.unique(np.concatenate(places))
-    y = np.stack(
-        [
-            np.interp(x, place, values, left=np.nan, right=np.nan)
-            for place, (_, values) in zip(places, curves, strict=True)
-        ]
-    )
-    mean = np.nanmean(y, axis=0)
-    count = (~np.isnan(y)).sum(axis=0)
-    return Band(x, mean, np.sqrt(np.nansum((y - mean) ** 2, axis=0) / np.maximum(count - 1, 1)))
+    return mean_curve([(run.chunk_position(steps), y) for run, (steps, y) in zip(runs, curves, strict=True)])
+
+
+def mean_curve(curves: Sequence[Series]) -> Band:
+    """Average curves at all places where any of them has a point; each counts between its ends, where it is a number.
+
+    Args:
+        curves: Places and values of each.
+    """
+    x = np.unique(np.concatenate([places for places, _ in curves]))
+    y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
+    deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 of a single one
+    return Band(x, np.ma.filled(y.mean(axis=0), np.nan), deviation)
 
 
 def draw(histories: Histories, path: Path, title: str) -> None:
@@ -202,8 +270,8 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     )
     for (method, by_seed), color in zip(histories.items(), colors(len(histories)), strict=True):
         runs = list(by_seed.values())
-        _draw_band(top, band(runs, [run.accuracy_with_events() for run in runs]), color, label_of(method, runs))
-        _draw_band(bottom, band(runs, [run.dfi_with_events() for run in runs]), color, method)
+        draw_band(top, band(runs, [run.accuracy_with_events() for run in runs]), color, label_of(method, runs))
+        draw_band(bottom, band(runs, [run.dfi_with_events() for run in runs]), color, method)
     every = [run for runs in histories.values() for run in runs.values()]
     chunks = max(len(run.starts) for run in every) - 1
     for axis in (top, bottom):
@@ -252,7 +320,15 @@ def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
     return float(worst - 0.5 * (best - worst) - 1e-3), float(best + 0.05 * (best - worst) + 1e-3)
 
 
-def _draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
+def draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
+    """Draw a mean as a line, and mean ± standard deviation as the area around it.
+
+    Args:
+        axis: Where to.
+        curve: Both.
+        color: Of the line.
+        label: In the legend.
+    """
     label = f" {label}" if label.startswith("_") else label  # matplotlib would leave it out of the legend
     axis.plot(curve.place, curve.mean, label=label, color=color, linewidth=1.6)
     low, high = curve.mean - curve.deviation, curve.mean + curve.deviation

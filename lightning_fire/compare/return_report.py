@@ -9,7 +9,18 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from lightning_fire.compare.deliver import deliver, place, title_of
-from lightning_fire.compare.report import aligned, colors, interval, mean, number, with_spread
+from lightning_fire.compare.report import (
+    MINUS,
+    aligned,
+    colors,
+    difference_cell,
+    draw_band,
+    mean,
+    mean_curve,
+    number,
+    of_column,
+    with_spread,
+)
 from lightning_fire.compare.return_history import ReturnHistory
 
 Runs = Mapping[str, Mapping[int, ReturnHistory]]  # by method and seed
@@ -43,31 +54,33 @@ def numbers(run: ReturnHistory, place: float) -> dict[str, float]:
     return dict(zip(COLUMNS, values, strict=True))
 
 
-def all_numbers(runs: Runs) -> dict[str, list[dict[str, float]]]:
-    """Return the numbers of each run, by method.
+def all_numbers(runs: Runs) -> dict[str, dict[int, dict[str, float]]]:
+    """Return the `numbers` of each run, by method and seed.
 
     Args:
         runs: The runs.
     """
     place = place_of_events(runs)
-    return {method: [numbers(run, place) for run in by_seed.values()] for method, by_seed in runs.items()}
+    return {method: {seed: numbers(run, place) for seed, run in by_seed.items()} for method, by_seed in runs.items()}
 
 
-def table(runs: Runs) -> str:
+def table(runs: Runs, reference: str) -> str:
     """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
 
     Args:
         runs: The runs.
+        reference: The method whose final return is subtracted from that of the others.
     """
-    titles = ["before the event", "final return", "95 % interval", "mean since", "DfI before → after", "SFE/‖W‖²"]
+    minus = f"minus {reference} (95 %)"
+    titles = ["before the event", "final return", minus, "mean since", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
-    for method, every in all_numbers(runs).items():
-        of = {column: [values[column] for values in every] for column in COLUMNS}
-        ends = interval(of["final"])
-        inside = "–" if np.isnan(ends).any() else " to ".join(number(end, 1) for end in ends)
+    every = all_numbers(runs)
+    for method, by_seed in every.items():
+        of = {column: list(of_column(every, method, column).values()) for column in COLUMNS}
+        less = difference_cell(every, method, reference, digits=1)
         spread = [with_spread(of[column], digits=1) for column in ("before", "final", "since")]
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
-        rows.append([method, str(len(every)), *spread[:2], inside, spread[2], dfi, number(mean(of["sfe"]))])
+        rows.append([method, str(len(by_seed)), *spread[:2], less, spread[2], dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
 
@@ -81,14 +94,14 @@ def write_csv(runs: Runs, path: Path) -> None:
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
-        for method, every in all_numbers(runs).items():
-            for seed, values in zip(runs[method], every, strict=True):
+        for method, by_seed in all_numbers(runs).items():
+            for seed, values in by_seed.items():
                 cells = ("" if np.isnan(value) else f"{value:.6g}" for value in values.values())
                 writer.writerow([method, seed, *cells])
 
 
 def draw(runs: Runs, path: Path, title: str) -> None:
-    """Draw the return of each evaluation: means over the seeds and their 95 % bootstrap intervals, the event marked.
+    """Draw the return of each evaluation: mean and standard deviation (n - 1) over the seeds, the event marked.
 
     Args:
         runs: The runs.
@@ -97,13 +110,7 @@ def draw(runs: Runs, path: Path, title: str) -> None:
     """
     figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
     for color, (method, by_seed) in zip(colors(len(runs)), runs.items(), strict=True):
-        curves = [run.returns for run in by_seed.values()]
-        places = np.unique(np.concatenate([steps for steps, _ in curves]))
-        values = np.stack([np.interp(places, steps, returns) for steps, returns in curves])
-        ends = np.array([interval(column, resamples=2000) for column in values.T])
-        label = f" {method}" if method.startswith("_") else method
-        axis.plot(places, values.mean(0), color=color, label=label, linewidth=1.6)
-        axis.fill_between(places, ends[:, 0], ends[:, 1], color=color, alpha=0.15, linewidth=0)
+        draw_band(axis, mean_curve([run.returns for run in by_seed.values()]), color, method)
     axis.axvline(place_of_events(runs), linestyle="--", linewidth=1, color="black")
     axis.set_xlabel("environment steps")
     axis.set_ylabel("return of an episode of evaluation")
@@ -115,11 +122,12 @@ def draw(runs: Runs, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def publish(runs: Runs, recipe: Path, output: Path) -> None:
+def publish(runs: Runs, reference: str, recipe: Path, output: Path) -> None:
     """Write everything, print the table and say where the rest is.
 
     Args:
         runs: The runs.
+        reference: The method that the others are compared with.
         recipe: The folder of the recipe, which gives the title.
         output: Where to.
 
@@ -128,10 +136,10 @@ def publish(runs: Runs, recipe: Path, output: Path) -> None:
     """
     deliver(
         output,
-        table(runs),
+        table(runs, reference),
         {"results.csv": partial(write_csv, runs), "comparison.png": partial(draw, runs, title=title_of(recipe))},
         "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
-        f" {place_of_events(runs):.0f} environment steps; final: the last tenth of training; interval: of the mean, by"
-        " bootstrap over the seeds; DfI: normalised deviation from isometry",
+        f" {place_of_events(runs):.0f} environment steps; final: the last tenth of training; DfI: normalised"
+        f" deviation from isometry\n{MINUS}",
     )
     place("TensorBoard", f"tensorboard --logdir {output}")

@@ -19,17 +19,16 @@ def resampled(scores: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:
     return scores[drawn, np.arange(tasks)]
 
 
-def percentiles(values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two ends of a bootstrap interval.
+def percentiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the two ends of a 95 % bootstrap interval.
 
     Args:
         values: A statistic of each resample, `(resamples, ...)`.
-        level: Share of them inside.
 
     Returns:
         Both of shape `(...)`.
     """
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0, method="inverted_cdf")
+    low, high = np.quantile(values, [0.025, 0.975], axis=0, method="inverted_cdf")
     return low, high
 
 

@@ -101,8 +101,8 @@ def main(args: Sequence[str] | None = None) -> Setting:
     if not done:
         raise SystemExit("no setting could be trained")
     best_first = dict(sorted(done.items(), key=lambda item: -_score(item[1], options.measure)))
-    publish(best_first, options.recipe, output)
     best = next(iter(best_first))
+    publish(best_first, best, options.recipe, output)
     print(f"best {options.measure} accuracy: {best}; chosen on the test set, so report it with other seeds")
     return tried[best][0]
 
