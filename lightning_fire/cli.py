@@ -220,8 +220,12 @@ def ask_cuda_itself() -> None:
 
 
 def console() -> None:
-    """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback."""
+    """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback.
+
+    Characters that stdout cannot encode are replaced.
+    """
     ask_cuda_itself()
+    sys.stdout.reconfigure(errors="replace")
     try:
         main()
     except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:

@@ -1,5 +1,7 @@
 """The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from torch import nn
 
 from lightning_fire import FIRECallback, FullReset
 from lightning_fire.callbacks import ChunkProgressBar
@@ -238,6 +241,25 @@ def test_without_a_gpu_no_step_of_an_optimizer_searches_for_one(gpu, searched, m
     with pytest.raises(SystemExit):
         console()
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == searched
+
+
+COMMANDS = {
+    "reinit net.pt -o new.pt": "SFE/?W?? of all together",
+    "diagnose net.pt": "SFE/?W??",
+    "select -c base.yaml -c fire.yaml": "4?1?3?3",
+    "compare --help": "mean ? standard",
+}
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_characters_that_the_terminal_lacks_are_replaced(recipe, words, monkeypatch):
+    torch.save(nn.Linear(3, 2).state_dict(), "net.pt")
+    monkeypatch.setattr(sys, "argv", ["lightning-fire", *words.split()])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    with contextlib.suppress(SystemExit):  # of --help
+        console()
+    sys.stdout.flush()
+    assert COMMANDS[words] in sys.stdout.buffer.getvalue().decode("ascii")
 
 
 def test_python_dash_m():

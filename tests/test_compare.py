@@ -1,6 +1,7 @@
 """`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
 
 import csv
+import io
 import os
 import re
 import shlex
@@ -22,6 +23,7 @@ from tiny_recipe import MONITOR, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import report, runs, train
+from lightning_fire.compare.deliver import deliver
 from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.progress import Progress
@@ -584,6 +586,12 @@ def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp
     (recipe / "dash.yaml").write_text(SHARING["dash"])
     compare(recipe, "--methods", "fire", "dash", "--seeds", "1")
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())
+
+
+def test_the_table_is_utf8_whatever_the_system_writes_by_default(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
+    deliver(tmp_path, "0.8 ± 0.1", {"a.png": Path.touch, "a.csv": Path.touch}, "note")
+    assert (tmp_path / "table.txt").read_bytes() == "0.8 ± 0.1\n".encode()
 
 
 def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):

@@ -25,7 +25,7 @@ def deliver(
         SystemExit: If a file cannot be written; names it.
     """
     print(f"\n{table}\n")
-    for file, write in {name: lambda part: part.write_text(table + "\n"), **files}.items():
+    for file, write in {name: lambda part: part.write_text(table + "\n", encoding="utf-8"), **files}.items():
         with whole_file(output / file) as part:
             write(part)
     print(note)
