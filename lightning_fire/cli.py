@@ -222,13 +222,33 @@ def ask_cuda_itself() -> None:
 def console() -> None:
     """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback.
 
-    Characters that stdout cannot encode are replaced.
+    Characters that stdout cannot encode are replaced. If what reads stdout has gone, as `head` does after its lines,
+    the program ends silently, with the exit code that a shell gives to a program ended by SIGPIPE.
     """
     ask_cuda_itself()
     sys.stdout.reconfigure(errors="replace")
     try:
         main()
-    except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError) as error:
-        if not _is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
+    except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError, SystemExit) as error:
+        if BrokenPipeError in (type(error), type(error.__context__)) and _reader_has_gone("\n"):
+            raise SystemExit(141) from None
+        if isinstance(error, SystemExit) or not _is_ours(traceback.extract_tb(error.__traceback__)[-1].filename):
             raise
         raise SystemExit(f"lightning-fire: error: {error}") from None
+    finally:
+        _reader_has_gone()  # or the interpreter complains of it
+
+
+def _reader_has_gone(probe: str = "") -> bool:
+    """Return whether nothing reads stdout any more; if so, discard what has not been read.
+
+    Args:
+        probe: What to print in order to find out: a stdout without a buffer has nothing left that could fail.
+    """
+    try:
+        sys.stdout.write(probe)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False

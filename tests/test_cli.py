@@ -262,6 +262,25 @@ def test_characters_that_the_terminal_lacks_are_replaced(recipe, words, monkeypa
     assert COMMANDS[words] in sys.stdout.buffer.getvalue().decode("ascii")
 
 
+@pytest.mark.parametrize("words", COMMANDS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_reader_that_has_gone_is_no_error(recipe, words, at_once, monkeypatch, capfd):
+    """As after `| head`: printing fails in the midst of a command, or when it has ended."""
+    torch.save(nn.Linear(3, 2).state_dict(), "net.pt")
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "wb", buffering=0 if at_once else -1) as raw, monkeypatch.context() as patch:
+        output = io.TextIOWrapper(raw, write_through=at_once)  # as with and without `python -u`
+        patch.setattr(sys, "argv", ["lightning-fire", *words.split()])
+        patch.setattr(sys, "stdout", output)
+        try:
+            code = console()
+        except SystemExit as leaving:
+            code = leaving.code
+    assert code in ((141, 0) if at_once else (None, 0))  # argparse does not care whether its help is read
+    assert "rror" not in capfd.readouterr().err
+
+
 def test_python_dash_m():
     result = subprocess.run(
         [sys.executable, "-m", "lightning_fire", "compare", "--help"], capture_output=True, text=True, check=False
