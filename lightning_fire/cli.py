@@ -1,5 +1,6 @@
 """The command line: Lightning's own (`fit`, `validate`, `test`) over YAML recipes, and our commands beside it."""
 
+import io
 import os
 import reprlib
 import sys
@@ -226,7 +227,8 @@ def console() -> None:
     the program ends silently, with the exit code that a shell gives to a program ended by SIGPIPE.
     """
     ask_cuda_itself()
-    sys.stdout.reconfigure(errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not what a caller has put there
+        sys.stdout.reconfigure(errors="replace")
     try:
         main()
     except (MisconfigurationException, ValueError, TypeError, OSError, RuntimeError, SystemExit) as error:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from lightning_fire.cli import RecipeCLI, console, main
 from lightning_fire.compare import ablation, sweep
-from lightning_fire.recipe.strict_yaml import read_yaml
+from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
 
 few, some, many = (settings(max_examples=n, deadline=None, derandomize=True) for n in (25, 40, 60))
 
@@ -405,6 +405,11 @@ def test_a_file_cut_anywhere(place):
     check(outcome, written, [""])
 
 
+# mappings that hold the one before twice, by aliases
+TWICE_EACH = b"".join(b"%c: &%c {p: *%c, q: *%c}\n" % (n, n, n - 1, n - 1) for n in b"bcdefghijkl")
+BILLION_LAUGHS = b"a: &a {x: 1}\n" + TWICE_EACH
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -419,6 +424,7 @@ def test_a_file_cut_anywhere(place):
         (b"a: &a [*a]\n", "b.yaml, line 1: an alias leads to what it is part of"),
         (b"a: " + b"[" * 3000, "b.yaml: it is nested too deeply"),
         (b"a: 0b_\n", "b.yaml: invalid literal for int() with base 2"),
+        (BILLION_LAUGHS, "b.yaml: its aliases repeat 24498 values; at most 1000 may be repeated"),
     ],
 )
 def test_files_that_are_no_recipes_are_named(text, message):
@@ -427,6 +433,15 @@ def test_files_that_are_no_recipes_are_named(text, message):
     assert message in outcome.message.replace(
         "expected ',' or '}', but got '<stream end>'", "did not find expected ',' or '}'"
     )
+
+
+def test_aliases_that_repeat_little_are_followed():
+    require_unambiguous("a: &a {b: 1}\nc: {d: *a, e: *a}\nf: [*a, *a]")
+    with pytest.raises(yaml.YAMLError, match=r"the key c\.b is given twice"):
+        require_unambiguous("a: &a {b: 1}\nc: *a\nc.b: 2")
+    require_unambiguous("a: &a 1\nb: [" + 999 * "*a, " + "*a]")
+    with pytest.raises(yaml.YAMLError, match="its aliases repeat 1001 values; at most 1000 may be repeated"):
+        require_unambiguous("a: &a 1\nb: [" + 1000 * "*a, " + "*a]")
 
 
 @pytest.mark.parametrize(

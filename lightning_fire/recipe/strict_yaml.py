@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
+_MOST_REPEATED = 1000  # jsonargparse takes time for each value behind each alias: 300 bytes can hold millions of them
 
 
 def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
@@ -38,7 +39,8 @@ def require_unambiguous(text: str) -> None:
         text: The YAML.
 
     Raises:
-        yaml.YAMLError: If it does, holds itself by an alias, or is no YAML; says where.
+        yaml.YAMLError: If it does, holds itself by an alias, repeats more than 1000 values by aliases, or is no YAML;
+            says where.
 
     Example:
         >>> require_unambiguous("{steps: 5, steps: 10}")  # doctest: +ELLIPSIS
@@ -47,24 +49,34 @@ def require_unambiguous(text: str) -> None:
         ...line 1, column 12...
     """
     try:
-        for mapping in _mappings(yaml.compose(text, Loader=yaml.SafeLoader), ()):
-            _require_different(_keys(mapping))
-            _require_different(_leaves(mapping))
+        sizes: dict[yaml.Node | None, int] = {}
+        repeated = _measure(yaml.compose(text, Loader=yaml.SafeLoader), sizes) - len(sizes)
+        if repeated > _MOST_REPEATED:
+            raise yaml.YAMLError(f"its aliases repeat {repeated} values; at most {_MOST_REPEATED} may be repeated")
+        for mapping in sizes:
+            if isinstance(mapping, yaml.MappingNode):
+                _require_different(_keys(mapping))
+                _require_different(_leaves(mapping))
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
 
 
-def _mappings(node: yaml.Node | None, above: tuple[int, ...]) -> Iterator[yaml.MappingNode]:
-    """Return all mappings, the outermost first."""
-    if id(node) in above:
+def _measure(node: yaml.Node | None, sizes: dict[yaml.Node | None, int]) -> int:
+    """Return how many nodes a node is made of, itself among them; those behind an alias count each time.
+
+    Args:
+        node: The node.
+        sizes: Those of nodes that were measured before, 0 while one is measured; gets its own, before those in it.
+    """
+    if node not in sizes:
+        children = node.value if isinstance(node, yaml.CollectionNode) else []
+        if isinstance(node, yaml.MappingNode):
+            children = [child for pair in children for child in pair]
+        sizes[node] = 0
+        sizes[node] = 1 + sum(_measure(child, sizes) for child in children)
+    if not sizes[node]:
         raise yaml.MarkedYAMLError(problem="an alias leads to what it is part of", problem_mark=node.start_mark)
-    if isinstance(node, yaml.MappingNode):
-        yield node
-        children = [child for pair in node.value for child in pair]
-    else:
-        children = node.value if isinstance(node, yaml.SequenceNode) else []
-    for child in children:
-        yield from _mappings(child, (*above, id(node)))
+    return sizes[node]
 
 
 def _keys(mapping: yaml.MappingNode) -> Iterator[tuple[str, yaml.Mark]]:
