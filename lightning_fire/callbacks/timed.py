@@ -98,6 +98,9 @@ class TimedCallback(Callback):
                 " FIRECallback, and FullReset and ShrinkAndPerturb with target='initial', act on sharded weights too."
             )
 
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.timekeeper.return_to_epoch_end(checkpoint)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.timekeeper.start(trainer)
 

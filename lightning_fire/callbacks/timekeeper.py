@@ -54,12 +54,37 @@ class Timekeeper:
         self._epoch = self._moment = None
         self._fitting = self._restored = False
 
+    def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
+        """Let Lightning finish the epoch of whose last batch a checkpoint is, if a schedule waits for measures.
+
+        Lightning (2.5.1 to 2.6.6 at least) goes on with the next epoch: it leaves out validation and
+        `on_train_epoch_end`, which may log those measures. So take that batch for completed, and validation for begun.
+
+        Args:
+            checkpoint: The checkpoint, before Lightning restores its loops from it.
+        """
+        loops = checkpoint.get("loops", {}).get("fit_loop", {})
+        batches, validation = (loops.get(f"epoch_loop.{part}batch_progress") for part in ("", "val_loop."))
+        if not self._watched or not batches or not batches["is_last_batch"]:
+            return
+        if batches["total"]["completed"] == batches["total"]["processed"] - 1:
+            for progress in (batches["total"], batches["current"]):
+                progress["completed"] += 1
+            for progress, begun in ((validation["total"], 1), (validation["current"], 0)):
+                progress.update(ready=begun, started=begun, processed=0, completed=0)
+
     def start(self, trainer: Trainer) -> None:
         """Begin to count.
 
         Args:
             trainer: The Trainer whose first batch is ahead, its state restored.
         """
+        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+        done = loop.batch_progress.total
+        ended = trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed
+        if ended and not fetcher.done and not loop._should_check_val_fx(fetcher):
+            fetcher.done, fetcher.batches = True, []  # without validation, Lightning would train one more batch
+            loop._batches_that_stepped += 1
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
         elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
@@ -189,10 +214,9 @@ class Timekeeper:
         return {**vars(self), "_source": None, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run must know, as plain values; of an epoch that has ended, also what it logged."""
+        """Return all that a resumed run must know, as plain values; after the last batch, also what has been logged."""
         trainer = self._trainer() if self._fitting and self._watched else None
-        ended = trainer is not None and trainer.is_last_batch and trainer._logger_connector._first_loop_iter is None
-        readings = self._updated_readings(trainer.callback_metrics if ended else {})
+        readings = self._updated_readings({} if trainer is None else _logged_after_last_batch(trainer))
         return {
             "step": self._step,
             "global_step": self._global_step,
@@ -219,6 +243,15 @@ class Timekeeper:
         self.last_event = state["last_event"]
         self.readings = {key: Reading(*reading) for key, reading in state["readings"].items()}
         self._restored = True
+
+
+def _logged_after_last_batch(trainer: Trainer) -> dict[str, Any]:
+    """Return the measures logged so far, also those of the epoch's batches; empty before its last batch is done."""
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress
+    if not progress.is_last_batch or progress.current.processed != progress.current.ready:
+        return {}
+    return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
 
 
 def data_source_of(trainer: Trainer) -> Any:

@@ -4,7 +4,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainData, PlainModule, assert_same_weights, fitted
+from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted
+from torch.utils.data import DataLoader
 
 from lightning_fire import AtEpochs, FIRECallback, WhenMetric
 
@@ -26,6 +27,30 @@ class Measuring(PlainModule):
     def on_train_epoch_end(self):
         if self.way == "module":
             self.log("measure", MEASURE[self.current_epoch])
+
+
+class Validating(Measuring):
+    def validation_step(self, batch, batch_idx):
+        if self.way == "validation":
+            self.log("measure", MEASURE[self.current_epoch])
+
+
+class Validated(PlainData):
+    def val_dataloader(self):
+        return DataLoader(dataset(12, seed=1), batch_size=6)
+
+
+class Killed(Exception):
+    pass
+
+
+class Killing(ModelCheckpoint):
+    """Ends the process after the checkpoint of an epoch's last batch."""
+
+    def on_train_batch_end(self, trainer, *args):
+        super().on_train_batch_end(trainer, *args)
+        if trainer.is_last_batch:
+            raise Killed
 
 
 class LogsInACallback(Callback):
@@ -78,6 +103,41 @@ def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
     )
     assert getattr(method, "epochs", []) == [e for e in (2, 6) if e > epoch]
     assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("end", ["last batch", "validation"])
+@pytest.mark.parametrize("way", ["module", "step", "validation"])
+def test_a_resume_from_the_last_batch_of_an_epoch_acts_in_the_same_epochs(tmp_path, way, end):
+    """Lightning alone would leave out the validation and the end of the epoch."""
+    at = {"every_n_train_steps": 4} if end == "last batch" else {"save_on_train_epoch_end": False}
+    kind, data = (Validating, Validated()) if "validation" in (way, end) else (Measuring, PlainData())
+    options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
+    save, method = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **at), spy(above=0.5)
+    whole = fitted(method, save, module=kind(way), **options)
+    assert method.epochs == [2, 6]
+    for epochs in range(1, 7):
+        method, path = spy(above=0.5), tmp_path / f"step={4 * epochs}.ckpt"
+        resumed = fitted(method, module=kind(way), ckpt_path=path, **options)
+        assert getattr(method, "epochs", []) == [e for e in (2, 6) if e >= epochs], epochs
+        assert_same_weights(resumed, whole)
+        assert resumed.trainer.fit_loop.epoch_loop._batches_that_stepped == 28
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("way", ["module", "step", "validation"])
+def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs(tmp_path, way):
+    kind, data = (Validating, Validated()) if way == "validation" else (Measuring, PlainData())
+    options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
+    torch.manual_seed(0)
+    whole, path, acted = fitted(spy(above=0.5), module=kind(way), **options), None, []
+    torch.manual_seed(0)
+    for epoch in range(7):
+        method, folder = spy(above=0.5), tmp_path / str(epoch)
+        with pytest.raises(Killed):
+            fitted(method, Killing(folder, "saved", every_n_train_steps=4), module=kind(way), ckpt_path=path, **options)
+        acted, path = [*acted, *getattr(method, "epochs", [])], folder / "saved.ckpt"
+    assert acted == [2, 6]
+    assert_same_weights(fitted(spy(above=0.5), module=kind(way), ckpt_path=path, **options), whole)
 
 
 def test_a_measure_that_nobody_logs_is_told():
