@@ -238,6 +238,42 @@ def test_a_layer_that_runs_twice_is_left_alone():
         HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
 
 
+def test_passes_without_gradients_count_only_where_there_are_no_others():
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2))
+    x = torch.randn(3, 4)
+
+    def look():
+        with torch.no_grad():
+            return net(x)
+
+    for forward in (lambda: (look(), net(x), look()), lambda: net(x), look):
+        found = HiddenUnits().select(net, forward)
+        assert [(layer.name, layer.observed) for layer in found] == [("0", net[3]), ("3", net[5])]
+        assert [layer.outgoing[0].view.name for layer in found] == ["3.weight", "5.weight"]
+        assert [layer.with_gradients for layer in found] == [forward is not look] * 2
+    with pytest.raises(ValueError, match="0: runs 2 times in one forward pass"):
+        HiddenUnits().select(net, lambda: (look(), look()))
+
+
+def test_what_takes_units_in_without_gradients_takes_them_in():
+    """As the critic of an actor that shares its features."""
+
+    class Actor(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.policy, self.value = nn.Linear(4, 6), nn.Linear(6, 2), nn.Linear(6, 1)
+
+        def forward(self, x):
+            h = torch.relu(self.first(x))
+            with torch.no_grad():
+                value = self.value(h)
+            return self.policy(h) * value
+
+    net = Actor()
+    (found,) = HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
+    assert [outgoing.view.name for outgoing in found.outgoing] == ["value.weight", "policy.weight"]
+
+
 def test_a_shared_norm_grouped_convolutions_and_frozen_layers_are_left_alone():
     norm = nn.BatchNorm1d(4)
     net = nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 4), norm, nn.ReLU(), nn.Linear(4, 2))

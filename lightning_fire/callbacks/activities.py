@@ -36,8 +36,9 @@ def mean_activities(
     counts = [0] * len(layers)
 
     def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
-        @torch.no_grad()
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            if not layer.counts_now():
+                return
             activity = layer.activity(args[0].detach())
             sums[index] += activity.abs().sum(0, dtype=torch.float32)
             counts[index] += len(activity)

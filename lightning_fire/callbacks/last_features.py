@@ -16,6 +16,8 @@ from lightning_fire.where import weight_layers
 class LastFeatures:
     """Watches what goes into the Linear or convolution layer that runs last, while a module runs.
 
+    Features without gradients, as those that a target network gives, count only where there are no others.
+
     Args:
         module: The module.
 
@@ -58,14 +60,16 @@ class LastFeatures:
         """
         if self._last is None:
             raise ValueError("no Linear or convolution layer has run")
-        features, self._last = self._last, None
+        features, self._last = self._last.detach(), None
         wide = features.to("cpu" if features.device.type == "mps" else features.device, torch.float64)
         gram = wide.mT @ wide
         self.gram = gram if self.gram is None else self.gram + gram
         return features
 
     def _see(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        value = (args[0] if args else next(iter(kwargs.values()))).detach()
+        value = args[0] if args else next(iter(kwargs.values()))
+        if self._last is not None and self._last.requires_grad and not value.requires_grad:
+            return
         channels_first = not isinstance(layer, nn.Linear) and hasattr(layer, "kernel_size")
         value = value.movedim(-1 - len(layer.kernel_size), -1) if channels_first else value
         self._last = value.reshape(-1, value.shape[-1])

@@ -214,10 +214,9 @@ class StepwiseUnitReset(WithHiddenUnits, Generic[R]):
 
     def _watch(self, layer: UnitLayer, record: R) -> Callable[..., None]:
         @torch.compiler.disable
-        @torch.no_grad()
         def hook(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
             recomputed = torch._C._current_graph_task_id() != -1  # in backward, by gradient checkpointing
-            if self._watching and not recomputed and not is_looking():
+            if self._watching and layer.counts_now() and not recomputed and not is_looking():
                 record.see(layer.activity(args[0].detach()), len(args[0]))
 
         return hook

@@ -2,7 +2,8 @@
 
 A `TorchFunctionMode` sees every operation on real tensors, whatever Python control flow led there. A tensor is followed
 as long as one of its dimensions counts the units of one layer; what is not known to keep that so ends the pursuit, and
-is named.
+is named. A layer may run both with gradients and under `no_grad`, as that of double Q-learning does: only the former
+counts then.
 """
 
 import math
@@ -58,6 +59,8 @@ class Producer:
         consumers: Layers that take the units in, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
         obstacle: Why the units cannot be reset; empty if they can.
+        runs: How often the layer ran.
+        with_gradients: Whether that was with gradients.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Producer:
     observed: tuple[nn.Module, int, int] | None = None
     obstacle: str = ""
     runs: int = 0
+    with_gradients: bool = True
 
     @property
     def bias(self) -> Parameter | None:
@@ -107,14 +111,17 @@ class _Tracer(TorchFunctionMode):
 
     def __init__(self, module: nn.Module):
         super().__init__()
-        self.producers: dict[Parameter, Producer] = {}
+        # With gradients and without are kept apart: what ran in both ways has two producers.
+        self.producers: dict[tuple[Parameter, bool], Producer] = {}
         self._shared = _shared_by_modules(module)
-        self._known = {producer.view.parameter: producer for producer in _layers_of(module)}
+        self._known = {
+            (producer.view.parameter, grad): producer for grad in (True, False) for producer in _layers_of(module, grad)
+        }
         self._tracks: dict[int, Track] = {}
         self._alive: list[Tensor] = []  # numbers of tensors are given anew when they die
-        self._calls: dict[int, int] = {}  # by id: the hash of a metric changes with its state
+        self._calls: Counter[tuple[int, bool]] = Counter()  # by id: the hash of a metric changes with its state
         self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
-        self._norm_uses: dict[int, int] = {}
+        self._norm_uses: Counter[tuple[int, bool]] = Counter()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -124,14 +131,15 @@ class _Tracer(TorchFunctionMode):
 
     def enter_module(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         """Note which activations a module is given."""
-        self._calls[id(module)] = self._calls.get(id(module), 0) + 1
+        self._calls[id(module), torch.is_grad_enabled()] += 1
         if args and (track := self._track(args[0])) is not None:
             self._sightings.setdefault(track.producer, []).append((module, track))
 
     def finish(self) -> list[Producer]:
         """Settle, for each layer, where it is watched and what is in the way."""
         for producer in self.producers.values():
-            seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0])] == 1]
+            grad = producer.with_gradients
+            seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0]), grad] == 1]
             seen = [item for item in seen if item[1].activated] or seen[-1:]
             if seen:
                 observed, track = seen[0]
@@ -141,13 +149,14 @@ class _Tracer(TorchFunctionMode):
             shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
             if shared and not producer.obstacle:
                 producer.obstacle = f"goes into {shared[0]}, which runs more than once"
-            if any(self._norm_uses.get(id(tensor), 0) > 1 for tensor, _ in producer.entries) and not producer.obstacle:
+            if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.obstacle:
                 producer.obstacle = "its normalisation layer runs more than once"
             if not producer.consumers and not producer.obstacle:
                 producer.obstacle = "an output"
             if not producer.obstacle and producer.observed is None:
                 producer.obstacle = "no module is given its activation"
-        return list(self.producers.values())
+        found = self.producers
+        return [producer for (weight, grad), producer in found.items() if grad or (weight, True) not in found]
 
     def _track(self, thing: Any) -> Track | None:
         return self._tracks.get(id(thing)) if isinstance(thing, Tensor) else None
@@ -174,7 +183,7 @@ class _Tracer(TorchFunctionMode):
         name = func.__name__.strip("_")
         if name in _NORMS:
             for tensor in (dict(zip(_NORMS[name], args, strict=False)) | kwargs).values():
-                self._norm_uses[id(tensor)] = self._norm_uses.get(id(tensor), 0) + 1
+                self._norm_uses[id(tensor), torch.is_grad_enabled()] += 1
         tracked = [thing for thing in _leaves((args, kwargs)) if self._track(thing) is not None]
         results = [thing for thing in _leaves(result) if isinstance(thing, Tensor)]
         if not tracked or (not results and name != "setitem"):
@@ -193,7 +202,8 @@ class _Tracer(TorchFunctionMode):
     def _record_layer(self, func: Callable, args: tuple, kwargs: dict, result: Tensor) -> None:
         named = dict(zip(("input", "weight"), args, strict=False)) | kwargs
         source, weight = named["input"], named["weight"]
-        producer = self._known.get(weight) if isinstance(weight, Parameter) else None
+        key = weight, torch.is_grad_enabled()
+        producer = self._known.get(key) if isinstance(weight, Parameter) else None
         track = self._track(source)
         if producer is None:
             if track is not None:
@@ -203,7 +213,7 @@ class _Tracer(TorchFunctionMode):
         producer.runs += 1
         if id(weight) in self._shared:
             producer.obstacle = "its weight is shared with another module"
-        self.producers.setdefault(weight, producer)
+        self.producers.setdefault(key, producer)
         self._follow(result, Track(producer, dim))
         if producer.view.groups > 1:
             producer.obstacle = "a grouped convolution"
@@ -281,13 +291,14 @@ def _watching_functions(tracer: _Tracer) -> Iterator[None]:
         torch.autograd.Function.apply = original
 
 
-def _layers_of(module: nn.Module) -> Iterator[Producer]:
+def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
     for name, layer in module.named_modules():
         weight = getattr(layer, "weight", None)
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
             name = plain(name)
             view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            producer = Producer(name, layer, view, obstacle="" if weight.requires_grad else "frozen")
+            obstacle = "" if weight.requires_grad else "frozen"
+            producer = Producer(name, layer, view, obstacle=obstacle, with_gradients=with_gradients)
             producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
             yield producer
 

@@ -64,6 +64,7 @@ class UnitLayer:
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
         dim: The dimension of that input that counts the units.
         observed_block: Inputs of each unit there, side by side.
+        with_gradients: Whether it runs with gradients: passes under `no_grad`, if there are others, do not count.
     """
 
     name: str
@@ -74,11 +75,16 @@ class UnitLayer:
     observed: nn.Module
     dim: int
     observed_block: int
+    with_gradients: bool
 
     @property
     def size(self) -> int:
         """Number of units."""
         return self.incoming.shape[0]
+
+    def counts_now(self) -> bool:
+        """Return whether a pass that runs now counts; to be asked outside of any `no_grad` of one's own."""
+        return torch.is_grad_enabled() or not self.with_gradients
 
     def activity(self, activation: Tensor) -> Tensor:
         """Bring an input of `observed` into the shape `(samples, units)`.
@@ -191,6 +197,7 @@ def _layer_of(producer: Producer) -> UnitLayer:
         observed=observed,
         dim=dim,
         observed_block=block,
+        with_gradients=producer.with_gradients,
     )
 
 

@@ -8,7 +8,17 @@ from lightning.pytorch import Callback
 from replay_training import quiet_trainer, small_data, small_dqn, small_sac
 from torch.func import functional_call
 
-from lightning_fire import DASH, AtFraction, EveryNEpochs, FIRECallback, ReDo, Weights
+from lightning_fire import (
+    DASH,
+    AtFraction,
+    EveryNEpochs,
+    FIRECallback,
+    PlasticityMonitor,
+    ReDo,
+    SelfNormalizedReset,
+    Weights,
+)
+from lightning_fire.functional import srank
 
 AT_HALF = AtFraction(0.5)
 OF = {"dqn": (small_dqn, Corridor, Weights("cnn")), "sac": (small_sac, Slope, Weights("sac"))}
@@ -126,3 +136,55 @@ def test_methods_that_look_at_data_need_nothing_to_be_said(tmp_path, kind, metho
     quiet_trainer(tmp_path, 3, callbacks=[callback]).fit(make(), data)
     assert changed and any(changed)
     assert data.environment_steps == 130
+
+
+def watched_dqn(seen: list, **options):
+    """A DQN that notes the hidden activations of the trained network whenever a callback looks at its loss."""
+    module = small_dqn(**options)
+
+    class Watched(type(module)):
+        def loss_on(self, batch):
+            layer = self.net[0]
+            seen.append((batch.transitions.observations.flatten(0, 1) @ layer.weight.data.T + layer.bias.data).relu())
+            return super().loss_on(batch)
+
+    module.__class__ = Watched
+    return module
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_units_of_a_dqn_are_judged_by_the_pass_that_has_gradients(tmp_path, double):
+    """Not by those that value the next observations: two of the trained network, if `double`."""
+    seen, logged = [], []
+
+    class Logging(ReDo):
+        def act(self, trainer, pl_module):
+            logged.append(super().act(trainer, pl_module))
+            return logged[-1]
+
+    torch.manual_seed(0)
+    module = watched_dqn(seen, double=double)
+    quiet_trainer(tmp_path, 3, callbacks=[Logging(threshold=0.7)]).fit(module, small_data(Corridor))
+    expected = [reference.dormant(activations, 0.7) for activations in seen[1:]]  # the first look finds the units
+    assert [values["redo/units"] for values in logged] == [len(units) for units in expected]
+    assert len(expected) == 2 and all(expected)
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_the_monitor_measures_a_dqn_by_the_pass_that_has_gradients(tmp_path, double):
+    seen = []
+    torch.manual_seed(0)
+    monitor = PlasticityMonitor(data_every_n_steps=1, dormancy_threshold=0.7)
+    fit = quiet_trainer(tmp_path, 2, callbacks=[monitor])
+    fit.fit(watched_dqn(seen, double=double), small_data(Corridor))
+    dormant = reference.dormant(seen[-1], 0.7)
+    assert fit.callback_metrics["plasticity/dormant_fraction"] == pytest.approx(len(dormant) / 16) != 0
+    assert fit.callback_metrics["plasticity/srank"] == srank(seen[-1])
+
+
+def test_a_step_of_a_double_dqn_shows_each_sample_once(tmp_path):
+    callback, module = SelfNormalizedReset(max_silence=10**6), small_dqn(double=True)
+    with torch.no_grad():
+        module.net[0].bias[3] = -1e3  # never fires
+    quiet_trainer(tmp_path, 1, callbacks=[callback]).fit(module, small_data(Corridor))
+    assert callback._restored["net.0"]["age"][3] == 40 * 8
