@@ -33,7 +33,13 @@ METHODS = {
     "snr": {"SelfNormalizedReset"},
     "muon": set(),  # an optimizer
 }
-ON_SMALL_DATA = {"plasticity_injection": {"PlasticityInjection"}}  # the paper has it in reinforcement learning only
+BESIDE = {  # not in the paper's vision experiments
+    "plasticity_injection": {"PlasticityInjection"},
+    "fire_procrustes": {"FIRECallback"},
+    "reset_head": {"FullReset"},
+    "small_reset": {"FullReset", "ShrinkAndPerturb"},
+}
+STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
 
@@ -60,9 +66,9 @@ def name_of(path: Path) -> str:
 
 
 def test_there_are_recipes():
-    paper = [base for base in BASES if "fashion" not in str(base) and "quick" not in str(base)]
-    assert len(paper) == 8  # warm-start and continual: 3 nets each, class-incremental: 2
-    assert len(BASES) >= 12
+    assert len(PAPER_SIZED) == 8  # warm-start and continual: 3 nets each, class-incremental: 2
+    assert len(BASES) >= 14
+    assert {base.parent.name for base in BASES} >= STREAMS
 
 
 @pytest.mark.parametrize("base", BASES, ids=name_of)
@@ -88,7 +94,7 @@ def settings_of(base: Path) -> tuple[str, dict]:
 FASTER = re.compile(r"# (channels_last|compile|precision): ")
 
 
-@pytest.mark.parametrize("base", BASES, ids=name_of)
+@pytest.mark.parametrize("base", [base for base in BASES if base.parent.name not in STREAMS], ids=name_of)
 def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
     """Without their comment signs they are in force."""
     path = tmp_path / "base.yaml"
@@ -102,13 +108,16 @@ def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
     assert "precision" not in plain["trainer"]
 
 
-def test_the_quick_start_runs_with_all_of_it(tmp_path, monkeypatch):
+def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_files):
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "base.yaml"
-    path.write_text(FASTER.sub(r"\1: ", (ROOT / "quick_start" / "base.yaml").read_text()))
+    recipe = ROOT / "vision" / "warm_start" / "fashion_mnist_small_resnet"
+    path.write_text(FASTER.sub(r"\1: ", (recipe / "base.yaml").read_text()))
+    root = image_files("FashionMNISTDataModule")
     words = "--trainer.fast_dev_run 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
-    cli = main(["fit", "-c", str(path), "-c", str(ROOT / "quick_start" / "fire.yaml"), *words.split()])
+    words += f" --data.init_args.root {root} --data.init_args.subset 60 --data.init_args.batch_size 4"
+    cli = main(["fit", "-c", str(path), "-c", str(recipe / "fire.yaml"), *words.split()])
     assert cli.trainer.global_step == 2
     torch.compiler.reset()
 
@@ -120,12 +129,13 @@ PAPER_PROTOCOLS = {
 }
 
 
-@pytest.mark.parametrize("base", [base for base in BASES if "fashion" not in str(base)], ids=name_of)
+PAPER_SIZED = [base for base in BASES if "fashion" not in str(base) and base.parent.name not in STREAMS]
+
+
+@pytest.mark.parametrize("base", PAPER_SIZED, ids=name_of)
 def test_paper_sized_recipes_carry_the_papers_numbers(base):
     """Table "Detailed settings in continual visual learning" and the appendix' text."""
     config = yaml.safe_load(base.read_text())
-    if base.parent.name == "quick_start":
-        return
     assert config["data"]["init_args"]["protocol"]["init_args"] == PAPER_PROTOCOLS[base.parent.parent.name]
     assert config["data"]["init_args"]["batch_size"] == 256
     assert config["trainer"]["gradient_clip_val"] == 0.5
@@ -189,8 +199,8 @@ def test_the_search_space_is_that_of_the_paper():
 
 
 def runs() -> list[tuple[Path, str]]:
-    small = [base for base in BASES if "fashion" in str(base) or "quick" in str(base)]
-    return [(base, method) for base in BASES for method in METHODS] + [(b, m) for b in small for m in ON_SMALL_DATA]
+    overlays = [(path.with_name("base.yaml"), path.stem) for path in OVERLAYS]
+    return [*((base, "vanilla") for base in BASES), *overlays]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +228,8 @@ def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, imag
     cli = main(words)
     assert cli.trainer.global_step == 2
     named = {type(callback).__name__ for callback in cli.trainer.callbacks}
-    assert {"OptimizerReset", "PlasticityMonitor"} <= named
-    assert {**METHODS, **ON_SMALL_DATA}[method] <= named
+    assert {"PlasticityMonitor", *([] if base.parent.name in STREAMS else ["OptimizerReset"])} <= named
+    assert {**METHODS, **BESIDE}[method] <= named
     if method == "muon":
         assert type(cli.trainer.optimizers[0]).__name__ == "Muon"
-        adam_first = base.parent.name == "quick_start" or base.parent.parent.name == "warm_start"
-        assert ("UseMuon" in named) == adam_first
+        assert ("UseMuon" in named) == (base.parent.parent.name == "warm_start")

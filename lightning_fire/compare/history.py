@@ -30,6 +30,8 @@ class History:
         lambda_max_before: Largest eigenvalue of the Hessian of the loss on the new data right before each event; None
             if that was not measured.
         lambda_max_after: The same right after each event.
+        online: Online accuracy of each task, of a stream; None of other data.
+        dormant: Fraction of dormant units, where `PlasticityMonitor` has looked; None if it never has.
     """
 
     accuracy: Series
@@ -41,6 +43,8 @@ class History:
     sfe: np.ndarray | None
     lambda_max_before: np.ndarray | None = None
     lambda_max_after: np.ndarray | None = None
+    online: Series | None = None
+    dormant: Series | None = None
 
     def chunk_position(self, steps: np.ndarray) -> np.ndarray:
         """Turn optimizer steps into a place on an axis on which every chunk is 1 wide.
@@ -133,6 +137,8 @@ def read_history(folder: Path) -> History:
         sfe=of_events("sfe_normalized"),
         lambda_max_before=of_events("lambda_max_before"),
         lambda_max_after=of_events("lambda_max_after"),
+        online=scalars.get("train/online_accuracy"),
+        dormant=scalars.get("plasticity/dormant_fraction"),
     )
 
 

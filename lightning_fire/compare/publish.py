@@ -3,7 +3,7 @@
 from functools import partial
 from pathlib import Path
 
-from lightning_fire.compare import report
+from lightning_fire.compare import report, stream_report
 from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.whole_file import whole_file
@@ -21,19 +21,21 @@ def publish(histories: report.Histories, reference: str, recipe: Path, output: P
     Raises:
         SystemExit: If a file cannot be written; names it.
     """
-    title = title_of(recipe)
+    title, stream = title_of(recipe), stream_report.is_stream(histories)
+    kind = stream_report if stream else report
     deliver(
         output,
-        report.table(histories, reference),
+        kind.table(histories, reference),
         {
             "results.csv": partial(report.write_csv, histories),
             "summary.csv": partial(report.write_summary, histories, reference),
-            "comparison.png": partial(report.draw, histories, title=title),
+            "comparison.png": partial(kind.draw, histories, title=title),
         },
-        "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; DfI: normalised deviation from"
-        f" isometry\n{report.MINUS}",
+        f"{kind.NOTE}\n{report.MINUS}",
     )
     place("means", output / "summary.csv")
+    if stream and (said := stream_report.sentence(histories)):
+        print(f"\n{said}\n")
     place("TensorBoard", f"tensorboard --logdir {output}")
     try:
         with whole_file(output / "comparison.html") as part:

@@ -18,6 +18,10 @@ from lightning_fire.compare.history import History, Series
 Histories = Mapping[str, Mapping[int, History]]  # by method and seed
 Numbers = Mapping[str, Mapping[int, Mapping[str, float]]]  # by method, seed and column
 VANILLA = "vanilla"  # the base of a recipe alone
+NOTE = (
+    "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; DfI: normalised deviation from"
+    " isometry"
+)
 MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
 
 COLUMNS = {
@@ -31,6 +35,10 @@ COLUMNS = {
     "lambda_max_after": "largest eigenvalue of the Hessian after",
     "drop": "accuracy lost at once",
     "recovery": "epochs until it is made good",
+    "online_first": "online accuracy in the first fifth of the tasks",
+    "online_last": "online accuracy in the last fifth of the tasks",
+    "test_last": "accuracy at the end of a task in the last fifth of the tasks",
+    "dormant_last": "fraction of dormant units in the last fifth of the tasks",
 }
 
 
@@ -56,6 +64,25 @@ def numbers(history: History) -> dict[str, float]:
         "lambda_max_after": mean(history.lambda_max_after),
         "drop": mean(history.drops()),
         "recovery": mean(history.recoveries()),
+        **stream_numbers(history),
+    }
+
+
+def stream_numbers(history: History) -> dict[str, float]:
+    """Return the columns that only streams have: means over the first and the last fifth of the tasks, at least one.
+
+    Args:
+        history: The run.
+    """
+    if history.online is None:
+        return dict.fromkeys(("online_first", "online_last", "test_last", "dormant_last"), float("nan"))
+    online, tasks = history.online[1], max(1, round(len(history.online[1]) / 5))
+    dormant = [] if history.dormant is None else history.last_in_chunk(history.dormant)[-tasks:]
+    return {
+        "online_first": mean(online[:tasks]),
+        "online_last": mean(online[-tasks:]),
+        "test_last": mean(history.last_in_chunk(history.accuracy)[-tasks:]),
+        "dormant_last": mean(dormant),
     }
 
 
@@ -112,16 +139,17 @@ def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> t
     return float(each.mean()), float(each.mean() - half), float(each.mean() + half)
 
 
-def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3) -> str:
-    """Format the `difference` of final values to a reference; `0` if no seed has any, a dash where it is not known.
+def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3, column: str = "final") -> str:
+    """Format the `difference` of a number to a reference; `0` if no seed has any, a dash where it is not known.
 
     Args:
         every: The numbers of all runs.
         method: The method.
         reference: The method that it is compared with.
         digits: Digits after the point.
+        column: Name of the number.
     """
-    middle, low, high = difference(of_column(every, method, "final"), of_column(every, reference, "final"))
+    middle, low, high = difference(of_column(every, method, column), of_column(every, reference, column))
     if np.isnan(middle):
         return "–"
     return "0" if low == high == 0 else f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"

@@ -47,7 +47,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--trials", type=int, help="settings to try (default: the whole grid; needed for ranges)")
     parser.add_argument(
-        "--measure", choices=["final", "average"], default="final", help="accuracy to maximise (default: final)"
+        "--measure",
+        choices=["final", "average", "online_last"],
+        default="final",
+        help="accuracy to maximise (default: final)",
     )
     add_common_arguments(parser, output="runs/<recipe>_<method>")
     return parser
