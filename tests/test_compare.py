@@ -283,6 +283,31 @@ def ending(accuracy):
     return replace(HISTORY, accuracy=series((19, 0.5), (59, accuracy)))
 
 
+def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
+    other = replace(IDLE, dfi=series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0 + 1e-12)))
+
+    def says_so(methods, method="redo"):
+        (line,) = [line for line in report.table(methods, next(iter(methods))).splitlines() if line.startswith(method)]
+        return re.search(r"0  .*  never acted  +–$", line) is not None
+
+    assert says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}})
+    assert not says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}}, "vanilla")
+    assert not says_so({"vanilla": {0: IDLE, 1: IDLE}, "redo": {0: IDLE, 1: other}})
+    assert not says_so({"vanilla": {0: IDLE}, "redo": {0: IDLE, 1: IDLE}})  # of seed 1 that is not known
+    assert not says_so({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
+
+
+def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
+    """Each time it looks, ReDo logs an event. The head has dead units, the other layers have not."""
+    where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
+    for name, threshold in (("redo", 0.0), ("resets", 0.9)):
+        arguments = f"{{threshold: {threshold}, start_chunk: 1, where: {where}}}"
+        (recipe / f"{name}.yaml").write_text(f"intervention: {{class_path: ReDo, init_args: {arguments}}}\n")
+    compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
+    lines = (tmp_path / "out/table.txt").read_text().splitlines()[2:]
+    assert ["never acted" in line for line in lines] == [False, True, False]
+
+
 def test_the_summary_holds_mean_spread_and_difference(tmp_path):
     methods = {
         "vanilla": {0: ending(0.4), 1: ending(0.8)},

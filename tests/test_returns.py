@@ -44,6 +44,8 @@ def test_runs_without_events_are_cut_where_the_others_act():
     lines = table(runs, "vanilla").splitlines()
     assert lines[2].split() == ["vanilla", "1", "2.0", "4.0", "–", "3.5", "–", "→", "–", "–"]
     assert lines[3].split()[2:6] == ["2.0", "6.0", "–", "5.5"]
+    idle = table({**runs, "redo": {0: history([1, 2, 3, 4])}}, "vanilla").splitlines()[4]
+    assert idle.split()[-3:] == ["never", "acted", "–"]
     runs["vanilla"][1], runs["fire"][1] = history([1, 2, 3, 4]), history([1, 2, 5, 8], events=[200])
     assert "+3.0 (-9.7 to +15.7)" in table(runs, "vanilla").splitlines()[3]
 

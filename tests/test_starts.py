@@ -253,11 +253,12 @@ def test_the_table_tells_how_many_seeds_reach_vanilla():
             "fire": {0: history(5, 2, 1), 1: history(5, 3, 1)},
             "lucky": {0: history(5, 2, 1), 1: history(5, 4, 3)},
             "poor": {0: history(5, 4, 3), 1: history(5, 4, 3)},
+            "idle": {0: history(4, 3, 2), 1: history(4, 3, 2)},
         }
     }
     lines = phase_report.table(phases, "vanilla").splitlines()[2:]
-    assert [line.split("  ")[-1].strip() for line in lines] == ["20", "15", "10 (1 of 2)", "never"]
-    assert [" -1.000 (-1.000 to -1.000)" in line for line in lines] == [False, True, False, False]
+    assert [line.split("  ")[-1].strip() for line in lines] == ["20", "15", "10 (1 of 2)", "never", "never acted"]
+    assert [" -1.000 (-1.000 to -1.000)" in line for line in lines] == [False, True, False, False, False]
     assert "+0.000 (-12.706 to +12.706)" in lines[2]
     by_fire = phase_report.table(phases, "fire").splitlines()
     assert "minus fire (95 %)" in by_fire[0] and by_fire[0].endswith("steps to fire's")

@@ -13,12 +13,14 @@ import numpy as np
 from lightning_fire.compare.history import Series
 from lightning_fire.compare.phase_history import PhaseHistory
 from lightning_fire.compare.report import (
+    NEVER_ACTED,
     aligned,
     colors,
     difference_cell,
     draw_band,
     mean,
     mean_curve,
+    never_acted,
     number,
     of_column,
     with_spread,
@@ -95,7 +97,8 @@ def table(phases: Phases, reference: str) -> str:
             less = difference_cell(every, method, reference)
             losses = [with_spread(of["at_start"]), with_spread(of["final"]), less]
             parts = [with_spread(of[name]) for name in texts]
-            rows.append([start, method, str(len(runs)), *losses, *parts, _steps(of["steps_to_reference"])])
+            steps = NEVER_ACTED if never_acted(by_method, method, "loss") else _steps(of["steps_to_reference"])
+            rows.append([start, method, str(len(runs)), *losses, *parts, steps])
     return aligned(rows)
 
 

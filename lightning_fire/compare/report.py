@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -22,6 +22,7 @@ NOTE = (
     "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; DfI: normalised deviation from"
     " isometry"
 )
+NEVER_ACTED = "never acted"
 MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
 
 COLUMNS = {
@@ -155,6 +156,24 @@ def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3
     return "0" if low == high == 0 else f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
+def never_acted(runs: Mapping[str, Mapping[int, Any]], method: str, *curves: str) -> bool:
+    """Return whether the curves of a method are, with each seed, those of vanilla bit for bit.
+
+    What a method logs does not tell: ReDo logs an event each time it looks, regularisers and Muon may log none.
+
+    Args:
+        runs: By method and seed.
+        method: The method; false of vanilla.
+        curves: Names of `Series` that a run has.
+    """
+    vanilla = runs.get(VANILLA, {})
+    return method != VANILLA and all(
+        seed in vanilla and np.array_equal(getattr(run, curve), getattr(vanilla[seed], curve), equal_nan=True)
+        for seed, run in runs[method].items()
+        for curve in curves
+    )
+
+
 def of_column(every: Numbers, method: str, column: str) -> dict[int, float]:
     """Return one number of each run of a method, by seed.
 
@@ -182,6 +201,8 @@ def table(histories: Histories, reference: str) -> str:
         after, final, average = (with_spread(of[column]) for column in ("after_event", "final", "average"))
         less = difference_cell(every, method, reference)
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
+        if never_acted(histories, method, "accuracy", "dfi"):
+            dfi = NEVER_ACTED
         rows.append([method, str(len(runs)), after, final, less, average, dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 

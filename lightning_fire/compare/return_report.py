@@ -11,12 +11,14 @@ import numpy as np
 from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.report import (
     MINUS,
+    NEVER_ACTED,
     aligned,
     colors,
     difference_cell,
     draw_band,
     mean,
     mean_curve,
+    never_acted,
     number,
     of_column,
     with_spread,
@@ -80,6 +82,8 @@ def table(runs: Runs, reference: str) -> str:
         less = difference_cell(every, method, reference, digits=1)
         spread = [with_spread(of[column], digits=1) for column in ("before", "final", "since")]
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
+        if never_acted(runs, method, "returns"):
+            dfi = NEVER_ACTED
         rows.append([method, str(len(by_seed)), *spread[:2], less, spread[2], dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
