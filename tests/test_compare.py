@@ -68,7 +68,7 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
         "out/comparison.png",
         "out/comparison.html",
         "out/summary.csv",
-        "after the event",
+        "first epoch",
         "vanilla  ",
         "fire  ",
     ):
@@ -218,7 +218,8 @@ HISTORY = History(
 def test_numbers_by_hand():
     expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
     expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
-    assert report.numbers(HISTORY) == pytest.approx(expected)
+    expected |= {"first_epoch_after": 0.6, "area": 0.7, "epochs_to_reference": 2.0}
+    assert report.numbers(HISTORY, target=0.7) == pytest.approx(expected)
     late = replace(HISTORY, accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
     assert report.numbers(late)["recovery"] == 3
     never = replace(HISTORY, accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))
@@ -233,12 +234,41 @@ def test_numbers_by_hand():
     assert list(replace(HISTORY, dfi_after=None).dfi_with_events()[1]) == [2.0, 4.0, 1.0, 2.0]
 
 
+THREE_CHUNKS = replace(
+    HISTORY, accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)), starts=np.array([0, 10, 30, 50])
+)
+
+
+def test_the_speed_after_events_by_hand():
+    """First epochs of the second and the third chunk; all epochs since the first event; epochs of the last chunk."""
+    of = report.numbers(THREE_CHUNKS, target=0.65)
+    assert [of["first_epoch_after"], of["area"]] == pytest.approx([(0.3 + 0.2) / 2, (0.3 + 0.6 + 0.2 + 0.7) / 4])
+    reached = [report.numbers(THREE_CHUNKS, target)["epochs_to_reference"] for target in (0.1, 0.55, 0.7, 0.71)]
+    assert reached == [1, 2, 2, float("inf")]  # 0.55 was reached before, on other data
+    assert np.isnan(report.numbers(THREE_CHUNKS)["epochs_to_reference"])
+    alone = report.numbers(replace(HISTORY, starts=np.array([0, 60])), target=0.5)
+    assert np.isnan([alone[name] for name in ("first_epoch_after", "area", "epochs_to_reference")]).all()
+
+
+def test_each_run_is_measured_against_the_reference_of_its_seed():
+    methods = {"vanilla": {0: ending(0.5), 1: ending(0.9)}, "fire": {1: HISTORY, 0: HISTORY, 2: HISTORY}}
+    runs = report.all_numbers(methods, "vanilla")["fire"]
+    assert {seed: run["epochs_to_reference"] for seed, run in runs.items()} == pytest.approx(
+        {0: 1.0, 1: float("inf"), 2: float("nan")}, nan_ok=True
+    )
+    methods["fire"].pop(2)
+    assert "1.0 (1 of 2)" in report.table(methods, "vanilla").splitlines()[3]
+
+
 def test_a_table_shows_mean_and_sample_standard_deviation():
-    other = replace(HISTORY, at_new_data=np.array([0.5]))
-    line = report.table({"fire": {0: HISTORY, 1: other}}, "fire").splitlines()[2]
-    assert line.split("  ")[0] == "fire"
-    assert "0.400 ± 0.141" in line
+    name = "plasticity_injection"
+    text = report.table({name: {0: THREE_CHUNKS, 1: HISTORY}, "vanilla": {0: HISTORY, 1: IDLE}}, "vanilla")
+    line = text.splitlines()[2]
+    assert line.split("  ")[0] == name
+    assert "0.425 ± 0.247" in line  # first epoch
+    assert "0.575 ± 0.177" in line  # area
     assert "3.000 → 0.500" in line
+    assert max(map(len, text.splitlines())) <= 150
 
 
 def test_the_difference_to_the_reference_is_that_of_a_paired_t_test():
@@ -369,7 +399,7 @@ IDLE = replace(
 def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
     line = report.table({"vanilla": {0: IDLE}}, "vanilla").splitlines()[2]
     assert "±" not in line
-    assert line.split() == ["vanilla", "1", "0.300", "0.800", "–", "0.650", "4.000", "→", "4.000", "–"]
+    assert line.split() == ["vanilla", "1", "0.600", "0.700", "0.800", "–", "2.0", "4.000", "→", "4.000", "–"]
 
 
 def test_a_chunk_without_validation_is_left_out_of_the_average():

@@ -547,7 +547,7 @@ def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
     assert len(labels) == 3 and not any(text.get_parse_math() for text in labels)
     monkeypatch.undo()
     plt.close("all")
-    report.write_csv({name: {0: HISTORY}}, tmp_path / "results.csv")
+    report.write_csv({name: {0: HISTORY}}, name, tmp_path / "results.csv")
     with open(tmp_path / "results.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["method"], row["seed"]) == (name, "0")

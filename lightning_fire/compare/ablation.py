@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from lightning_fire.compare import report
 from lightning_fire.compare.command import add_common_arguments, nested, require_counts
 from lightning_fire.compare.deliver import deliver, title_of
-from lightning_fire.compare.history import History
 from lightning_fire.compare.runs import Run, merged, plan, recipe_name
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
@@ -77,12 +76,13 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
     histories, failed = train(every, options.jobs, extra)
-    numbers = {method: list(by_seed.values()) for method, by_seed in report.all_numbers(histories).items()}
+    reference = report.reference_of(None, options.methods)
+    numbers = {method: list(by_seed.values()) for method, by_seed in report.all_numbers(histories, reference).items()}
     by_steps = {str(steps): numbers.get(of_steps[0].method, []) for steps, of_steps in variants.items()}
     if failed:
         raise SystemExit(f"{len(failed)} of {len(every)} runs failed")
     by_method = {method: numbers[method] for method in options.methods}
-    _publish(histories, by_method, by_steps, options.recipe, output)
+    _publish(histories, reference, by_method, by_steps, options.recipe, output)
     return numbers
 
 
@@ -116,15 +116,19 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
 
 
 def _publish(
-    histories: Mapping[str, Mapping[int, History]], by_method: Numbers, by_steps: Numbers, recipe: Path, output: Path
+    histories: report.Histories,
+    reference: str,
+    by_method: Numbers,
+    by_steps: Numbers,
+    recipe: Path,
+    output: Path,
 ) -> None:
-    reference = report.reference_of(None, list(by_method))
     tables = [table(rows, head, reference, by_method) for head, rows in (("method", by_method), ("steps", by_steps))]
     deliver(
         output,
         "\n\n".join(tables),
         {
-            "results.csv": partial(report.write_csv, histories),
+            "results.csv": partial(report.write_csv, histories, reference),
             "ablation.png": partial(draw, by_method, by_steps, title=title_of(recipe)),
         },
         "λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data\n"

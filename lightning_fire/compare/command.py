@@ -149,7 +149,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         (return_report.publish if with_returns else publish)(histories, reference, options.recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
-    numbers = return_report.all_numbers(histories) if with_returns else report.all_numbers(histories)
+    numbers = return_report.all_numbers(histories) if with_returns else report.all_numbers(histories, reference)
     return {method: list(by_seed.values()) for method, by_seed in numbers.items()}
 
 

@@ -71,15 +71,22 @@ class History:
         order = np.argsort(steps, kind="stable")
         return steps[order], np.append(series[1], values)[order]
 
+    def in_chunks(self, series: Series) -> list[np.ndarray]:
+        """Return the values of a curve in each chunk.
+
+        Args:
+            series: One of the curves.
+        """
+        steps, values = series
+        return [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
+
     def last_in_chunk(self, series: Series) -> np.ndarray:
         """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none.
 
         Args:
             series: One of the curves.
         """
-        steps, values = series
-        inside = [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
-        return np.array([part[-1] if len(part) else np.nan for part in inside])
+        return np.array([part[-1] if len(part) else np.nan for part in self.in_chunks(series)])
 
     def drops(self) -> np.ndarray:
         """Return what each arrival of data costs at once: accuracy at the end of the chunk before minus that after it.
@@ -98,11 +105,18 @@ class History:
         Returns:
             Shape `(chunks - 1,)`.
         """
-        steps, values = self.accuracy
-        references = self.last_in_chunk(self.accuracy)[:-1]
-        chunks = [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts[1:])]
-        pairs = zip(chunks, references, strict=True)
-        return np.array([float(recovery_time(torch.from_numpy(chunk), float(before))) for chunk, before in pairs])
+        pairs = zip(self.in_chunks(self.accuracy)[1:], self.last_in_chunk(self.accuracy)[:-1], strict=True)
+        return np.array([epochs_to(before, chunk) for chunk, before in pairs])
+
+
+def epochs_to(target: float, accuracy: np.ndarray) -> float:
+    """Return the number of validations after which an accuracy is first reached; Inf if it never is.
+
+    Args:
+        target: The accuracy; NaN is never reached.
+        accuracy: That of each validation, `(epochs,)`.
+    """
+    return float(recovery_time(torch.from_numpy(accuracy), float(target)))
 
 
 def read_history(folder: Path) -> History:

@@ -18,11 +18,10 @@ from lightning_fire.compare.report import (
     colors,
     difference_cell,
     draw_band,
-    mean,
     mean_curve,
     never_acted,
-    number,
     of_column,
+    when_reached,
     with_spread,
 )
 
@@ -97,7 +96,7 @@ def table(phases: Phases, reference: str) -> str:
             less = difference_cell(every, method, reference)
             losses = [with_spread(of["at_start"]), with_spread(of["final"]), less]
             parts = [with_spread(of[name]) for name in texts]
-            steps = NEVER_ACTED if never_acted(by_method, method, "loss") else _steps(of["steps_to_reference"])
+            steps = NEVER_ACTED if never_acted(by_method, method, "loss") else when_reached(of["steps_to_reference"])
             rows.append([start, method, str(len(runs)), *losses, *parts, steps])
     return aligned(rows)
 
@@ -168,11 +167,3 @@ def _draw_first(axis: plt.Axes, firsts: Firsts, taken: Taken) -> None:
         axis.annotate(
             start, (place, 0.97 - 0.06 * number_), xycoords=("data", "axes fraction"), ha="right", parse_math=False
         )
-
-
-def _steps(values: list[float]) -> str:
-    """Format steps, and how many of the seeds got there where not all did."""
-    there = [value for value in values if np.isfinite(value)]
-    if not there:
-        return "–" if np.isnan(values).all() else "never"
-    return number(mean(there), 0) + ("" if len(there) == len(values) else f" ({len(there)} of {len(values)})")

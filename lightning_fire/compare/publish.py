@@ -27,7 +27,7 @@ def publish(histories: report.Histories, reference: str, recipe: Path, output: P
         output,
         kind.table(histories, reference),
         {
-            "results.csv": partial(report.write_csv, histories),
+            "results.csv": partial(report.write_csv, histories, reference),
             "summary.csv": partial(report.write_summary, histories, reference),
             "comparison.png": partial(kind.draw, histories, title=title),
         },

@@ -13,14 +13,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
-from lightning_fire.compare.history import History, Series
+from lightning_fire.compare.history import History, Series, epochs_to
 
 Histories = Mapping[str, Mapping[int, History]]  # by method and seed
 Numbers = Mapping[str, Mapping[int, Mapping[str, float]]]  # by method, seed and column
 VANILLA = "vanilla"  # the base of a recipe alone
 NOTE = (
-    "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; DfI: normalised deviation from"
-    " isometry"
+    "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; first epoch: after an event; area:"
+    " mean of all epochs since the first event; epochs to it: in the last chunk, until the reference's final accuracy;"
+    " DfI: normalised deviation from isometry"
 )
 NEVER_ACTED = "never acted"
 MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
@@ -29,6 +30,9 @@ COLUMNS = {
     "after_event": "accuracy just after the event",
     "final": "final accuracy",
     "average": "average accuracy at the end of a chunk",
+    "first_epoch_after": "accuracy one epoch after the event",
+    "area": "mean accuracy of all epochs since the first event",
+    "epochs_to_reference": "epochs until the final accuracy of the reference",
     "dfi_before": "normalised DfI before",
     "dfi_after": "normalised DfI after",
     "sfe": "SFE / ‖W‖²",
@@ -43,21 +47,27 @@ COLUMNS = {
 }
 
 
-def numbers(history: History) -> dict[str, float]:
+def numbers(history: History, target: float = float("nan")) -> dict[str, float]:
     """Reduce a run to the `COLUMNS` of the table.
 
     Args:
         history: The run.
+        target: Final accuracy of the reference with the same seed; NaN without one.
 
     Returns:
-        By column; measures of events are means over the chunks but the first; NaN: the run does not have it.
+        By column; measures of events are means over the chunks but the first, but `epochs_to_reference` is of the last
+        chunk alone; epochs are those with a validation; NaN: the run does not have it.
     """
     at_end = history.last_in_chunk(history.accuracy)
+    _, *later = history.in_chunks(history.accuracy)
     idle = history.last_in_chunk(history.dfi)[:-1]  # a method without events leaves the weights as they are
     return {
         "after_event": mean(history.at_new_data),
         "final": at_end[-1],
         "average": mean(at_end),
+        "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
+        "area": mean(np.concatenate([[], *later])),
+        "epochs_to_reference": epochs_to(target, later[-1]) if later and not np.isnan(target) else float("nan"),
         "dfi_before": mean(idle if history.dfi_before is None else history.dfi_before),
         "dfi_after": mean(idle if history.dfi_after is None else history.dfi_after),
         "sfe": mean(history.sfe),
@@ -87,13 +97,18 @@ def stream_numbers(history: History) -> dict[str, float]:
     }
 
 
-def all_numbers(histories: Histories) -> dict[str, dict[int, dict[str, float]]]:
+def all_numbers(histories: Histories, reference: str) -> dict[str, dict[int, dict[str, float]]]:
     """Return the `numbers` of each run, by method and seed.
 
     Args:
         histories: The runs.
+        reference: The method that the others are compared with.
     """
-    return {method: {seed: numbers(run) for seed, run in runs.items()} for method, runs in histories.items()}
+    targets = {seed: numbers(run)["final"] for seed, run in histories.get(reference, {}).items()}
+    return {
+        method: {seed: numbers(run, targets.get(seed, float("nan"))) for seed, run in runs.items()}
+        for method, runs in histories.items()
+    }
 
 
 def reference_of(name: str | None, methods: Sequence[str]) -> str:
@@ -193,17 +208,17 @@ def table(histories: Histories, reference: str) -> str:
         reference: The method whose final accuracy is subtracted from that of the others.
     """
     minus = f"minus {reference} (95 %)"
-    titles = ["after the event", "final accuracy", minus, "average", "DfI before → after", "SFE/‖W‖²"]
+    titles = ["first epoch", "area", "final accuracy", minus, "epochs to it", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
-    every = all_numbers(histories)
+    every = all_numbers(histories, reference)
     for method, runs in every.items():
         of = {column: list(of_column(every, method, column).values()) for column in COLUMNS}
-        after, final, average = (with_spread(of[column]) for column in ("after_event", "final", "average"))
-        less = difference_cell(every, method, reference)
+        accuracies = [with_spread(of[column]) for column in ("first_epoch_after", "area", "final")]
+        compared = [difference_cell(every, method, reference), when_reached(of["epochs_to_reference"], digits=1)]
         dfi = f"{number(mean(of['dfi_before']))} → {number(mean(of['dfi_after']))}"
         if never_acted(histories, method, "accuracy", "dfi"):
             dfi = NEVER_ACTED
-        rows.append([method, str(len(runs)), after, final, less, average, dfi, number(mean(of["sfe"]))])
+        rows.append([method, str(len(runs)), *accuracies, *compared, dfi, number(mean(of["sfe"]))])
     return aligned(rows)
 
 
@@ -218,17 +233,18 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
 
 
-def write_csv(histories: Histories, path: Path) -> None:
+def write_csv(histories: Histories, reference: str, path: Path) -> None:
     """Write the numbers of every run; what it does not have stays empty.
 
     Args:
         histories: The runs.
+        reference: The method that `epochs_to_reference` is about.
         path: The file.
     """
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
-        for method, runs in all_numbers(histories).items():
+        for method, runs in all_numbers(histories, reference).items():
             for seed, values in runs.items():
                 writer.writerow([method, seed, *_cells(values[column] for column in COLUMNS)])
 
@@ -241,7 +257,7 @@ def write_summary(histories: Histories, reference: str, path: Path) -> None:
         reference: The method that the others are compared with.
         path: The CSV file.
     """
-    every = all_numbers(histories)
+    every = all_numbers(histories, reference)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         names = ["method", "measure", "seeds", "mean", "std", "reference", "difference", "low_95", "high_95"]
@@ -394,6 +410,19 @@ def with_spread(values: Sequence[float], digits: int = 3) -> str:
     known = len(values) > 1 and not np.isnan(values).any()
     spread = f" ± {number(np.std(values, ddof=1), digits)}" if known else ""
     return number(mean(values), digits) + spread
+
+
+def when_reached(values: Sequence[float], digits: int = 0) -> str:
+    """Format how long the runs took that got there, and how many these are where not all did.
+
+    Args:
+        values: Steps or epochs for each seed, Inf of one that never got there.
+        digits: Digits after the point.
+    """
+    there = [value for value in values if np.isfinite(value)]
+    if not there:
+        return "–" if np.isnan(values).all() else "never"
+    return number(mean(there), digits) + ("" if len(there) == len(values) else f" ({len(there)} of {len(values)})")
 
 
 def number(value: float, digits: int = 3) -> str:
