@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import yaml
@@ -374,7 +375,7 @@ def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
     pytest.importorskip("plotly")
     write_page({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
     text = (tmp_path / "page.html").read_text()
-    for word in ("vanilla  0.800 \\u00b1 0.000", "fire  0.800", "a title", "normalised DfI"):
+    for word in ("vanilla  0.800 \\u00b1 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
         assert word in text
     assert not re.search(r"<script[^>]+src=", text)
 
@@ -406,6 +407,19 @@ def test_a_chunk_without_validation_is_left_out_of_the_average():
     sparse = replace(HISTORY, accuracy=series((39, 0.6), (59, 0.8)))
     assert report.numbers(sparse)["average"] == 0.8
     assert report.numbers(sparse)["final"] == 0.8
+
+
+def test_the_axis_of_the_deviation_ends_at_1e_4(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    for lowest in (1e-13, 0.5):
+        histories = {"fire": {0: replace(HISTORY, dfi_after=np.array([lowest]))}}
+        report.draw(histories, tmp_path / "picture.png", "title")
+    (low, high), (unclipped, _) = (figure.axes[1].get_ylim() for figure in figures)
+    assert low == 1e-4 and high > 4
+    assert unclipped == pytest.approx(0.45, abs=0.01)
+    monkeypatch.undo()
+    plt.close("all")
 
 
 def test_runs_of_different_length_are_drawn_together(tmp_path, monkeypatch):

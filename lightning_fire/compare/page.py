@@ -3,7 +3,7 @@
 from html import escape
 from pathlib import Path
 
-from lightning_fire.compare.report import Band, Histories, accuracy_range, band, colors, label_of
+from lightning_fire.compare.report import LOWEST_DFI, Band, Histories, accuracy_range, band, colors, label_of
 
 
 def write_page(histories: Histories, path: Path, title: str) -> None:
@@ -37,7 +37,7 @@ def write_page(histories: Histories, path: Path, title: str) -> None:
     for chunk in range(1, chunks):
         figure.add_vline(chunk, line_dash="dash", line_width=1, opacity=0.5)
     figure.update_yaxes(title_text="test accuracy", range=accuracy_range(every), row=1)
-    figure.update_yaxes(title_text="normalised DfI", type="log", row=2)
+    figure.update_yaxes(title_text="normalised DfI", type="log", autorangeoptions_clipmin=LOWEST_DFI, row=2)
     figure.update_xaxes(title_text="chunks of data (all epochs of a chunk between two dashed lines)", row=2)
     figure.update_layout(
         title=escape(title, quote=False), template="plotly_white", legend_title="final accuracy", height=800

@@ -24,6 +24,7 @@ NOTE = (
     " DfI: normalised deviation from isometry"
 )
 NEVER_ACTED = "never acted"
+LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
 MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
 
 COLUMNS = {
@@ -323,7 +324,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
 
     Every chunk of data is equally wide; the dashed lines are where new data arrives and a method acts. The value on
     such a line is that just after the method has acted. The axis of accuracy covers the values at which chunks end,
-    where methods differ by little: the drop after an event may go below it.
+    where methods differ by little: the drop after an event may go below it. That of the deviation ends at 1e-4.
 
     Args:
         histories: The runs.
@@ -354,6 +355,7 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     for entry in legend.get_texts():
         entry.set_parse_math(False)
     bottom.set_yscale("log")
+    bottom.set_ylim(bottom=max(LOWEST_DFI, bottom.get_ylim()[0]))
     bottom.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
     for ticks in (bottom.yaxis.set_major_formatter, bottom.yaxis.set_minor_formatter):
         ticks("{x:.3g}")
