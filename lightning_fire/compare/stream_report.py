@@ -10,6 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lightning_fire.compare.history import History, Series
 from lightning_fire.compare.report import (
+    NEVER_ACTED,
     Histories,
     Numbers,
     aligned,
@@ -18,6 +19,7 @@ from lightning_fire.compare.report import (
     difference,
     difference_cell,
     mean_curve,
+    never_acted,
     number,
     of_column,
     with_spread,
@@ -48,13 +50,14 @@ def table(histories: Histories, reference: str) -> str:
     """
     titles = ["online, first", "online, last", f"minus {reference} (95 %)", "test, last", "dormant, last"]
     rows = [["method", "seeds", *titles]]
-    every = all_numbers(histories)
+    every = all_numbers(histories, reference)
     for method, runs in every.items():
         first, last, test, dormant = (
             with_spread(list(of_column(every, method, column).values()))
             for column in ("online_first", "online_last", "test_last", "dormant_last")
         )
-        less = difference_cell(every, method, reference, column="online_last")
+        idle = never_acted(histories, method, "accuracy", "online")
+        less = NEVER_ACTED if idle else difference_cell(every, method, reference, column="online_last")
         rows.append([method, str(len(runs)), first, last, less, test, dormant])
     return aligned(rows)
 
@@ -70,7 +73,7 @@ def sentence(histories: Histories) -> str:
     Returns:
         The sentence; empty with fewer than two seeds.
     """
-    every = all_numbers(histories)
+    every = all_numbers(histories, reference="")
     changes = {method: _change(every, method) for method in every}
     known = {method: change for method, change in changes.items() if not np.isnan(change[0])}
     lost = [_in_points(every, method) for method, (_, _, high) in known.items() if high < 0]
