@@ -12,9 +12,9 @@ LOWEST_PYTHON ?= 3.10
 
 .PHONY: quickstart test test-lowest lint clean
 
-quickstart: $(VENV)/.package  ## the main job: watch a network lose plasticity, and FIRE give it back
+quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare recipes/quick_start \
-		--methods vanilla full_reset fire fire_procrustes --seeds 3 --output runs/quickstart
+		--methods vanilla full_reset reset_head shrink_and_perturb fire fire_procrustes --seeds 5 --output runs/quickstart
 
 test: $(VENV)/.test  ## all tests, on as many processes as there are cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal

@@ -39,7 +39,7 @@ def publish(histories: report.Histories, reference: str, recipe: Path, output: P
     place("TensorBoard", f"tensorboard --logdir {output}")
     try:
         with whole_file(output / "comparison.html") as part:
-            write_page(histories, part, title=title)
+            write_page(histories, part, title=title, stream=stream)
         place("page", output / "comparison.html")
     except ImportError as error:
         place("page", f"({error})")

@@ -366,14 +366,15 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def label_of(method: str, runs: Sequence[History]) -> str:
-    """Return the method with its final accuracy.
+def label_of(method: str, runs: Sequence[History], column: str = "final") -> str:
+    """Return the method with one of its numbers.
 
     Args:
         method: Its name.
         runs: Its runs.
+        column: Name of the number.
     """
-    return f"{method}  {with_spread([numbers(run)['final'] for run in runs])}"
+    return f"{method}  {with_spread([numbers(run)[column] for run in runs])}"
 
 
 def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
