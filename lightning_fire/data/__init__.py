@@ -15,6 +15,7 @@ from lightning_fire.data.digits import DigitsDataModule
 from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
 from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
 from lightning_fire.data.replay import ReplayDataModule
+from lightning_fire.data.slowly_changing_regression import SlowlyChangingRegressionDataModule
 from lightning_fire.data.streams import PermutedInputs, PermutedLabels, RandomLabels, SlowlyChangingRegression
 from lightning_fire.data.text import TextDataModule
 from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
@@ -34,6 +35,7 @@ __all__ = [
     "RandomLabels",
     "ReplayDataModule",
     "SlowlyChangingRegression",
+    "SlowlyChangingRegressionDataModule",
     "SmallFashionMNISTDataModule",
     "TextDataModule",
     "TinyImageNetDataModule",

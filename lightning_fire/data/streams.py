@@ -182,7 +182,7 @@ class SlowlyChangingRegression(Stream):
     """
 
     num_tasks: int = 100
-    samples_per_task: int | None = 10_000
+    samples_per_task: int = 10_000
     bits: int = 20
     slow_bits: int = 15
     hidden_units: int = 100

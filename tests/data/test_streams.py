@@ -2,6 +2,7 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import lightning.pytorch as pl
 import pytest
@@ -19,9 +20,10 @@ from lightning_fire.data import (
     PermutedLabels,
     RandomLabels,
     SlowlyChangingRegression,
+    SlowlyChangingRegressionDataModule,
     WarmStart,
 )
-from lightning_fire.modules import Classifier
+from lightning_fire.modules import Classifier, Regressor
 from lightning_fire.nets import MLP
 
 CLASSES = 4
@@ -125,8 +127,7 @@ def slow_regression(stream: SlowlyChangingRegression, inputs: torch.Tensor, inne
 
 def test_slowly_changing_regression_flips_one_bit_from_task_to_task():
     stream = SlowlyChangingRegression(6, samples_per_task=40, bits=8, slow_bits=5, hidden_units=11)
-    blank = TensorDataset(torch.zeros(60, 1), torch.zeros(60, 1))
-    data = ChunkedDataModule(blank, blank, stream, seed=3)
+    data = SlowlyChangingRegressionDataModule(stream, test_size=30, seed=3)
     tasks = [data.datasets(number) for number in range(6)]
     slow = [train.tensors[0][0, :5] for train, _ in tasks]
     for (train, test), bits in zip(tasks, slow, strict=True):
@@ -135,6 +136,7 @@ def test_slowly_changing_regression_flips_one_bit_from_task_to_task():
             assert samples.tensors[0][:, 5:].unique(dim=0).shape[0] == 8  # all patterns of three fast bits
     assert [int((one != other).sum()) for one, other in pairwise(slow)] == [1] * 5
     assert tasks[0][0].tensors[0].shape == (40, 8)
+    assert tasks[0][1].tensors[1].shape == (30, 1)
     assert tasks[0][0].tensors[1].dtype == torch.float32
     generator = torch.Generator().manual_seed(999_999_937 * 4)
     torch.randint(2, (5,), generator=generator), torch.randint(5, (6,), generator=generator)
@@ -143,6 +145,26 @@ def test_slowly_changing_regression_flips_one_bit_from_task_to_task():
     inputs, targets = tasks[4][0].tensors
     assert targets.flatten().tolist() == slow_regression(stream, inputs, inner, outer)
     assert targets.unique().numel() > 1
+
+
+def test_a_small_network_tracks_the_regression(tmp_path):
+    """Its online loss is that of each batch before the update; in the end it is below the variance of the targets."""
+
+    class Before(pl.Callback):
+        losses: ClassVar[list[float]] = []
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            with torch.no_grad():
+                self.losses.append((pl_module(batch[0]) - batch[1]).square().mean().item())
+
+    torch.manual_seed(0)
+    data = SlowlyChangingRegressionDataModule(SlowlyChangingRegression(3, 1000, slow_bits=18), batch_size=10)
+    module = Regressor(MLP(20, 1, hidden=(5,)), partial(Adam, lr=0.01))
+    trainer(Before(), max_epochs=3, folder=tmp_path).fit(module, data)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    losses = [event.value for event in log.Scalars("train/loss")]
+    assert losses == pytest.approx([sum(Before.losses[i : i + 100]) / 100 for i in (0, 100, 200)], rel=1e-4)
+    assert log.Scalars("val/loss")[-1].value < data.datasets(2)[1].tensors[1].var()
 
 
 def stream_data(stream=None, **options) -> ChunkedDataModule:
@@ -292,6 +314,7 @@ def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
         (lambda: SlowlyChangingRegression(threshold=1.0), "`threshold` must be strictly between 0 and 1, got 1.0"),
         (lambda: SlowlyChangingRegression(hidden_units=0), "`hidden_units` must be at least 1, got 0"),
         (lambda: task(PermutedLabels(2, 61), 0), r"must not exceed the number of training samples \(60\), got 61"),
+        (lambda: SlowlyChangingRegressionDataModule(test_size=0), "`test_size` must be at least 1, got 0"),
         (lambda: ChunkedDataModule(TRAIN, TEST, test_batch_size=0), "`test_batch_size` must be at least 1, got 0"),
         (lambda: MLP(4, 2, hidden=(0,)), r"all widths must be at least 1, got .* \[4, 0, 2\]"),
     ],

@@ -1,0 +1,35 @@
+"""The data of slowly-changing regression, which are drawn and need no file."""
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_fire.data.chunked import ChunkedDataModule
+from lightning_fire.data.streams import SlowlyChangingRegression
+
+
+class SlowlyChangingRegressionDataModule(ChunkedDataModule):
+    """Samples of `SlowlyChangingRegression`: inputs float32 (bits,) of 0 and 1, targets float32 (1,).
+
+    Args:
+        protocol: The stream.
+        test_size: Samples that each task is validated with.
+        **options: `batch_size`, `test_batch_size` and `seed` of `ChunkedDataModule`.
+    """
+
+    def __init__(
+        self,
+        protocol: SlowlyChangingRegression = SlowlyChangingRegression(),  # noqa: B008 - frozen
+        test_size: int = 1000,
+        **options: Any,
+    ):
+        super().__init__(protocol=protocol, **options)
+        if test_size < 1:
+            raise ValueError(f"`test_size` must be at least 1, got {test_size}")
+        self.test_size = test_size
+
+    def load(self) -> tuple[Dataset, Dataset]:
+        """Return as many samples as a task has, with nothing in them: the protocol draws its own."""
+        blank = (torch.zeros(size, 1) for size in (self.protocol.samples_per_task, self.test_size))
+        return tuple(TensorDataset(zeros, zeros) for zeros in blank)

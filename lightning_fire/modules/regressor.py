@@ -1,0 +1,52 @@
+"""Regression on data that grows or changes."""
+
+import lightning.pytorch as pl
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim import Adam, Optimizer
+
+from lightning_fire.modules.mean_loss import MeanLoss
+from lightning_fire.modules.optimizer_factory import OptimizerFactory
+
+
+class Regressor(pl.LightningModule):
+    """Trains a network with the mean squared error.
+
+    Logs `train/loss` and `val/loss` each epoch. Where a task of a stream has one epoch, `train/loss` is its online
+    loss: that of each batch before the update with it.
+
+    Args:
+        net: The network, from inputs `(batch, ...)` to outputs of the shape of the targets.
+        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 1e-3.
+    """
+
+    def __init__(self, net: nn.Module, optimizer: OptimizerFactory | None = None):
+        super().__init__()
+        self.net = net
+        self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
+        self.train_loss = MeanLoss()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of inputs `(batch, ...)`."""
+        return self.net(inputs)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Return the mean squared error of a batch of inputs and targets, each `(batch, ...)`."""
+        inputs, targets = batch
+        loss = mse_loss(self(inputs), targets)
+        self.train_loss.update(loss, len(targets))
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        """Log the mean over the samples of the epoch."""
+        self.log("train/loss", self.train_loss)
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Evaluate a batch."""
+        inputs, targets = batch
+        loss = mse_loss(self(inputs), targets)
+        self.log("val/loss", loss, batch_size=len(targets), sync_dist=self.trainer.world_size > 1)
+
+    def configure_optimizers(self) -> Optimizer:
+        """Return the optimizer."""
+        return self.optimizer(self.parameters())
