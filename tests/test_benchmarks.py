@@ -43,6 +43,11 @@ CASES = {
     ),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
+    "interval_coverage": (
+        "--repetitions 50 --resamples 50",
+        "coverage",
+        {f"{distribution}, {seeds} seeds" for distribution in ("normal", "skewed") for seeds in (3, 5, 10)},
+    ),
     "language_event": (
         "--net small --events 2 --batch 2 --block 8",
         None,
@@ -120,3 +125,12 @@ def test_a_small_run_prints_and_writes_every_row(run, name):
     for row in rows:
         (line,) = [line for line in table if re.search(rf"(^ *|  ){re.escape(row)}(:|  )", line)]
         assert any(digit in line.replace(row, "") for digit in "123456789")
+
+
+def test_the_interval_of_compare_contains_the_true_difference_as_often_as_it_says(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    coverage = runpy.run_path(str(FOLDER / "interval_coverage.py"))["coverage"]
+    found = {seeds: coverage("normal", seeds, repetitions=8000, resamples=500) for seeds in (3, 5, 10)}
+    error = math.sqrt(0.95 * 0.05 / 8000)
+    assert [of["t"] for of in found.values()] == pytest.approx([0.95] * 3, abs=3 * error)
+    assert found[3]["bootstrap"] == pytest.approx(0.75, abs=0.02)  # unless all three are on one side: 1 - 2 / 2³
