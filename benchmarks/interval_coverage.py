@@ -3,8 +3,8 @@
     python benchmarks/interval_coverage.py [--repetitions 20000] [--resamples 2000] [--json FILE]
 
 Differences of 3, 5 and 10 seeds are drawn from a normal and from a skewed distribution (exponential, skewness 2), both
-of mean 0; the interval that `compare` prints is computed from each draw. Beside it the percentile bootstrap of the mean.
-The standard error of a coverage near 95 % is 0.15 % with 20,000 repetitions.
+of mean 0; the interval that `compare` prints is computed from each draw, and the percentile bootstrap of the mean. The
+standard error of a coverage near 95 % is 0.15 % with 20,000 repetitions.
 """
 
 import numpy as np
