@@ -419,13 +419,14 @@ def when_reached(values: Sequence[float], digits: int = 0) -> str:
     """Format how long the runs took that got there, and how many these are where not all did.
 
     Args:
-        values: Steps or epochs for each seed, Inf of one that never got there.
+        values: Steps or epochs for each seed, Inf of one that never got there, NaN of one that does not count.
         digits: Digits after the point.
     """
-    there = [value for value in values if np.isfinite(value)]
+    known = [value for value in values if not np.isnan(value)]
+    there = [value for value in known if np.isfinite(value)]
     if not there:
-        return "–" if np.isnan(values).all() else "never"
-    return number(mean(there), digits) + ("" if len(there) == len(values) else f" ({len(there)} of {len(values)})")
+        return "never" if known else "–"
+    return number(mean(there), digits) + ("" if there == known else f" ({len(there)} of {len(known)})")
 
 
 def number(value: float, digits: int = 3) -> str:
