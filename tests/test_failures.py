@@ -222,6 +222,22 @@ def disk_full_for(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next(compare, tmp_path, kept):
+    compare()
+    place = tmp_path / "out/shared_start/seed0"
+    log = sorted(place.iterdir())
+    (place / "replay").mkdir()
+    file = place / "replay" / "a.replay"
+    for left in (file, place / "start.random"):
+        left.touch()
+    torch.save({"segments": [{"file": str(file)}]}, place / "start.ckpt")
+    main([*compare.args[0], *(["--keep-starts"] if kept else [])])
+    assert [(place / f"start.{kind}").exists() for kind in ("ckpt", "random")] == [kept, kept]
+    assert file.exists() == kept
+    assert set(log) <= set(place.iterdir())
+
+
 def test_a_comparison_whose_folder_is_a_file_says_so(compare, tmp_path, capsys):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(SystemExit, match="no run finished"):

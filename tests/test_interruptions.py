@@ -136,6 +136,7 @@ def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path):
     for name, (first, second) in lives.items():
         assert first["files"].items() <= whole["files"].items(), f"half a file in {name}"
         assert second["code"] == 0, name
+        assert not list((tmp_path / name).rglob("start.*")), name
         assert results_in(tmp_path / name) == expected, name
 
 

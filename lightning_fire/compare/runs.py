@@ -192,11 +192,11 @@ def execute(
                 on_progress({run: progress for run, progress in now.items() if progress is not None}, list(active))
     finally:
         _stop([training.process for training in active.values()])
-    for start in starts:
+    for start in {run.start for run in runs if run.start is not None}:  # also those of runs that had finished before
         if not start.kept and not any(outcome[run] for run in runs if run.start == start):
+            (start.folder / MARKER).unlink(missing_ok=True)  # first: nobody shall go on from half of it
             for file in _replay_files(start.checkpoint):
                 file.unlink(missing_ok=True)
-            start.checkpoint.unlink(missing_ok=True)  # large, and of no more use; first, as nobody goes on without it
             for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
                 file.unlink()
     return {run: outcome[run] for run in runs}

@@ -95,30 +95,38 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool
         keep: Leave the checkpoints of these trainings for methods that are added later.
 
     Returns:
-        They, in their order; where several that have not finished are the same, with a `start`.
+        They, in their order; where several that have not finished are the same, with a `start`. Those that have
+        finished have it as well, so that `execute` removes what a killed comparison has left of it.
     """
     if "intervention" in extra:  # nobody knows what it makes the methods do
         return list(runs)
     waiting: dict[tuple, dict[_Wait, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        if not is_finished(run, extra):
-            waits = _waits_of(run, extra)
-            if waits is not None and len(waits) < 2:
-                waiting[run.configs[0], run.seed][next(iter(waits), _ANY)].append(run)
     start_of = {}
-    for (base, seed), alike in waiting.items():
+    for run in runs:
+        waits = _waits_of(run, extra)
+        if waits is None or len(waits) > 1:
+            continue
+        if is_finished(run, extra):
+            start_of[run] = _start_of(run, keep)
+        else:
+            waiting[run.configs[0], run.seed][next(iter(waits), _ANY)].append(run)
+    for alike in waiting.values():
         idle = alike.pop(_ANY, [])  # they wait for ever
         wait, group = max(alike.items(), key=lambda pair: len(pair[1]), default=(_NEW_DATA, []))
         group = [*group, *idle]
         if not group:
             continue
-        folder = group[0].folder.parent.parent / SHARED_START / f"seed{seed}"
-        epochs = None if wait == _NEW_DATA else wait
-        checkpoint = {"checkpoint": folder / "start.ckpt", "checkpoint_epochs": epochs, "kept": keep}
-        start = Run(SHARED_START, seed, folder, (base,), **checkpoint)
+        start = _start_of(group[0], keep, None if wait == _NEW_DATA else wait)
         if len(group) > 1 or is_finished(start, extra):
             start_of |= dict.fromkeys(group, start)
     return [replace(run, start=start_of.get(run)) for run in runs]
+
+
+def _start_of(run: Run, keep: bool, epochs: int | None = None) -> Run:
+    """Return the training of the base alone that a run can go on from."""
+    folder = run.folder.parent.parent / SHARED_START / f"seed{run.seed}"
+    checkpoint = {"checkpoint": folder / "start.ckpt", "checkpoint_epochs": epochs, "kept": keep}
+    return Run(SHARED_START, run.seed, folder, run.configs[:1], **checkpoint)
 
 
 def _waits_of(run: Run, extra: Mapping[str, Any]) -> set[_Wait] | None:
