@@ -43,6 +43,10 @@ def test_every_recipe_has_its_methods_and_starts(folder):
     assert overlays == {"base", "starts", *METHODS}
     starts = read_starts(folder)
     epochs = yaml.safe_load((folder / "base.yaml").read_text())["data"]["init_args"]["epochs"]
+    presets = {"fire": "gpt", "fire_query_key": "vit"}  # said, whatever `auto` is
+    for name, preset in presets.items():
+        fire = yaml.safe_load((folder / f"{name}.yaml").read_text())["intervention"]
+        assert fire["init_args"]["where"]["init_args"] == {"preset": preset}
     early, late = (when for when in starts.values() if when != "best")
     assert next(iter(starts.values())) == "best" and early < late == epochs[0]
 

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from lightning_fire.nets import GPT, ViT
 from lightning_fire.where import Weights
 
 
@@ -510,7 +511,7 @@ def test_a_mobile_network_of_timm():
     assert len(Weights().select(model)) == count_layers(model, nn.Linear, *CONV)
 
 
-def huggingface(kind, **options):
+def huggingface(kind, head=None, **options):
     transformers = pytest.importorskip("transformers")
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "vocab_size": 50}
     sizes = {
@@ -520,14 +521,8 @@ def huggingface(kind, **options):
     }
     usual = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "intermediate_size": 64, **tokens}
     config = getattr(transformers, f"{kind}Config")(**{**sizes.get(kind, usual), **options})
-    model = {
-        "T5": "T5Model",
-        "ViT": "ViTModel",
-        "Bert": "BertModel",
-        "GPT2": "GPT2LMHeadModel",
-        "Deberta": "DebertaModel",
-    }
-    return getattr(transformers, model.get(kind, f"{kind}ForCausalLM"))(config)
+    usual_heads = {"T5": "Model", "ViT": "Model", "Bert": "Model", "GPT2": "LMHeadModel", "Deberta": "Model"}
+    return getattr(transformers, kind + (head or usual_heads.get(kind, "ForCausalLM")))(config)
 
 
 def test_gpt2_of_hugging_face():
@@ -540,7 +535,6 @@ def test_gpt2_of_hugging_face():
     query = next(view for view in selection if view.name == "transformer.h.0.attn.c_attn.weight[q]")
     x = torch.randn(1, 32)
     torch.testing.assert_close(F.linear(x, query.read()), attention.c_attn(x)[:, :32] - attention.c_attn.bias[:32])
-    assert len(Weights().select(model)) == 4
 
 
 @pytest.mark.parametrize(
@@ -554,14 +548,73 @@ def test_gpt2_of_hugging_face():
     ],
 )
 def test_queries_and_keys_of_hugging_face(kind, options, shapes):
-    selection = Weights().select(huggingface(kind, **options))
+    selection = Weights("vit").select(huggingface(kind, **options))
     assert {view.role: view.shape for view in selection} == shapes
     assert len(selection) == (6 if kind == "T5" else 4)
 
 
+class CausalSelfAttention(nn.Module):
+    """Of nanoGPT, minGPT and LitGPT, told by its name."""
+
+    def __init__(self):
+        super().__init__()
+        self.c_attn, self.c_proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+
+def tokens_to(outputs: int, attention: nn.Module, tied: bool = False) -> nn.Module:
+    model = block(wte=nn.Embedding(50, 8), attn=attention, mlp=nn.Linear(8, 8), lm_head=nn.Linear(8, outputs))
+    if tied:
+        model.lm_head.weight = model.wte.weight
+    return model
+
+
+def not_causal(model: nn.Module) -> nn.Module:
+    return announcing(model, is_causal=False)
+
+
+LANGUAGE_MODELS = {
+    "GPT": (lambda: GPT(vocab_size=50, block_size=8, depth=2, heads=2, dim=8), 13),
+    "compiled": (lambda: block(net=torch.compile(GPT(vocab_size=50, block_size=8, depth=2, heads=2, dim=8))), 13),
+    "GPT-2": (lambda: huggingface("GPT2"), 13),
+    "Llama": (lambda: huggingface("Llama", num_key_value_heads=2), 15),
+    "tied Llama": (lambda: huggingface("Llama", tie_word_embeddings=True), 15),
+    "Phi-3": (lambda: huggingface("Phi3"), 13),
+    "decoder of BERT": (lambda: huggingface("Bert", "LMHeadModel", is_decoder=True), 14),
+    "nanoGPT": (lambda: tokens_to(50, CausalSelfAttention(), tied=True), 6),
+    "nanoGPT without a tie": (lambda: tokens_to(50, CausalSelfAttention()), 6),
+}
+OTHERS = {
+    "BERT": (lambda: huggingface("Bert"), 4),
+    "masked language model": (lambda: huggingface("Bert", "ForMaskedLM"), 4),
+    "T5": (lambda: huggingface("T5", "ForConditionalGeneration"), 6),
+    "ViT": (lambda: ViT(image_size=8, dim=8, depth=2, heads=2, mlp_dim=16), 4),
+    "causal, but to classes": (lambda: tokens_to(7, CausalSelfAttention()), 2),
+    "not said to be causal": (lambda: tokens_to(50, block(qkv=nn.Linear(8, 24))), 2),
+    "causal after an encoder": (lambda: block(a=not_causal(block()), b=tokens_to(50, CausalSelfAttention())), 2),
+}
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_auto_takes_every_linear_weight_of_a_causal_language_model(kind):
+    build, number = LANGUAGE_MODELS[kind]
+    model = build()
+    selection = Weights().select(model)
+    assert names(selection) == names(Weights("gpt").select(model))
+    assert len(selection) == number
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_auto_takes_query_and_key_of_any_other_transformer(kind):
+    build, number = OTHERS[kind]
+    model = build()
+    selection = Weights().select(model)
+    assert names(selection) == names(Weights("vit").select(model))
+    assert len(selection) == number
+
+
 def test_gpt_neox_is_interleaved():
     with pytest.raises(ValueError, match="interleaved"):
-        Weights().select(huggingface("GPTNeoX"))
+        Weights("vit").select(huggingface("GPTNeoX"))
 
 
 @pytest.mark.parametrize(
@@ -574,7 +627,7 @@ def test_gpt_neox_is_interleaved():
 )
 def test_interleaved_projections_under_a_usual_name(kind, options):
     with pytest.raises(ValueError, match=r"(qkv_proj|in_proj|c_attn)\.weight.*: fused .* interleaved"):
-        Weights().select(huggingface(kind, **options))
+        Weights("vit").select(huggingface(kind, **options))
 
 
 def output(model, *inputs, **named):

@@ -22,7 +22,8 @@ class StoredWeights(ByName):
 
     Args:
         preset: `cnn`: every matrix and convolution. `vit`: query and key projections. `gpt`: every matrix, a fused
-            query-key-value projection in three parts. `auto`: `vit` where there is attention, otherwise `cnn`.
+            query-key-value projection in three parts. `auto`: `vit` where there is attention, otherwise `cnn`;
+            a file does not tell whether it is of a causal language model.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Likewise.
 

@@ -244,6 +244,8 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
+    is_causal = True  # by this `Weights` knows a language model, as by that of transformers
+
     def __init__(self, heads: int, dim: int, bias: bool, dropout: float, residual_std: float):
         super().__init__()
         self.heads, self.dropout = heads, dropout

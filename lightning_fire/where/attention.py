@@ -1,4 +1,4 @@
-"""Which layers are query, key and value projections, told by their names and by what their parent says of its heads."""
+"""Query, key and value projections, told by names and by what their parent says of its heads; language models."""
 
 from collections.abc import Collection
 from typing import Any
@@ -22,6 +22,24 @@ _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 
 Parts = list[tuple[str, int, int]]  # role, first output, last output + 1
+
+
+def is_causal_language_model(model: nn.Module) -> bool:
+    """Return whether a model predicts each token from those before it.
+
+    That is: a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not, and some module is
+    causal, by an attribute `is_causal` (all of transformers, and `GPT`) or by "Causal" in the name of its class
+    (nanoGPT's `CausalSelfAttention`), and none has `is_causal=False`, as attention in an encoder has.
+
+    Args:
+        model: Any module, compiled or not.
+    """
+    modules = list(model.modules())
+    embeddings = {(m.num_embeddings, m.embedding_dim) for m in modules if isinstance(m, nn.Embedding)}
+    outputs = {(m.out_features, m.in_features) for m in modules if isinstance(m, nn.Linear)}
+    causal = [getattr(m, "is_causal", "Causal" in class_name(m) or None) for m in modules]
+    said = any(c is True for c in causal) and not any(c is False for c in causal)
+    return said and not embeddings.isdisjoint(outputs)
 
 
 def role_of(leaf: str, siblings: Collection[str]) -> str:

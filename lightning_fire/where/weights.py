@@ -5,6 +5,7 @@ from typing import Literal
 
 from torch import nn
 
+from lightning_fire.where.attention import is_causal_language_model
 from lightning_fire.where.candidates import Candidate, candidates_of
 from lightning_fire.where.patterns import ByName, some
 from lightning_fire.where.selection import Row, Selection, table_of
@@ -30,7 +31,8 @@ class Weights(ByName):
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
             weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
             do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
-            `auto`: `vit` where the model has attention, otherwise `cnn`.
+            `auto`: `gpt` for a causal language model, see `attention.is_causal_language_model`; `vit` for other
+            models with attention; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Likewise.
 
@@ -70,7 +72,8 @@ class Weights(ByName):
         """
         candidates = candidates_of(module)
         self.check([view.name for candidate in candidates for view in candidate.views])
-        preset = preset_for(self.preset, any(candidate.attention for candidate in candidates))
+        attention = any(candidate.attention for candidate in candidates)
+        preset = preset_for(self.preset, attention, is_causal_language_model(module))
         taken, lost, verdicts = [], [], {}
         for candidate in candidates:
             reasons = {
@@ -107,14 +110,17 @@ def require_preset(preset: str) -> None:
         raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
 
 
-def preset_for(preset: str, attention: bool) -> str:
+def preset_for(preset: str, attention: bool, language_model: bool = False) -> str:
     """Return which of `PRESETS` a preset stands for.
 
     Args:
         preset: Its name, or `auto`.
         attention: Whether the model has query or key projections.
+        language_model: Whether it is a causal language model; of the tensors of a file that cannot be told.
     """
-    return preset if preset != "auto" else "vit" if attention else "cnn"
+    if preset != "auto":
+        return preset
+    return "cnn" if not attention else "gpt" if language_model else "vit"
 
 
 def verdict_of(reasons: dict[WeightView, str]) -> str:
