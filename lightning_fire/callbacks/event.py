@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fire.callbacks.log_now import headlines, log_histograms_now, log_now
+from lightning_fire.callbacks.log_now import log_histograms_now, log_now
 from lightning_fire.callbacks.probe import Loss, weights_are_sharded
 from lightning_fire.callbacks.rewrite import spectra
 from lightning_fire.callbacks.timed import TimedCallback
@@ -144,7 +144,7 @@ class EventCallback(TimedCallback):
         self.timekeeper.note_event(clock)
         self.num_events += 1
         values = self._act_and_measure(trainer, pl_module)
-        rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values)}")
+        rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values, self.name)}")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
@@ -264,7 +264,8 @@ def _moment(clock: Clock) -> str:
     return f"epoch {clock.epoch}, step {clock.step}{new}"
 
 
-def _summary(values: Mapping[str, float]) -> str:
+def _summary(values: Mapping[str, float], name: str) -> str:
     normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # those say more
-    short = [f"{key.partition('/')[2]} {v:.4g}" for key, v in headlines(values).items() if key not in normalized]
+    shown = {key: v for key, v in values.items() if key.startswith(f"{name}/") and key not in normalized}
+    short = [f"{key.partition('/')[2]} {value:.4g}" for key, value in shown.items()]
     return f" ({', '.join(short)})" if short else ""

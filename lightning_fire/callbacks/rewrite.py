@@ -36,9 +36,10 @@ def rewrite(
 
     Returns:
         What to log, by key, and the names of the views that hold an all-zero matrix. Keys, as means over the weights:
-        `{group}/dfi_before`, `…/dfi_after`, `…/dfi_normalized_before`, `…/dfi_normalized_after` (each a mean over the
-        kernel positions of a weight); as sums: `{group}/sfe`; and `{group}/sfe_normalized`, the sum of SFE by the sum
-        of ‖W‖_F². The same per weight as `{group}.layers/{measure}/{name}`. `{group}/seconds`: time taken.
+        `{group}/dfi_normalized_before`, `…/dfi_normalized_after`, and without the normalization, which mixes in the
+        scale, `{group}.raw/dfi_before`, `…/dfi_after` (each a mean over the kernel positions of a weight); as sums:
+        `{group}/sfe`; and `{group}/sfe_normalized`, the sum of SFE by the sum of ‖W‖_F². The same per weight as
+        `{group}.layers/{measure}/{name}`. `{group}/seconds`: time taken.
 
     Raises:
         ValueError: If a weight has a NaN or Inf; names the weight, nothing has been changed.
@@ -144,8 +145,10 @@ def _report(
         return {}, []
     rows = torch.stack(list(changes)).tolist()  # the one place that waits for the GPU
     table = {view.name: dict(zip(_MEASURES, row, strict=True)) for view, row in zip(views, rows, strict=True)}
+    groups = [f"{group}.raw", f"{group}.raw", group, group]  # the headlines are those without the scale
     values = {
-        f"{group}/{measure}": sum(row[measure] for row in table.values()) / len(table) for measure in _MEASURES[:4]
+        f"{prefix}/{measure}": sum(row[measure] for row in table.values()) / len(table)
+        for prefix, measure in zip(groups, _MEASURES, strict=False)
     }
     values |= _stability(group, sum(row["sfe"] for row in table.values()), sum(row["norm"] for row in table.values()))
     values[f"{group}/seconds"] = time.perf_counter() - start

@@ -71,8 +71,8 @@ def test_logged_values_equal_the_formulas(tmp_path):
     for index, (before, after, _) in enumerate(callback.seen):
         old, new = [before[name] for name in WEIGHTS], [after[name] for name in WEIGHTS]
         mean = {
-            "fire/dfi_before": torch.stack([dfi(w) for w in old]).mean(),
-            "fire/dfi_after": torch.stack([dfi(w) for w in new]).mean(),
+            "fire.raw/dfi_before": torch.stack([dfi(w) for w in old]).mean(),
+            "fire.raw/dfi_after": torch.stack([dfi(w) for w in new]).mean(),
             "fire/dfi_normalized_before": torch.stack([dfi_normalized(w) for w in old]).mean(),
             "fire/dfi_normalized_after": torch.stack([dfi_normalized(w) for w in new]).mean(),
         }
@@ -282,3 +282,16 @@ def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog
     assert (
         line.startswith("FIRECallback will act on 3 weight matrices (net.0.weight … net.5.weight), ") and said in line
     )
+
+
+def test_what_is_seen_first_of_an_event_is_free_of_the_scale(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        fitted(FIRECallback(curvature=False), folder=tmp_path, max_epochs=3)
+    (line,) = (text for text in caplog.messages if "acted at" in text)
+    shown = [part.split()[0] for part in line.partition("(")[2].split(", ")]
+    assert shown == ["dfi_normalized_before", "dfi_normalized_after", "sfe_normalized", "seconds"]
+    tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
+    assert {tag for tag in tags if tag.startswith("fire/dfi")} == {
+        "fire/dfi_normalized_before",
+        "fire/dfi_normalized_after",
+    }

@@ -164,7 +164,7 @@ def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
     fitted(FullReset(), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
-    assert log.Scalars("full_reset/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
+    assert log.Scalars("full_reset.raw/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
     assert log.Scalars("full_reset/sfe_normalized")[0].value > 0
 
 
