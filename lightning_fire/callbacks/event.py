@@ -124,6 +124,10 @@ class EventCallback(TimedCallback):
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
             )
 
+    def why_unchanged(self) -> str:
+        """Return, for people, why an event may have changed no weight, and what to do."""
+        return "they were already what it would make of them"
+
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         """Act if it is time to. An event that fails has not been: a checkpoint that is written because of it says so.
 
@@ -145,6 +149,8 @@ class EventCallback(TimedCallback):
         self.num_events += 1
         values = self._act_and_measure(trainer, pl_module)
         rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values, self.name)}")
+        if values.get(f"{self.name}/sfe") == 0:
+            rank_zero_warn(f"{type(self).__name__} has changed no weight: {self.why_unchanged()}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:

@@ -70,8 +70,7 @@ class FullReset(TargetCallback):
         self._selected(pl_module)  # raises before training where nothing is matched
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        touched = set(self._selected(pl_module).values())
-        return [view for view in measurable(pl_module) if view.parameter in touched]
+        return measurable(pl_module, self._selected(pl_module).values())
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         selected = self._selected(pl_module)

@@ -75,7 +75,7 @@ class ShrinkAndPerturb(TargetCallback):
         self.where.select(pl_module)  # raises before training where nothing is matched
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        return measurable(pl_module) if self.log_measures else ()
+        return measurable(pl_module, self.where.select(pl_module).values()) if self.log_measures else ()
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         selected = self.where.select(pl_module)

@@ -1,6 +1,6 @@
 """The base of the methods that take a network back, wholly or in part, to where it began."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -65,6 +65,14 @@ class TargetCallback(WithInitialValues, EventCallback):
         if self.target == "fresh":
             require_redrawable(pl_module)
 
+    def why_unchanged(self) -> str:
+        if self.target == "fresh":
+            return super().why_unchanged()
+        return (
+            "they are the initial values, with which the first fit of this callback began; if that fit went on from"
+            " weights trained before, use target='fresh'"
+        )
+
     def targets(self, pl_module: LightningModule) -> dict[str, Tensor]:
         """Return the target of this event by name, of all parameters and buffers.
 
@@ -76,13 +84,15 @@ class TargetCallback(WithInitialValues, EventCallback):
         return self.initial.values
 
 
-def measurable(module: nn.Module) -> Sequence[WeightView]:
-    """Return the weights to measure; none where the module has no Linear or convolution weights of the plain kind.
+def measurable(module: nn.Module, touched: Iterable[Tensor] | None = None) -> Sequence[WeightView]:
+    """Return the weights to measure; none where there are no Linear or convolution weights of the plain kind.
 
     Args:
         module: The module.
+        touched: Those of its parameters to choose from. Default: all.
     """
+    touched = set(module.parameters() if touched is None else touched)
     try:
-        return Weights().select(module)
+        return [view for view in Weights().select(module) if view.parameter in touched]
     except ValueError:
         return ()

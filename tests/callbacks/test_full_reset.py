@@ -19,7 +19,7 @@ from small_training import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, FullReset, OptimizerReset, PlasticityMonitor, Weights
+from lightning_fire import AtEpochs, AtNewData, FullReset, OptimizerReset, PlasticityMonitor, ShrinkAndPerturb, Weights
 from lightning_fire.functional import dfi
 
 Snapshots = snapshots_of(FullReset)
@@ -166,6 +166,15 @@ def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
     start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
     assert log.Scalars("full_reset.raw/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
     assert log.Scalars("full_reset/sfe_normalized")[0].value > 0
+
+
+@pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
+def test_an_event_that_changes_nothing_is_warned_of(method):
+    """As in a process that goes on from loaded weights: these are its initial values."""
+    when = AtNewData(skip_first=False)
+    with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use target='fresh'"):
+        fitted(method(when), data=PlainData(), max_epochs=1)
+    fitted(method(when, target="fresh"), data=PlainData(), max_epochs=1)  # warnings are errors
 
 
 def test_parameters_that_no_layer_can_redraw_are_named():

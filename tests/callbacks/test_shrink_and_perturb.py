@@ -54,7 +54,9 @@ def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
 
 def test_a_fresh_target_does_not_change_the_batches_that_follow():
     """The global random state is left alone: with strength 0 nothing happens at all."""
-    assert_same_weights(fitted(ShrinkAndPerturb(strength=0.0, target="fresh", optimizer="keep")), fitted())
+    with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: they were already"):
+        module = fitted(ShrinkAndPerturb(strength=0.0, target="fresh", optimizer="keep"))
+    assert_same_weights(module, fitted())
 
 
 def test_at_every_step_without_measures(tmp_path):
@@ -101,3 +103,14 @@ def test_arguments_out_of_range(options, message):
 def test_a_pattern_that_matches_nothing_is_refused_before_training():
     with pytest.raises(ValueError, match=r"`include` has 'layer99', which matches no parameter; there are: net\.0"):
         fitted(ShrinkAndPerturb(where=Parameters(include=["layer99"])))
+
+
+def test_only_what_moves_is_measured(tmp_path):
+    callback = Snapshots(where=Parameters(include=[r"net\.0"]))
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    before, after, _ = callback.seen[0]
+    old, new = before["net.0.weight"], after["net.0.weight"]
+    expected = ((old - new).square().sum() / old.square().sum()).item()
+    assert log.Scalars("shrink_and_perturb/sfe_normalized")[0].value == pytest.approx(expected, rel=1e-4)
+    fitted(ShrinkAndPerturb(where=Parameters(include=["bias"])))  # nothing to measure: no warning of no change
