@@ -132,7 +132,9 @@ class AtNewData(Schedule):
     """Whenever new data has arrived: at the start of every chunk but the first (paper: vision and language).
 
     Args:
-        skip_first: Do not act on the data with which training begins.
+        skip_first: Do not act on the data with which training begins. False: act on it, as where the weights are loaded
+            from an earlier training; and where a fit goes on from the checkpoint of one that had reached its end,
+            unless the `chunk` of the data is still the same.
     """
 
     skip_first: bool = True

@@ -17,6 +17,8 @@ from lightning_fire.callbacks.upcoming_batch import curvature_around
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
 from lightning_fire.where import WeightView, reshard
 
+_RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
+_ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
 
@@ -61,6 +63,8 @@ class EventCallback(TimedCallback):
         self.curvature, self.loss = curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
+        self._first_chunk: int | None = None  # of this fit
+        self._explanation, self._idle = "", False  # what makes data new in this fit; whether none will be
         self._acted = False  # since the clock was read last
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
@@ -92,35 +96,36 @@ class EventCallback(TimedCallback):
                 " after it, which belong to different networks: start the averaging after the last event."
             )
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not _awaits_new_data(self.when) or self.timekeeper.has_seen_data:
-            return
-        name, data = type(self).__name__, trainer.datamodule
-        if getattr(data, "num_chunks", None) == 1:
-            rank_zero_warn(f"{name} will not act in this fit: {explain_data(trainer)}.")
-        elif chunk_of(data) is not None and not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1:
-            rank_zero_warn(
-                f"{name} waits for {type(data).__name__}.chunk to change, but the Trainer asks for the training data"
-                " only once: set Trainer(reload_dataloaders_every_n_epochs=1)."
-            )
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._events_before = self.num_events
-        unknown = trainer.current_epoch > 0 and not self.timekeeper.has_seen_data
-        if unknown and _awaits_new_data(self.when) and not hasattr(data_source_of(trainer), "chunk_at"):
+        name, source, time = type(self).__name__, data_source_of(trainer), self.timekeeper
+        num_chunks, awaits = getattr(source, "num_chunks", None), _awaits_new_data(self.when) and not time.has_seen_data
+        self._events_before, self._first_chunk = self.num_events, chunk_of(source)
+        if time.follows_finished and self._first_chunk is None and _acts_on_first(self.when):
+            time.announce(trainer)  # a new training, which begins with this data
+        self._explanation, self._idle = self._explain(trainer)
+        if self._idle:
+            tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else rank_zero_info
+            tell(f"{name} will not act in this fit: {self._explanation}.")
+        elif awaits and trainer.current_epoch > 0 and not hasattr(source, "chunk_at") and not time.has_changed(trainer):
             rank_zero_warn(
-                f"{type(self).__name__} does not know the data of the epochs before: the present data counts as the"
-                " first it has seen. AtNewData(skip_first=False) acts on it; a DataModule with chunk_at(epoch) tells."
+                f"{name} does not know the data of the epochs before: the present data counts as the first it has seen."
+                " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
+                " a DataModule with chunk_at(epoch) tells."
             )
+        elif awaits and num_chunks is not None and _asks_once(trainer):
+            rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {_ASKS_ONCE}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        name = type(self).__name__
         if self.num_events == self._events_before:
-            rank_zero_info(f"{type(self).__name__} did not act in this fit: {self.when} was never due.")
+            never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
+            before = f"; it has acted before it, in all {self.num_events} time(s)."
+            rank_zero_info(f"{name} did not act in this fit{before if self.num_events else never}")
         known = {*self.timekeeper.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
-                f"{type(self).__name__} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
+                f"{name} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
             )
 
@@ -143,6 +148,9 @@ class EventCallback(TimedCallback):
             raise
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        if clock.new_data and self._loader_is_stale(trainer):
+            kind = type(data_source_of(trainer)).__name__
+            rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {_ASKS_ONCE}.")
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
             return
         self.timekeeper.note_event(clock)
@@ -152,6 +160,38 @@ class EventCallback(TimedCallback):
         if values.get(f"{self.name}/sfe") == 0:
             rank_zero_warn(f"{type(self).__name__} has changed no weight: {self.why_unchanged()}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
+
+    def _explain(self, trainer: Trainer) -> tuple[str, bool]:
+        """Return what makes data new in this fit and what to do, and whether it is known that none will be new.
+
+        The text is empty for a schedule that does not go by new data.
+        """
+        kinds = {isinstance(part, AtNewData) for part in _parts(self.when)}
+        if True not in kinds:
+            return "", False
+        source, seen, acts_on_first = data_source_of(trainer), self.timekeeper.has_seen_data, _acts_on_first(self.when)
+        unknown = not seen and trainer.current_epoch > 0
+        first = acts_on_first and not seen and not (unknown and hasattr(source, "chunk_at"))
+        if first or self.timekeeper.has_changed(trainer):
+            return "this fit begins with new data", False
+        explanation, num_chunks = explain_data(trainer), getattr(source, "num_chunks", None)
+        may_change = chunk_of(source) is not None and num_chunks != 1
+        if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
+            return explanation, False
+        skip_none = "use when=AtNewData(skip_first=False)"
+        if not seen:
+            return f"{explanation}. If this process goes on from weights trained before, {skip_none}", not may_change
+        advice = (
+            f"If the data is newer than that of the {'checkpoint' if trainer.ckpt_path else 'fit before'}, give"
+            f" {type(source).__name__} a whole-number `chunk`, such as the month, or call announce_new_data(trainer)"
+            f" before fit{'' if acts_on_first else f', or {skip_none}'}"
+        )
+        return f"{explanation}. {advice}", True
+
+    def _loader_is_stale(self, trainer: Trainer) -> bool:
+        """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""
+        source = data_source_of(trainer)
+        return chunk_of(source) != self._first_chunk and not hasattr(source, "num_chunks") and _asks_once(trainer)
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
         """Return the weights whose singular values TensorBoard shall show before and after each event; here none.
@@ -204,8 +244,9 @@ def announce_new_data(trainer: Trainer) -> None:
     """Tell every method of this Trainer that its data has changed: the next epoch to begin is the first to use it.
 
     For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
-    that epoch. A resumed run may call it again for the epoch in which it was interrupted: it counts once. Before the
-    very first epoch it says nothing, as there is no older data.
+    that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
+    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it says nothing, as there is no
+    older data.
 
     Args:
         trainer: The Trainer whose callbacks are told.
@@ -215,18 +256,6 @@ def announce_new_data(trainer: Trainer) -> None:
             timekeeper.announce(trainer)
 
 
-def explain_schedule(schedule: Schedule, trainer: Trainer) -> str:
-    """Say when a method acts in this fit, and where it goes by new data, what counts as such.
-
-    Args:
-        schedule: Its schedule.
-        trainer: The Trainer, during a fit.
-    """
-    parts = schedule.schedules if isinstance(schedule, AnyOf) else [schedule]
-    by_data = any(isinstance(part, AtNewData) for part in parts)
-    return f"{schedule!r}; {explain_data(trainer)}" if by_data else repr(schedule)
-
-
 def explain_data(trainer: Trainer) -> str:
     """Say what will count as new data in this fit.
 
@@ -234,17 +263,17 @@ def explain_data(trainer: Trainer) -> str:
         trainer: The Trainer, during a fit.
     """
     source = data_source_of(trainer)
-    kind = type(source).__name__
+    kind, chunk = type(source).__name__, chunk_of(source)
     if getattr(source, "num_chunks", None) == 1:
-        return f"the data of {kind} comes in a single chunk: only a later fit with other data counts as new data"
-    if chunk_of(source) is not None:
-        return f"{kind} announces new data by its `chunk`"
-    if getattr(source, "chunk", None) is not None:
+        lack = f"the data of {kind} comes in a single chunk"
+    elif chunk is not None:
+        change = f" (if it does within this fit, set {_RELOAD})" if _asks_once(trainer) else ""
+        return f"{kind} announces new data when its `chunk` changes from {chunk}{change}"
+    elif getattr(source, "chunk", None) is not None:
         return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
-    return (
-        f"{kind} has no `chunk` attribute: a later fit with other data counts as new data,"
-        " or a call of announce_new_data(trainer)"
-    )
+    else:
+        lack = f"{kind} has no `chunk` attribute"
+    return f"{lack}: only a later fit with other data, or announce_new_data(trainer), counts as new data"
 
 
 def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
@@ -258,11 +287,24 @@ def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
 
 
+def _asks_once(trainer: Trainer) -> bool:
+    return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
+
+
+def _parts(schedule: Schedule) -> Sequence[Schedule]:
+    if isinstance(schedule, AnyOf):
+        return [part for inner in schedule.schedules for part in _parts(inner)]
+    return [schedule]
+
+
 def _awaits_new_data(schedule: Schedule) -> bool:
     """Tell whether a schedule is due only on data other than that with which training begins."""
-    if isinstance(schedule, AnyOf):
-        return all(_awaits_new_data(part) for part in schedule.schedules)
-    return isinstance(schedule, AtNewData) and schedule.skip_first
+    return all(isinstance(part, AtNewData) and part.skip_first for part in _parts(schedule))
+
+
+def _acts_on_first(schedule: Schedule) -> bool:
+    """Tell whether a schedule is due on the data with which training begins."""
+    return any(isinstance(part, AtNewData) and not part.skip_first for part in _parts(schedule))
 
 
 def _moment(clock: Clock) -> str:

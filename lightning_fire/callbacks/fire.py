@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed
 
-from lightning_fire.callbacks.event import EventCallback, explain_schedule
+from lightning_fire.callbacks.event import EventCallback
 from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.callbacks.probe import Loss
 from lightning_fire.callbacks.rewrite import rewrite
@@ -85,11 +85,15 @@ class FIRECallback(EventCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
+        self.where.select(pl_module)  # raises before training where nothing is matched
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
         views = self.where.select(pl_module)
-        rank_zero_info(
-            f"FIRECallback will act on {len(views)} weight matrices ({views[0].name} … {views[-1].name}),"
-            f" {explain_schedule(self.when, trainer)}. print({self.where}.select(model)) shows the selection."
-        )
+        matrices = f"{len(views)} weight matrices ({views[0].name} … {views[-1].name})"
+        when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"
+        says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
+        rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
 
     def new_weight(self, view: WeightView, weight: Tensor) -> Tensor:
         """Return the weight that takes the place of `weight`.

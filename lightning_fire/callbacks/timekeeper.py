@@ -38,6 +38,8 @@ class Timekeeper:
         self._source: Any = None  # tells whether the data comes from where it came from at the last look
         self._fitting = False
         self._restored = False
+        self._horizon = Horizon()  # of the present fit
+        self.follows_finished = False  # whether this fit goes beyond the end of that which wrote its checkpoint
 
     @property
     def has_seen_data(self) -> bool:
@@ -52,7 +54,7 @@ class Timekeeper:
     def prepare(self) -> None:
         """Begin a fit, before its checkpoint is restored and its data is loaded."""
         self._epoch = self._moment = None
-        self._fitting = self._restored = False
+        self._fitting = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
         """Let Lightning finish the epoch of whose last batch a checkpoint is, if a schedule waits for measures.
@@ -87,9 +89,14 @@ class Timekeeper:
             loop._batches_that_stepped += 1
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
+            epochs = trainer.fit_loop.epoch_progress.current  # written in validation, the last one has not completed
+            done = max(epochs.completed, epochs.started if trainer.is_last_batch else 0)
+            ends = (self._horizon, horizon_of(trainer))
+            then, now = ((end.progress(done, trainer.global_step) or 0) >= 1 for end in ends)
+            self.follows_finished = then and not now
         elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
             self._step, self.last_event = _batches_with_steps(trainer), None
-        self._global_step = trainer.global_step
+        self._global_step, self._horizon = trainer.global_step, horizon_of(trainer)
         self._trainer = weakref.ref(trainer)
         self._fitting = True
 
@@ -192,14 +199,23 @@ class Timekeeper:
         """Bring the count of changes up to date; return whether this is the first epoch on the present data."""
         if self._number is None and trainer.current_epoch > 0:
             self._catch_up(trainer, trainer.current_epoch)
-        source = data_source_of(trainer)
-        number = chunk_of(source) or 0
-        first = self._number is None
-        elsewhere = self._source is not None and not _is_same(self._source, source)
-        changed = not first and (number != self._number or elsewhere or self._announced)
+        first, changed = not self.has_seen_data, self.has_changed(trainer)
         self._changes += changed
-        self._source, self._number, self._announced = _references(source), number, False
+        source = data_source_of(trainer)
+        self._source, self._number, self._announced = _references(source), chunk_of(source) or 0, False
         return changed or first
+
+    def has_changed(self, trainer: Trainer) -> bool:
+        """Return whether the data is other than it was at the last look, as far as is known.
+
+        Args:
+            trainer: The Trainer during a fit.
+        """
+        if not self.has_seen_data:
+            return self._announced and trainer.current_epoch > 0
+        source = data_source_of(trainer)
+        elsewhere = self._source is not None and not _is_same(self._source, source)
+        return (chunk_of(source) or 0) != self._number or elsewhere or self._announced
 
     def _catch_up(self, trainer: Trainer, epochs: int) -> None:
         """Learn what the data was in the first epochs, of which a checkpoint without this callback tells nothing."""
@@ -226,6 +242,7 @@ class Timekeeper:
             "number": self._number,
             "announced": self._announced,
             "last_event": self.last_event,
+            "horizon": [self._horizon.max_epochs, self._horizon.max_steps],
             "readings": {key: list(reading) for key, reading in readings.items()},
         }
 
@@ -242,6 +259,7 @@ class Timekeeper:
         self._source = None  # of a fit in this process, not of the one that wrote the checkpoint
         self.last_event = state["last_event"]
         self.readings = {key: Reading(*reading) for key, reading in state["readings"].items()}
+        self._horizon = Horizon(*state.get("horizon", ()))  # of the fit that wrote the checkpoint
         self._restored = True
 
 

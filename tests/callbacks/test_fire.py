@@ -270,9 +270,9 @@ def test_without_layers_there_are_no_histograms(tmp_path):
 @pytest.mark.parametrize(
     ("when", "said"),
     [
-        (None, "AtNewData(skip_first=True); GrowingData announces new data by its `chunk`. print("),
+        (None, "AtNewData(skip_first=True); GrowingData announces new data when its `chunk` changes from 0. print("),
         (AtEpochs([1]), "AtEpochs(epochs=(1,)). print("),
-        ([AtEpochs([1]), AtNewData()], "announces new data by its `chunk`. print("),
+        ([AtEpochs([1]), AtNewData()], "announces new data when its `chunk` changes from 0. print("),
     ],
 )
 def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog):

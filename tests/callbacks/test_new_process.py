@@ -1,0 +1,229 @@
+"""Monthly retraining: each fit has a new callback object, as in a new process, and goes on from an earlier training."""
+
+import logging
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
+
+from lightning_fire import (
+    AtEpochs,
+    AtNewData,
+    EventCallback,
+    FIRECallback,
+    announce_new_data,
+)
+
+ON_FIRST = AtNewData(skip_first=False)
+ADVICE = "If this process goes on from weights trained before, use when=AtNewData(skip_first=False)"
+
+
+class Recorder(EventCallback):
+    """Keeps the epochs and steps at which it acts."""
+
+    name = "recorder"
+
+    def __init__(self, when=None):
+        super().__init__(when)
+        self.moments = []
+
+    def at(self, trainer, pl_module, clock):
+        number = self.num_events
+        super().at(trainer, pl_module, clock)
+        self.moments += [(clock.epoch, clock.step)] * (self.num_events - number)
+
+    def act(self, trainer, pl_module):
+        return {}
+
+
+class Month(PlainData):
+    """The data of a month, known by its number, which is the same in the whole process."""
+
+    def __init__(self, month):
+        super().__init__(seed=month)
+        self.chunk = month
+
+
+def save_in(folder, when):
+    """Return a ModelCheckpoint that keeps every checkpoint, written at a given place of the epoch."""
+    options = {
+        "end of epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
+        "after validation": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
+        "every step": {"every_n_train_steps": 1},
+    }[when]
+    return ModelCheckpoint(folder, "{step}", save_top_k=-1, **options)
+
+
+class Validated(PlainModule):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def train(recorder, data, *more, ckpt_path=None, max_epochs=2, **options):
+    """Train, with validation, in a new Trainer without `reload_dataloaders_every_n_epochs`."""
+    data.val_dataloader = data.train_dataloader
+    options = {"reload_dataloaders_every_n_epochs": 0, "num_sanity_val_steps": 0, **options}
+    return fitted(recorder, *more, data=data, module=Validated(), ckpt_path=ckpt_path, max_epochs=max_epochs, **options)
+
+
+def said(caplog):
+    return [text for text in caplog.messages if text.startswith(("FIRECallback", "Recorder"))]
+
+
+# --- weights loaded --------------------------------------------------------------------------------------------------
+
+
+def test_a_fit_on_loaded_weights_says_before_and_after_training_why_it_does_not_act(caplog):
+    with caplog.at_level(logging.INFO):
+        fitted(FIRECallback(), data=PlainData(), max_epochs=1)
+    before, selection, after = said(caplog)
+    reason = (
+        "PlainData has no `chunk` attribute: only a later fit with other data, or announce_new_data(trainer), counts as"
+        f" new data. {ADVICE}."
+    )
+    assert before == f"FIRECallback will not act in this fit: {reason}"
+    assert selection.startswith("FIRECallback has selected 3 weight matrices (net.0.weight … net.5.weight). print(")
+    assert after == f"FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due. {reason}"
+
+
+@pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
+def test_acting_on_the_first_data_is_not_doubled_by_a_resume(tmp_path, place, caplog):
+    recorder = FIRECallback(ON_FIRST)
+    with caplog.at_level(logging.INFO):
+        whole = train(recorder, PlainData(), save_in(tmp_path, place))
+    assert "AtNewData(skip_first=False); this fit begins with new data. print(" in said(caplog)[0]
+    assert recorder.num_events == 1
+    checkpoints = list(tmp_path.glob("*.ckpt"))
+    assert len(checkpoints) == (8 if place == "every step" else 2)
+    for checkpoint in checkpoints:
+        resumed = FIRECallback(ON_FIRST)
+        module = train(resumed, PlainData(), ckpt_path=checkpoint)
+        assert resumed.num_events == 1
+        if place != "every step":  # Lightning does not find its place in the midst of an epoch of a plain DataLoader
+            assert_same_weights(module, whole)
+
+
+# --- ckpt_path -------------------------------------------------------------------------------------------------------
+
+
+def last_month(folder, when=None, data=None, place="end of epoch"):
+    """Train two epochs, 8 steps; return the last checkpoint."""
+    train(Recorder(when), data or PlainData(), save_in(folder, place))
+    return folder / "step=8.ckpt"
+
+
+@pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
+def test_a_checkpoint_of_a_finished_training_and_data_that_says_nothing_are_warned_of(tmp_path, place, caplog):
+    checkpoint, recorder = last_month(tmp_path, place=place), Recorder()
+    with (
+        pytest.warns(
+            UserWarning, match=r"Recorder will not act in this fit: .* If the data is newer than that of the check"
+        ),
+        caplog.at_level(logging.INFO),
+    ):
+        train(recorder, PlainData(seed=1), ckpt_path=checkpoint, max_epochs=4)
+    assert recorder.moments == []
+    way_out = (
+        "If the data is newer than that of the checkpoint, give PlainData a whole-number `chunk`, such as the month, or"
+        " call announce_new_data(trainer) before fit, or use when=AtNewData(skip_first=False)"
+    )
+    assert way_out in said(caplog)[-1]
+
+
+def month(how, folder, ckpt_path=None, place="end of epoch", number=1):
+    """Train another two epochs on new data, in one of the ways in which a user can say that it is new."""
+    recorder, data = Recorder(ON_FIRST if how == "skip_first" else None), PlainData(seed=number)
+    if how == "chunk":
+        data = Month(number)
+    data.val_dataloader = data.train_dataloader
+    save = save_in(folder, place)
+    options = {"reload_dataloaders_every_n_epochs": 0, "num_sanity_val_steps": 0, "max_epochs": 2 * (number + 1)}
+    this = trainer(recorder, save, **options)
+    if how == "announce" and ckpt_path.parent != folder:  # the checkpoint of another month
+        announce_new_data(this)
+    torch.manual_seed(0)
+    module = Validated()
+    this.fit(module, data, ckpt_path=ckpt_path)
+    return recorder, module
+
+
+@pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
+@pytest.mark.parametrize("how", ["chunk", "announce", "skip_first"])
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_new_data_in_a_new_process_is_acted_on_once_month_after_month(tmp_path, how, place):
+    first = {"chunk": Month(0)}.get(how, PlainData())
+    folder = tmp_path / "0"
+    checkpoint = last_month(folder, ON_FIRST if how == "skip_first" else None, first, place)
+    for number in (1,) if place == "every step" else (1, 2):  # Lightning repeats epochs of such checkpoints later
+        recorder, whole = month(how, tmp_path / str(number), checkpoint, place, number)
+        assert [epoch for epoch, _ in recorder.moments] == [2 * number]
+        checkpoints = {int(path.stem[5:]): path for path in (tmp_path / str(number)).glob("*.ckpt")}
+        assert len(checkpoints) == (8 if place == "every step" else 2)
+        for step, interrupted in checkpoints.items():
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*will not act in this fit", category=UserWarning)
+                resumed, module = month(how, interrupted.parent, interrupted, "end of epoch", number)
+            assert resumed.moments == [], step
+            if place != "every step":
+                assert_same_weights(module, whole)
+        checkpoint = checkpoints[max(checkpoints)]
+
+
+def test_a_checkpoint_that_is_written_after_the_fit_is_of_a_finished_training(tmp_path):
+    first = trainer(Recorder(ON_FIRST), max_epochs=None, max_steps=5)
+    first.fit(PlainModule(), datamodule=PlainData())
+    first.save_checkpoint(tmp_path / "after.ckpt")
+    recorder = Recorder(ON_FIRST)
+    fitted(recorder, data=PlainData(), max_epochs=4, ckpt_path=tmp_path / "after.ckpt")
+    assert recorder.moments == [(2, 5)]
+
+
+@pytest.mark.parametrize("place", ["end of epoch", "after validation"])
+def test_a_checkpoint_of_an_earlier_epoch_and_a_later_end_are_an_interrupted_training(tmp_path, place, caplog):
+    """As where a training is prolonged: it may be on the same data."""
+    train(Recorder(ON_FIRST), PlainData(), save_in(tmp_path, place))
+    recorder = Recorder(ON_FIRST)
+    with caplog.at_level(logging.INFO):
+        train(recorder, PlainData(), ckpt_path=tmp_path / "step=4.ckpt", max_epochs=4)
+    assert recorder.moments == []
+    assert said(caplog)[-2].startswith("Recorder will not act in this fit: PlainData has no `chunk` attribute: ")
+
+
+def test_an_announcement_counts_also_where_the_checkpoint_knows_no_callback(tmp_path):
+    fitted(ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2)
+    recorder = Recorder()
+    again = trainer(recorder, max_epochs=4)
+    announce_new_data(again)
+    again.fit(PlainModule(), datamodule=PlainData(seed=1), ckpt_path=tmp_path / "last.ckpt")
+    assert recorder.moments == [(2, 8)]
+
+
+def test_a_chunk_that_is_the_same_in_the_whole_process_is_no_reason_to_warn(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        checkpoint = last_month(tmp_path, data=Month(0))  # warnings are errors
+        train(FIRECallback(), Month(0))
+        train(Recorder(), Month(1), ckpt_path=checkpoint, max_epochs=4)
+    assert (
+        "AtNewData(skip_first=True); Month announces new data when its `chunk` changes from 0 (if it does within this"
+        f" fit, set Trainer(reload_dataloaders_every_n_epochs=1)). {ADVICE}. print(" in "\n".join(said(caplog))
+    )
+
+
+def test_a_chunk_that_changes_though_the_trainer_does_not_ask_for_its_data_is_warned_of():
+    class Changes(PlainData):
+        @property
+        def chunk(self):
+            return self.trainer.current_epoch // 2
+
+    with pytest.warns(UserWarning, match=r"Changes announces new data at epoch 2, but the Trainer asks for the train"):
+        train(Recorder(), Changes(), max_epochs=4)
+
+
+def test_a_resumed_run_whose_events_came_before_does_not_say_that_it_was_never_due(tmp_path, caplog):
+    fitted(Recorder(AtEpochs([1])), save_in(tmp_path, "end of epoch"), data=PlainData(), max_epochs=3)
+    with caplog.at_level(logging.INFO):
+        caplog.clear()
+        fitted(Recorder(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
+    assert said(caplog) == ["Recorder did not act in this fit; it has acted before it, in all 1 time(s)."]
