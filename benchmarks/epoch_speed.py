@@ -1,7 +1,7 @@
 """How much of a bare PyTorch loop's speed a Lightning epoch keeps, side by side in one run.
 
     python benchmarks/epoch_speed.py [--only resnet-18 small] [--rounds 5] [--epochs 2] [--json FILE]
-    python benchmarks/epoch_speed.py --only small --batches 79   # the quick start's second chunk
+    python benchmarks/epoch_speed.py --only small --batches 79   # the small warm start's second chunk
 
 The loop indexes uint8 images, normalises them, and does what training takes: Adam, clipping at 0.5, warm-up. Against
 it a Trainer with our `Classifier` and `ChunkedDataModule`: alone; with an idle `FIRECallback` and a TensorBoard
@@ -10,7 +10,7 @@ progress bar. Left out are validation and checkpoints, which the loop does not h
 whose cost is measured by `logging_cost.py`. That all end with the same weights, bit for bit, is checked in each
 round.
 
-ResNet-18 as for CIFAR-10 with batches of 32, and the quick start's network with its 8 batches of 128, on random images.
+ResNet-18 as for CIFAR-10 with batches of 32, and the small ResNet with its 8 batches of 128, on random images.
 The first epoch of each training warms up; an epoch lasts until the next one starts. A share is the time of the loop by
 that of another, of medians over the rounds; in brackets the smallest and largest.
 """

@@ -1,6 +1,6 @@
 """What the default logging costs: λ_max and histograms at an event, `PlasticityMonitor` at the end of epochs.
 
-    python benchmarks/logging_cost.py                          # the quick start's run with FIRE, timed as it is
+    python benchmarks/logging_cost.py --root data              # the small warm start with FIRE, timed as it is
     python benchmarks/logging_cost.py --net resnet-18 [--steps 5]   # the paper's, batch 256, for its 100 epochs
 
 Both parts are timed inside one training. The first prints shares of the training time of the chunk they belong to. The
@@ -61,9 +61,12 @@ def everything_timed() -> ExitStack:
     return stack
 
 
-def quick_start() -> dict[str, float]:
-    """Run the quick start with FIRE; return shares of the time of its second chunk, and of a mean epoch."""
-    recipe, watch = Path("recipes/quick_start"), Stopwatch("on_train_epoch_start", "on_train_epoch_end")
+def small_warm_start(root: str) -> dict[str, float]:
+    """Run the small warm start with FIRE; return shares of the time of its second chunk, and of a mean epoch."""
+    recipe, watch = (
+        Path("recipes/vision/warm_start/fashion_mnist_small_resnet"),
+        Stopwatch("on_train_epoch_start", "on_train_epoch_end"),
+    )
     watched = patch.object(Classifier, "configure_callbacks", lambda self: [watch])
     with tempfile.TemporaryDirectory() as folder, watched:
         words = [
@@ -72,6 +75,7 @@ def quick_start() -> dict[str, float]:
             f"{recipe}/base.yaml",
             "-c",
             f"{recipe}/fire.yaml",
+            f"--data.init_args.root={root}",
             "--trainer.logger",
             "TensorBoardLogger",
         ]
@@ -81,7 +85,7 @@ def quick_start() -> dict[str, float]:
     chunk = sum(epochs[cli.datamodule.epochs_per_chunk[0] :])
     epoch = statistics.mean(epochs)
     number = len(epochs)
-    print(f"quick start: {number} epochs of {epoch:.2f} s on average; the second chunk took {chunk:.1f} s")
+    print(f"small warm start: {number} epochs of {epoch:.2f} s on average; the second chunk took {chunk:.1f} s")
     shares = {}
     for label, taken in SECONDS.items():
         whole, what = (chunk, "of its chunk") if label.startswith("event") else (number * epoch, "of all epochs")
@@ -124,12 +128,13 @@ def short(net: str, batch: int, steps: int) -> dict[str, float]:
 def main() -> None:
     """Run and print."""
     parser = parser_of(__doc__)
-    parser.add_argument("--net", choices=("resnet-18", "small"), help="a few steps of it, not the quick start's run")
+    parser.add_argument("--net", choices=("resnet-18", "small"), help="a few steps of it, not the small warm start")
+    parser.add_argument("--root", default="data", help="folder that holds FashionMNIST/raw")
     parser.add_argument("--batch", type=int, default=256, help="images in a batch")
     parser.add_argument("--steps", type=int, default=5, help="steps of each of the two short epochs")
     options = parser.parse_args()
     with everything_timed():
-        shares = short(options.net, options.batch, options.steps) if options.net else quick_start()
+        shares = short(options.net, options.batch, options.steps) if options.net else small_warm_start(options.root)
     publish({"shares": {label: round(share, 6) for label, share in shares.items()}}, options.json)
 
 

@@ -11,6 +11,6 @@ from lightning_fire.nets import VGG, ResNet
 NETS: dict[str, Callable[..., nn.Module]] = {
     "resnet-18": ResNet,  # the paper's for CIFAR-10
     "vgg-16": VGG,  # for Tiny ImageNet, 64 × 64
-    # the quick start's
+    # the small ResNet of the recipes on Fashion-MNIST
     "small": partial(ResNet, widths=(8, 16, 32, 64), blocks=(1, 1, 1, 1), head_width=None, stem_stride=2),
 }
