@@ -22,7 +22,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lightning_fire.callbacks.rewrite import rewrite
+from lightning_fire.callbacks.rewrite import new_weights, write
 from lightning_fire.functional import fire
 from lightning_fire.where import WeightView
 
@@ -41,7 +41,8 @@ def event(rank: int, ranks: int, port: int, model: str, sharded: bool, seconds) 
     for several in (warm_up, views):
         distributed.barrier()
         start = time.perf_counter()
-        rewrite(several, lambda view, weight: fire(weight), "fire", rank, ranks)
+        new, *_ = new_weights(several, lambda view, weight: fire(weight), "fire", rank, ranks)
+        write(new, "keep", ())
         distributed.barrier()
         seconds.value = time.perf_counter() - start
     distributed.destroy_process_group()

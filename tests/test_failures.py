@@ -1,6 +1,7 @@
 """Trainings that fail: nothing is half done or done twice, and the last checkpoint can be gone on from."""
 
 import contextlib
+import copy
 import errno
 import tempfile
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from small_training import PlainModule, assert_same_weights, dataset, fitted, st
 from test_cli import FIRE
 from tiny_recipe import tiny_recipe
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fire import (
     DASH,
@@ -29,6 +31,7 @@ from lightning_fire import (
     FullReset,
     L2Init,
     OptimizerReset,
+    Parameters,
     Parseval,
     PlasticityInjection,
     PlasticityMonitor,
@@ -108,6 +111,73 @@ def test_an_event_that_fails_has_not_been(tmp_path, monkeypatch, when, error):
         run(FIRECallback(when), SavesOnFailure(tmp_path))
     assert_same_weights(run(resumed, ckpt_path=tmp_path / "now.ckpt"), expected)
     assert resumed.num_events == undisturbed.num_events
+
+
+class StopsAt(TorchDispatchMode):
+    """Counts the operations on tensors, and raises Ctrl-C in the place of one of them."""
+
+    def __init__(self, number=None):
+        super().__init__()
+        self.number, self.count = number, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        if self.count == self.number:
+            raise KeyboardInterrupt
+        return func(*args, **(kwargs or {}))
+
+
+class WithTarget(Validated):
+    """Has a copy of its network that follows each event, and nothing else."""
+
+    def __init__(self):
+        super().__init__()
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+
+    def sync_targets(self):
+        self.target.load_state_dict(self.net.state_dict())
+
+
+def stopped(build, mode: StopsAt) -> Callback:
+    """Return a method whose first event runs under a mode."""
+    method = build()
+
+    class Stopped(type(method)):
+        def act(self, trainer, pl_module):
+            with mode if self.num_events == 1 else contextlib.nullcontext():
+                return super().act(trainer, pl_module)
+
+    Stopped.__qualname__ = type(method).__qualname__  # part of the key in the checkpoint
+    method.__class__ = Stopped
+    return method
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        FIRECallback,
+        DASH,
+        partial(ShrinkAndPerturb, strength=0.3),
+        partial(ShrinkAndPerturb, strength=0.3, target="fresh", optimizer="all"),
+        partial(FullReset, target="fresh"),
+        partial(FullReset, where=Parameters(include=["net.5"])),
+        partial(PlasticityInjection, head="net.5"),
+        partial(ReDo, AtNewData(), threshold=0.5),
+    ],
+    ids=["fire", "dash", "initial", "fresh", "redrawn", "reset", "injection", "redo"],
+)
+def test_an_event_that_is_stopped_in_the_middle_is_done_once(tmp_path, build):
+    """Wherever that is: resumed, the run ends with the weights of an undisturbed one."""
+    kind = Validated if build().name == "plasticity_injection" else WithTarget
+    expected = run(build(), kind=kind)  # the first event computes what later ones remember
+    run(stopped(build, counter := StopsAt()), kind=kind)
+    assert counter.count > 10
+    for number in sorted({*range(1, counter.count, -(-counter.count // 7)), counter.count - 1, counter.count}):
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(stopped(build, StopsAt(number)), SavesOnFailure(tmp_path), kind=kind)
+        resumed = build()
+        assert_same_weights(run(resumed, kind=kind, ckpt_path=tmp_path / "now.ckpt"), expected)
+        assert resumed.num_events == 2
 
 
 class FullDisk(DummyLogger):

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.callbacks.probe import Loss, gradients_on_new_data
-from lightning_fire.callbacks.rewrite import require_finite, watch
+from lightning_fire.callbacks.rewrite import new_weights, require_finite, write
 from lightning_fire.functional import dash
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights, WeightView
@@ -89,13 +89,18 @@ class DASH(EventCallback):
         return self.where.select(pl_module) if self.log_layers else ()
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        weights = self.where.select(pl_module)
-        views = [*weights, *_biases_of(pl_module, weights)]
-        parameters = list(dict.fromkeys(view.parameter for view in views))
-        require_finite({view.name: view.read() for view in views})
+        views = self.where.select(pl_module)
+        biases = _biases_of(pl_module, views)
+        require_finite({**{view.name: view.read() for view in views}, **biases})
+        parameters = list(dict.fromkeys([*(view.parameter for view in views), *biases.values()]))
         directions, batches = self._directions(trainer, pl_module, parameters)
-        values = watch(weights, lambda: self._shrink(views, directions), self.name)
-        forget_state(self.optimizer, trainer.optimizers, parameters)
+
+        def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+            return dash(weight, replace(view, parameter=directions[view.parameter]).read(), self.minimum)
+
+        new, values, _ = new_weights(views, new_weight, self.name)
+        new |= {bias: dash(bias.detach(), directions[bias], self.minimum) for bias in biases.values()}
+        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
         if not self.log_layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
         return {**values, f"{self.name}/batches": float(batches)}
@@ -117,20 +122,14 @@ class DASH(EventCallback):
             )
         return dict(zip(parameters, reduced, strict=True)), batches
 
-    @torch.no_grad()
-    def _shrink(self, views: Sequence[WeightView], directions: Mapping[Parameter, Tensor]) -> None:
-        for view in views:
-            direction = replace(view, parameter=directions[view.parameter]).read()
-            view.write(dash(view.read(), direction, self.minimum))
 
-
-def _biases_of(module: nn.Module, weights: Sequence[WeightView]) -> list[WeightView]:
-    """Return the trainable biases of the layers that some of the weights belong to."""
+def _biases_of(module: nn.Module, weights: Sequence[WeightView]) -> dict[str, Parameter]:
+    """Return by name the trainable biases of the layers that some of the weights belong to."""
     selected = {view.parameter for view in weights}
-    return [
-        WeightView(f"{name}.bias", layer.bias)
+    return {
+        f"{name}.bias": layer.bias
         for name, layer in module.named_modules()
         if getattr(layer, "weight", None) in selected
         and isinstance(getattr(layer, "bias", None), Parameter)
         and layer.bias.requires_grad
-    ]
+    }

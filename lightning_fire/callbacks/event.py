@@ -1,6 +1,6 @@
 """The base of all methods that act at an event: it joins WHAT, WHERE and WHEN to Lightning's hooks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fire.callbacks.log_now import log_histograms_now, log_now
+from lightning_fire.callbacks.no_trace import to_the_end
 from lightning_fire.callbacks.probe import Loss, weights_are_sharded
 from lightning_fire.callbacks.rewrite import spectra
 from lightning_fire.callbacks.timed import TimedCallback
@@ -217,13 +218,31 @@ class EventCallback(TimedCallback):
         views = self.views_to_show(pl_module) if shown else ()
         before = spectra(views)
         values = self.act(trainer, pl_module)
-        self._acted = True
-        if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
-            sync()
+        if not self._acted:
+            self.carry_out(pl_module, lambda: None)
         for moment, of_views in (("before", before), ("after", spectra(views))):
             key = f"{self.name}.singular_values_{moment}"
             log_histograms_now(trainer, {f"{key}/{name}": tensor for name, tensor in of_views.items()})
         return values
+
+    def carry_out(self, pl_module: LightningModule, change: Callable[[], None]) -> None:
+        """Change weights and optimizer state, and let target networks follow. Once this begins, the event counts.
+
+        `act` computes everything first and calls this last, so that an event that raises has changed nothing. If
+        Ctrl-C arrives during the change, the change is completed.
+
+        Args:
+            pl_module: The module.
+            change: Makes the change; a second call must have the same result.
+        """
+
+        def change_all() -> None:
+            self._acted = True
+            change()
+            if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
+                sync()
+
+        to_the_end(change_all)
 
     @property
     def state_key(self) -> str:

@@ -9,9 +9,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed
 
 from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import rewrite
+from lightning_fire.callbacks.rewrite import new_weights, write
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.when import Schedule
@@ -110,8 +110,8 @@ class FIRECallback(EventCallback):
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         views = self.where.select(pl_module)
         ranks = trainer.world_size if distributed.is_available() and distributed.is_initialized() else 1
-        values, zeros = rewrite(views, self.new_weight, self.name, trainer.global_rank, ranks)
+        new, values, zeros = new_weights(views, self.new_weight, self.name, trainer.global_rank, ranks)
         if zeros:
             rank_zero_warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
-        forget_state(self.optimizer, trainer.optimizers, [view.parameter for view in views])
+        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
         return values if self.log_layers else {key: v for key, v in values.items() if ".layers/" not in key}

@@ -1,17 +1,17 @@
 """Full reset: begin again."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
 from lightning_fire.callbacks.initial_values import tensors_of
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy
 from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import watch
+from lightning_fire.callbacks.rewrite import new_values, write
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView, put
+from lightning_fire.where import Parameters, WeightView
 
 
 class FullReset(TargetCallback):
@@ -73,17 +73,16 @@ class FullReset(TargetCallback):
         return measurable(pl_module, self._selected(pl_module).values())
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        selected = self._selected(pl_module)
-        values = watch(self.views_to_show(pl_module), lambda: self._reset(pl_module, set(selected.values())), self.name)
-        forget_state(self.optimizer, trainer.optimizers, selected.values())
+        targets = self._targets_of(pl_module, set(self._selected(pl_module).values()))
+        new, values = new_values(targets, self.views_to_show(pl_module), self.name)
+        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
         return values
 
-    def _selected(self, pl_module: LightningModule) -> Mapping[str, torch.Tensor]:
+    def _selected(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
         return tensors_of(pl_module) if self.where is None else self.where.select(pl_module)
 
-    @torch.no_grad()
-    def _reset(self, pl_module: LightningModule, chosen: set[torch.Tensor]) -> None:
+    def _targets_of(self, pl_module: LightningModule, chosen: set[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         targets = self.targets(pl_module)
         for name, tensor in tensors_of(pl_module).items():
             if tensor in chosen:
-                put(tensor, targets[name])
+                yield tensor, targets[name]

@@ -8,6 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_fire.callbacks.no_trace import to_the_end
 from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.where import gathered
 
@@ -139,15 +140,20 @@ def fresh_values(module: nn.Module, seed: int) -> dict[str, Tensor]:
     tensors = tensors_of(module)
     present = {name: tensor.clone() for name, tensor in tensors.items()}
     device = next(module.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        for layer in module.modules():
-            if callable(getattr(layer, "reset_parameters", None)):
-                layer.reset_parameters()
-    drawn = {name: tensor.clone() for name, tensor in tensors.items()}
-    for name, tensor in tensors.items():
-        tensor.copy_(present[name])
-    return drawn
+
+    def put_back() -> None:
+        for name, tensor in tensors.items():
+            tensor.copy_(present[name])
+
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for layer in module.modules():
+                if callable(getattr(layer, "reset_parameters", None)):
+                    layer.reset_parameters()
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    finally:
+        to_the_end(put_back)
 
 
 def not_redrawable(module: nn.Module) -> list[str]:

@@ -40,6 +40,19 @@ def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 
 
+def to_the_end(change: Callable[[], None]) -> None:
+    """Make a change completely: if Ctrl-C arrives during it, begin it again, and raise then.
+
+    Args:
+        change: Makes the change; a second call must have the same result.
+    """
+    try:
+        change()
+    except BaseException:
+        change()
+        raise
+
+
 @contextlib.contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     """Put a module and the random states back at the end as they were; drop what is logged in between.
@@ -57,16 +70,21 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     if loggers:
         trainer.loggers = [DummyLogger() for _ in loggers]
     vars(module)["log"], _looking = _drop, True
-    try:
-        yield
-    finally:
+
+    @torch.no_grad()
+    def put_back() -> None:
+        global _looking
         _looking = False
         _set_rng_states(random_states)
         if loggers:
             trainer.loggers = loggers
-        with torch.no_grad():
-            for restore in restores:
-                restore()
+        for restore in restores:
+            restore()
+
+    try:
+        yield
+    finally:
+        to_the_end(put_back)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Plasticity injection (Nikishin et al., NeurIPS 2023)."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import ismethod
 from typing import Any
 
@@ -59,19 +59,36 @@ class InjectedHead(nn.Module):
             output = tree_map(torch.add, output, plus)
         return output
 
-    @torch.no_grad()
     def inject(self, seed: int) -> None:
         """Freeze the head and begin anew, with the same output.
 
         Args:
             seed: Seed of the new weights; the global random state is left alone.
         """
-        self.frozen.append(_frozen_copy(self.trained))
-        drawn = fresh_values(self.trained, seed)
-        for name, tensor in tensors_of(self.trained).items():
-            tensor.copy_(drawn[name])
-        self.taken_away.append(_frozen_copy(self.trained))
-        self._injections = len(self.frozen)
+        self.prepared_injection(seed)()
+
+    def prepared_injection(self, seed: int) -> Callable[[], None]:
+        """Prepare an injection, and change nothing yet.
+
+        Args:
+            seed: See `inject`.
+
+        Returns:
+            Makes the injection. A second call has the same result.
+        """
+        number, drawn = len(self.frozen), fresh_values(self.trained, seed)
+        frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
+
+        @torch.no_grad()
+        def inject() -> None:
+            for head in (taken_away, self.trained):
+                for name, tensor in tensors_of(head).items():
+                    tensor.copy_(drawn[name])
+            self.frozen.add_module(str(number), frozen)
+            self.taken_away.add_module(str(number), taken_away)
+            self._injections = number + 1
+
+        return inject
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -172,9 +189,14 @@ class PlasticityInjection(EventCallback):
         wrappers = wrap_heads(pl_module, self._heads)
         for head, wrapper in zip(self._heads, wrappers, strict=True):
             require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
-        for wrapper in wrappers:
-            wrapper.inject(seed_of_draw(self.seed, self.num_events))
-        forget_state(self.optimizer, trainer.optimizers, wrappers[0].trained.parameters())
+        injections = [wrapper.prepared_injection(seed_of_draw(self.seed, self.num_events)) for wrapper in wrappers]
+
+        def change() -> None:
+            for inject in injections:
+                inject()
+            forget_state(self.optimizer, trainer.optimizers, wrappers[0].trained.parameters())
+
+        self.carry_out(pl_module, change)
         held = [*wrappers[0].frozen.buffers(), *wrappers[0].taken_away.buffers()]
         return {f"{self.name}/frozen_parameters": float(sum(tensor.numel() for tensor in held))}
 

@@ -85,7 +85,8 @@ class ReDo(WithHiddenUnits, EventCallback):
         activities = means.split([layer.size for layer in self.layers])
         resets = [dormant(activity, self.threshold).nonzero().flatten() for activity in activities]
         chosen = list(zip(self.layers, resets, strict=True))
-        reset_units(chosen, seed_of_draw(self.seed, self.num_events), trainer.optimizers)
+        seed = seed_of_draw(self.seed, self.num_events)
+        self.carry_out(pl_module, lambda: reset_units(chosen, seed, trainer.optimizers))
         number, units = sum(map(len, resets)), sum(layer.size for layer in self.layers)
         values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
         if self.log_layers:

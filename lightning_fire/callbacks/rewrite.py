@@ -1,48 +1,50 @@
-"""Replace selected weights in place, and measure what that did to plasticity and stability."""
+"""New values of weights, what they do to plasticity and stability, and their writing in place."""
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, distributed
+from torch.optim import Optimizer
 
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
 from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe, singular_values
-from lightning_fire.where import WeightView, is_sharded
+from lightning_fire.where import WeightView, is_sharded, local, put
 
 _MEASURES = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "norm", "zero")
 
 
 @torch.no_grad()
-def rewrite(
+def new_weights(
     views: Sequence[WeightView],
     new_weight: Callable[[WeightView, Tensor], Tensor],
     group: str,
     rank: int = 0,
     world_size: int = 1,
-) -> tuple[dict[str, float], list[str]]:
-    """Put a new weight in the place of each selected one.
+) -> tuple[dict[Tensor, Tensor], dict[str, float], list[str]]:
+    """Compute a new weight for each selected one, for `write`.
 
-    All weights are checked before the first is changed. Several ranks share the work: each computes some of the new
-    weights, and sends them to the others.
+    Several ranks share the work: each computes some of the new weights, and sends them to the others.
 
     Args:
-        views: The weights to replace.
+        views: The weights; left as they are.
         new_weight: From a view and its weight, shape `(out, in / groups, *kernel)`, to the new weight, same shape.
         group: Prefix of the keys, such as `"fire"`.
         rank: Number of this process.
         world_size: Number of processes; all have the same weights and call this.
 
     Returns:
-        What to log, by key, and the names of the views that hold an all-zero matrix. Keys, as means over the weights:
-        `{group}/dfi_normalized_before`, `…/dfi_normalized_after`, and without the normalization, which mixes in the
-        scale, `{group}.raw/dfi_before`, `…/dfi_after` (each a mean over the kernel positions of a weight); as sums:
-        `{group}/sfe`; and `{group}/sfe_normalized`, the sum of SFE by the sum of ‖W‖_F². The same per weight as
+        The new values by parameter, sharded as it is; what to log, by key; and the names of the views that hold an
+        all-zero matrix. Keys, as means over the weights: `{group}/dfi_normalized_before`,
+        `…/dfi_normalized_after`, and without the normalization, which mixes in the scale, `{group}.raw/dfi_before`,
+        `…/dfi_after` (each a mean over the kernel positions of a weight); as sums: `{group}/sfe`; and
+        `{group}/sfe_normalized`, the sum of SFE by the sum of ‖W‖_F². The same per weight as
         `{group}.layers/{measure}/{name}`. `{group}/seconds`: time taken.
 
     Raises:
-        ValueError: If a weight has a NaN or Inf; names the weight, nothing has been changed.
+        ValueError: If a weight has a NaN or Inf; names the weight.
     """
     start = time.perf_counter()
     owners = share_out([cost(view.shape) for view in views], world_size)
@@ -54,8 +56,10 @@ def rewrite(
     seen = [torch.zeros((), device=device) if weight is None else weight for weight in weights]
     require_finite({view.name: weight for view, weight in zip(views, seen, strict=True)}, by_ranks=world_size > 1)
     del seen
+    values = {parameter: parameter.detach().clone() for parameter in dict.fromkeys(view.parameter for view in views)}
+    copies = [replace(view, parameter=values[view.parameter]) for view in views]
     rows, kept = [], {}
-    for index, view in enumerate(views):
+    for index, (view, copy) in enumerate(zip(views, copies, strict=True)):
         weight, weights[index] = weights[index], None  # frees what was gathered
         if weight is None:
             rows.append(torch.zeros(len(_MEASURES), device=device))
@@ -63,15 +67,53 @@ def rewrite(
         new = new_weight(view, weight)
         rows.append(_change(weight, new, view.groups))
         if is_sharded(view.parameter):
-            kept[view] = new
+            kept[copy] = new
         else:
-            view.write(new)
+            copy.write(new)
     if world_size > 1:
-        _exchange(views, owners, rank, kept)
+        _exchange(copies, owners, rank, kept)
         table = torch.stack(rows)
         distributed.all_reduce(table)  # zeros from all but the owner
         rows = list(table)
-    return _report(views, rows, group, start)
+    return values, *_report(views, rows, group, start)
+
+
+@torch.no_grad()
+def new_values(
+    pairs: Iterable[tuple[Tensor, Tensor]], views: Sequence[WeightView], group: str
+) -> tuple[dict[Tensor, Tensor], dict[str, float]]:
+    """Gather new values of whole tensors, for `write`, and measure what they do to some weights.
+
+    Args:
+        pairs: Each tensor with the new values of the whole of it, of any dtype and device.
+        views: The weights to measure.
+        group: Prefix of the keys.
+
+    Returns:
+        The new values by tensor, sharded as it is; and what to log, by key, see `new_weights`.
+    """
+    start = time.perf_counter()
+    values = {}
+    for tensor, whole in pairs:
+        values[tensor] = torch.empty_like(tensor)
+        put(values[tensor], whole)
+    copies = [replace(view, parameter=values.get(view.parameter, view.parameter)) for view in views]
+    rows = [_change(view.read(), copy.read(), view.groups) for view, copy in zip(views, copies, strict=True)]
+    return values, _report(views, rows, group, start)[0]
+
+
+@torch.no_grad()
+def write(values: Mapping[Tensor, Tensor], policy: OptimizerPolicy, optimizers: Iterable[Optimizer]) -> None:
+    """Replace values in place, and drop optimizer state; done a second time it changes nothing.
+
+    Args:
+        values: The new values by tensor, sharded as it is.
+        policy: What to drop, see `forget_state`.
+        optimizers: The optimizers.
+    """
+    for tensor, new in values.items():
+        local(tensor).copy_(local(new))
+    forget_state(policy, optimizers, values)
 
 
 def cost(shape: Sequence[int]) -> int:
@@ -118,29 +160,10 @@ def _exchange(views: Sequence[WeightView], owners: Sequence[int], rank: int, kep
             view.write(new)
 
 
-@torch.no_grad()
-def watch(views: Sequence[WeightView], change: Callable[[], None], group: str) -> dict[str, float]:
-    """Measure what any change of a model does to some of its weights. Copies them for that long.
-
-    Args:
-        views: The weights to measure.
-        change: Changes the model.
-        group: Prefix of the keys.
-
-    Returns:
-        What to log, by key, see `rewrite`.
-    """
-    start = time.perf_counter()
-    old = {view.parameter: view.parameter.detach().clone() for view in views}
-    change()
-    changes = [_change(replace(view, parameter=old[view.parameter]).read(), view.read(), view.groups) for view in views]
-    return _report(views, changes, group, start)[0]
-
-
 def _report(
     views: Sequence[WeightView], changes: Sequence[Tensor], group: str, start: float
 ) -> tuple[dict[str, float], list[str]]:
-    """Turn the `_MEASURES` of each view, shape (7,), into the values and names that `rewrite` returns."""
+    """Turn the `_MEASURES` of each view, shape (7,), into the values and names that `new_weights` returns."""
     if not views:
         return {}, []
     rows = torch.stack(list(changes)).tolist()  # the one place that waits for the GPU
@@ -222,7 +245,7 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
 
 def _is_finite(tensor: Tensor) -> Tensor:
     """Return whether no entry is a NaN or Inf, by the extremes: ten times as fast, as some act at each step."""
-    tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()
+    tensor = local(tensor)
     if tensor.is_complex() or not tensor.numel():
         return tensor.isfinite().all()
     return torch.stack(torch.aminmax(tensor)).isfinite().all()

@@ -1,17 +1,18 @@
 """Shrink and perturb (Ash & Adams, NeurIPS 2020)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, forget_state
+from lightning_fire.callbacks.optimizer_state import OptimizerPolicy
 from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import require_finite, watch
+from lightning_fire.callbacks.rewrite import new_values, require_finite, write
 from lightning_fire.callbacks.target import Target, TargetCallback, measurable
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView, gathered, put
+from lightning_fire.where import Parameters, WeightView, gathered
 
 
 class ShrinkAndPerturb(TargetCallback):
@@ -80,14 +81,14 @@ class ShrinkAndPerturb(TargetCallback):
     def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         selected = self.where.select(pl_module)
         require_finite(selected)
-        values = watch(self.views_to_show(pl_module), lambda: self._move(pl_module, selected), self.name)
-        forget_state(self.optimizer, trainer.optimizers, selected.values())
+        moved = self._moved(pl_module, set(selected.values()))
+        new, values = new_values(moved, self.views_to_show(pl_module), self.name)
+        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
         return values
 
-    @torch.no_grad()
-    def _move(self, pl_module: LightningModule, selected: Mapping[str, torch.nn.Parameter]) -> None:
-        targets, chosen = self.targets(pl_module), set(selected.values())
+    def _moved(self, pl_module: LightningModule, chosen: set[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        targets = self.targets(pl_module)
         for name, parameter in pl_module.named_parameters():
             if parameter in chosen:
                 whole = gathered(parameter)
-                put(parameter, shrink_and_perturb(whole, targets[name], self.strength, self.perturb))
+                yield parameter, shrink_and_perturb(whole, targets[name], self.strength, self.perturb)

@@ -4,7 +4,7 @@ from lightning_fire.where.candidates import weight_layers
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
-from lightning_fire.where.sharded import gathered, is_sharded, put, reshard
+from lightning_fire.where.sharded import gathered, is_sharded, local, put, reshard
 from lightning_fire.where.units import HiddenUnits, UnitLayer
 from lightning_fire.where.views import WeightView
 from lightning_fire.where.weights import Weights
@@ -19,6 +19,7 @@ __all__ = [
     "Weights",
     "gathered",
     "is_sharded",
+    "local",
     "put",
     "reshard",
     "weight_layers",

@@ -26,6 +26,19 @@ def gathered(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds: of a plain tensor, all of it.
+
+    Args:
+        tensor: Any tensor.
+
+    Returns:
+        Detached; shares memory with `tensor`.
+    """
+    tensor = tensor.detach()
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
 @torch.no_grad()
 def put(tensor: Tensor, whole: Tensor) -> None:
     """Replace the values of a tensor in place; of a sharded one, each process replaces its own part.
@@ -39,9 +52,9 @@ def put(tensor: Tensor, whole: Tensor) -> None:
         return
     from torch.distributed.tensor import DTensor, Replicate
 
-    mesh, local = tensor.device_mesh, tensor.detach().to_local()
-    replicated = DTensor.from_local(whole.detach().to(local.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    local.copy_(replicated.redistribute(placements=tensor.placements).to_local())
+    mesh, part = tensor.device_mesh, local(tensor)
+    replicated = DTensor.from_local(whole.detach().to(part.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    part.copy_(replicated.redistribute(placements=tensor.placements).to_local())
 
 
 def reshard(module: nn.Module) -> None:
