@@ -3,17 +3,20 @@
 from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from lightning.pytorch import Trainer
-from torch.nn import Parameter
-from torch.optim import Optimizer
+from torch import Tensor
+from torch.optim import SGD, Optimizer
 
 OptimizerPolicy = Literal["keep", "touched", "all"]
 
 
-def forget_state(policy: OptimizerPolicy, optimizers: Iterable[Optimizer], touched: Iterable[Parameter]) -> None:
-    """Drop optimizer state (moments, step counts), so that it is made anew at the next step.
+def forget_state(policy: OptimizerPolicy, optimizers: Iterable[Optimizer], touched: Iterable[Tensor]) -> None:
+    """Drop optimizer state (moments, step counts), so that the next step initializes it. A second call changes nothing.
 
-    Learning-rate schedulers and parameter groups stay as they are.
+    Fused SGD needs the momentum of all parameters of a group or of none: where others keep theirs, that of a touched
+    one is set to 0. The next step is the same as without a momentum, but `1 - dampening` times as large if SGD has a
+    dampening. Learning-rate schedulers and parameter groups stay as they are.
 
     Args:
         policy: `"keep"` drops nothing, `"touched"` the state of the parameters in `touched`, `"all"` everything.
@@ -22,12 +25,23 @@ def forget_state(policy: OptimizerPolicy, optimizers: Iterable[Optimizer], touch
     """
     if policy == "keep":
         return
-    touched = list(touched)
+    touched = set(touched)
     for optimizer in optimizers:
-        if policy == "all":
-            optimizer.state.clear()
-        for parameter in touched:
-            optimizer.state.pop(parameter, None)
+        _forget(policy, optimizer, touched)
+
+
+def _forget(policy: OptimizerPolicy, optimizer: Optimizer, touched: set[Tensor]) -> None:
+    if policy == "all":
+        optimizer.state.clear()
+        return
+    fused = [group["params"] for group in optimizer.param_groups if isinstance(optimizer, SGD) and group.get("fused")]
+    zeroed = {parameter for group in fused if not touched.issuperset(group) for parameter in group}
+    for parameter in touched & optimizer.state.keys():
+        momentum = optimizer.state[parameter].get("momentum_buffer") if parameter in zeroed else None
+        if momentum is None:
+            del optimizer.state[parameter]
+        else:
+            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(momentum)}
 
 
 def check_policy(policy: str) -> None:
