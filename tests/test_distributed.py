@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Callback
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader
 from lightning_fire import *
 from small_training import GrowingData, PlainModule, dataset, trainer
@@ -48,6 +49,13 @@ class FailsOnRankOne(PlainModule):
         if not self.training and int(os.environ.get("LOCAL_RANK", 0)):
             raise RuntimeError("out of memory, on this rank only")
         return super().training_step(batch, batch_idx)
+
+
+class Shares(PlainModule):
+    def configure_optimizers(self):
+        if {devices} == 1:
+            return super().configure_optimizers()
+        return ZeroRedundancyOptimizer(self.parameters(), torch.optim.Adam, lr=1e-2)  # each rank: state of some
 
 
 if __name__ == "__main__":
@@ -95,10 +103,18 @@ def assert_ranks_agree(first, second):
                 assert torch.equal(first[epoch][name], second[epoch][name]), (epoch, name)
 
 
-@pytest.mark.parametrize(("methods", "devices"), [(REWRITES, 2), (REWRITES, 4), (UNITS, 2)])
-def test_processes_get_the_weights_of_one(tmp_path, methods, devices):
-    (one,) = states(tmp_path, 1, methods)
-    first, *others = states(tmp_path, devices, methods)
+@pytest.mark.parametrize(
+    ("methods", "devices", "module"),
+    [
+        (REWRITES, 2, "PlainModule"),
+        (REWRITES, 4, "PlainModule"),
+        (UNITS, 2, "PlainModule"),
+        ("FIRECallback(AtEpochs([1])), OptimizerReset(AtEpochs([3])), ReDo(AtEpochs([4]), threshold=0.5)", 2, "Shares"),
+    ],
+)
+def test_processes_get_the_weights_of_one(tmp_path, methods, devices, module):
+    (one,) = states(tmp_path, 1, methods, module=module)
+    first, *others = states(tmp_path, devices, methods, module=module)
     assert len(others) == devices - 1
     for other in others:
         assert_ranks_agree(first, other)

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from lightning_fire.callbacks.initial_values import seed_of_draw
 from lightning_fire.callbacks.log_now import log_now
 from lightning_fire.callbacks.no_trace import is_compiled, is_looking
+from lightning_fire.callbacks.optimizer_state import with_inner
 from lightning_fire.callbacks.probe import Forward, forward_on_new_data
 from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
@@ -240,7 +241,7 @@ def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizer
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
     drawn = [_fresh_weight(layer, seed + index) for index, (layer, _) in enumerate(chosen)]
-    optimizers = list(optimizers)
+    optimizers = with_inner(optimizers)
     for (layer, units), fresh in zip(chosen, drawn, strict=True):
         _rows(layer.incoming)[units] = fresh[units]
         for moment in _moments(optimizers, layer.incoming):
