@@ -5,6 +5,7 @@ loaded, no batch seen) and the start of a batch. A schedule is anything with `du
 those below also answer `problem(horizon)`, so that a schedule that can never be due is refused before training starts.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -286,7 +287,8 @@ class WhenMetric(Schedule):
             causing event after event.
 
     Raises:
-        ValueError: If not one of `above` and `below` is given, or `rearm` lies on the wrong side of it.
+        ValueError: If not one of `above` and `below` is given, a value is NaN or infinite, or `rearm` lies on the wrong
+            side of the threshold.
 
     Example:
         >>> schedule = WhenMetric("plasticity/dormant_fraction", above=0.2, rearm=0.1)
@@ -302,6 +304,9 @@ class WhenMetric(Schedule):
     def __post_init__(self):
         if (self.above is None) == (self.below is None):
             raise ValueError(f"one of `above` and `below` must be given, got above={self.above}, below={self.below}")
+        for name in ("above", "below", "rearm"):
+            if not math.isfinite(getattr(self, name) or 0):
+                raise ValueError(f"`{name}` must be finite, got {getattr(self, name)}")
         if self.rearm is not None and (self.rearm > self.above if self.above is not None else self.rearm < self.below):
             side, threshold = ("below", self.above) if self.above is not None else ("above", self.below)
             raise ValueError(f"`rearm` must be at or {side} the threshold {threshold}, got {self.rearm}")

@@ -219,3 +219,11 @@ def test_when_metric_refuses_what_makes_no_sense():
         WhenMetric("m", above=0.5, rearm=0.6)
     with pytest.raises(ValueError, match=re.escape("`rearm` must be at or above the threshold 0.5, got 0.4")):
         WhenMetric("m", below=0.5, rearm=0.4)
+    for value in (float("nan"), float("inf"), float("-inf")):
+        for name, arguments in {
+            "above": {"above": value},
+            "below": {"below": value},
+            "rearm": {"above": 0.5, "rearm": value},
+        }.items():
+            with pytest.raises(ValueError, match=re.escape(f"`{name}` must be finite, got {value}")):
+                WhenMetric("m", **arguments)
