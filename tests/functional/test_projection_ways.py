@@ -66,6 +66,23 @@ def test_steps_equal_the_float64_recursion(shape, spectrum, coefficients, steps)
     assert (orthogonalize(matrix, steps, coefficients) - expected).norm() <= 2e-5 * expected.norm()
 
 
+@pytest.mark.parametrize(
+    ("coefficients", "steps"), [*(("cubic", steps) for steps in (10, 15, 20, 25)), ("quintic", 10), ("muon", 5)]
+)
+@pytest.mark.parametrize("rank", [1, 10, 100])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_step_multiplies_rounding_errors_in_null_directions(shape, rank, coefficients, steps):
+    """By the first coefficient, as in the published loop."""
+    generator = torch.Generator().manual_seed(0)
+    u, v = (torch.linalg.qr(torch.randn(n, rank, generator=generator, dtype=torch.float64))[0] for n in shape)
+    matrix = (u @ v.T).float()
+    expected = reference.orthogonalize(matrix, steps, coefficients)
+    error = (orthogonalize(matrix, steps, coefficients) - expected).norm() / expected.norm()
+    grown = 2 * torch.finfo(torch.float32).eps * COEFFICIENTS[coefficients][0] ** steps
+    assert error <= max(2e-5, grown)
+    assert error > 2e-5 or rank > 1 or grown < 2e-5
+
+
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("steps", [1, 5, 10])
