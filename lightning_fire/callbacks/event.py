@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_fire.callbacks.log_now import log_histograms_now, log_now
+from lightning_fire.callbacks.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
 from lightning_fire.callbacks.no_trace import to_the_end
 from lightning_fire.callbacks.probe import Loss, weights_are_sharded
 from lightning_fire.callbacks.rewrite import spectra
@@ -18,8 +19,6 @@ from lightning_fire.callbacks.upcoming_batch import curvature_around
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
 from lightning_fire.where import WeightView, reshard
 
-_RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
-_ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
 
@@ -100,11 +99,11 @@ class EventCallback(TimedCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         name, source, time = type(self).__name__, data_source_of(trainer), self.timekeeper
-        num_chunks, awaits = getattr(source, "num_chunks", None), _awaits_new_data(self.when) and not time.has_seen_data
+        num_chunks, awaits = getattr(source, "num_chunks", None), awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
-        if time.follows_finished and self._first_chunk is None and _acts_on_first(self.when):
+        if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which begins with this data
-        self._explanation, self._idle = self._explain(trainer)
+        self._explanation, self._idle = explain(self.when, self.timekeeper, trainer)
         if self._idle:
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else rank_zero_info
             tell(f"{name} will not act in this fit: {self._explanation}.")
@@ -114,8 +113,8 @@ class EventCallback(TimedCallback):
                 " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
                 " a DataModule with chunk_at(epoch) tells."
             )
-        elif awaits and num_chunks is not None and _asks_once(trainer):
-            rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {_ASKS_ONCE}.")
+        elif awaits and num_chunks is not None and asks_once(trainer):
+            rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(self).__name__
@@ -151,7 +150,7 @@ class EventCallback(TimedCallback):
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.new_data and self._loader_is_stale(trainer):
             kind = type(data_source_of(trainer)).__name__
-            rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {_ASKS_ONCE}.")
+            rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}.")
         if self.timekeeper.last_event == clock.step or not self.when.due(clock):
             return
         self.timekeeper.note_event(clock)
@@ -162,37 +161,10 @@ class EventCallback(TimedCallback):
             rank_zero_warn(f"{type(self).__name__} has changed no weight: {self.why_unchanged()}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
 
-    def _explain(self, trainer: Trainer) -> tuple[str, bool]:
-        """Return what makes data new in this fit and what to do, and whether it is known that none will be new.
-
-        The text is empty for a schedule that does not go by new data.
-        """
-        kinds = {isinstance(part, AtNewData) for part in _parts(self.when)}
-        if True not in kinds:
-            return "", False
-        source, seen, acts_on_first = data_source_of(trainer), self.timekeeper.has_seen_data, _acts_on_first(self.when)
-        unknown = not seen and trainer.current_epoch > 0
-        first = acts_on_first and not seen and not (unknown and hasattr(source, "chunk_at"))
-        if first or self.timekeeper.has_changed(trainer):
-            return "this fit begins with new data", False
-        explanation, num_chunks = explain_data(trainer), getattr(source, "num_chunks", None)
-        may_change = chunk_of(source) is not None and num_chunks != 1
-        if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
-            return explanation, False
-        skip_none = "use when=AtNewData(skip_first=False)"
-        if not seen:
-            return f"{explanation}. If this process goes on from weights trained before, {skip_none}", not may_change
-        advice = (
-            f"If the data is newer than that of the {'checkpoint' if trainer.ckpt_path else 'fit before'}, give"
-            f" {type(source).__name__} a whole-number `chunk`, such as the month, or call announce_new_data(trainer)"
-            f" before fit{'' if acts_on_first else f', or {skip_none}'}"
-        )
-        return f"{explanation}. {advice}", True
-
     def _loader_is_stale(self, trainer: Trainer) -> bool:
         """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""
         source = data_source_of(trainer)
-        return chunk_of(source) != self._first_chunk and not hasattr(source, "num_chunks") and _asks_once(trainer)
+        return chunk_of(source) != self._first_chunk and not hasattr(source, "num_chunks") and asks_once(trainer)
 
     def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
         """Return the weights whose singular values TensorBoard shall show before and after each event; here none.
@@ -275,26 +247,6 @@ def announce_new_data(trainer: Trainer) -> None:
             timekeeper.announce(trainer)
 
 
-def explain_data(trainer: Trainer) -> str:
-    """Say what will count as new data in this fit.
-
-    Args:
-        trainer: The Trainer, during a fit.
-    """
-    source = data_source_of(trainer)
-    kind, chunk = type(source).__name__, chunk_of(source)
-    if getattr(source, "num_chunks", None) == 1:
-        lack = f"the data of {kind} comes in a single chunk"
-    elif chunk is not None:
-        change = f" (if it does within this fit, set {_RELOAD})" if _asks_once(trainer) else ""
-        return f"{kind} announces new data when its `chunk` changes from {chunk}{change}"
-    elif getattr(source, "chunk", None) is not None:
-        return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
-    else:
-        lack = f"{kind} has no `chunk` attribute"
-    return f"{lack}: only a later fit with other data, or announce_new_data(trainer), counts as new data"
-
-
 def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     if when is None:
         return AtNewData()
@@ -304,26 +256,6 @@ def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     for schedule in schedules:
         require_schedule(schedule)
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
-
-
-def _asks_once(trainer: Trainer) -> bool:
-    return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
-
-
-def _parts(schedule: Schedule) -> Sequence[Schedule]:
-    if isinstance(schedule, AnyOf):
-        return [part for inner in schedule.schedules for part in _parts(inner)]
-    return [schedule]
-
-
-def _awaits_new_data(schedule: Schedule) -> bool:
-    """Tell whether a schedule is due only on data other than that with which training begins."""
-    return all(isinstance(part, AtNewData) and part.skip_first for part in _parts(schedule))
-
-
-def _acts_on_first(schedule: Schedule) -> bool:
-    """Tell whether a schedule is due on the data with which training begins."""
-    return any(isinstance(part, AtNewData) and not part.skip_first for part in _parts(schedule))
 
 
 def _moment(clock: Clock) -> str:

@@ -37,7 +37,7 @@ from lightning_fire import (
     Weights,
     announce_new_data,
 )
-from lightning_fire.callbacks.event import explain_data
+from lightning_fire.callbacks.new_data import explain_data
 
 
 class Recorder(EventCallback):
