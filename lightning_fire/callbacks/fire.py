@@ -31,8 +31,8 @@ class FIRECallback(EventCallback):
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`, the start of every chunk but the
             first.
-        where: The weights to act on. Default: `Weights()`, query and key projections where the model has attention,
-            otherwise every Linear and convolution weight.
+        where: The weights to act on. Default: `Weights()`: of a causal language model every Linear weight, of other
+            models with attention the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale that
