@@ -1,11 +1,15 @@
 """What an event of each reinitialiser costs: seconds and memory, side by side in one run.
 
     python benchmarks/event_cost.py [--batch 256] [--batches 1] [--rounds 3] [--methods fire dash …] [--json FILE]
+    python benchmarks/event_cost.py --net resnet-18 --size 32 --batch 128 --methods step fire "fire, λ_max"
 
 VGG-16 of the paper (Tiny ImageNet, 64 × 64) on random images, through a Trainer. Prints, for each method, the median
 seconds of an event and the memory it takes beyond that before the event: on a GPU what PyTorch allocated at the peak,
 on a CPU the peak of the process's resident memory (Linux). Each measurement is in a process of its own. DASH looks at
 `--batches` batches here; its seconds grow with them, and a paper-sized event has 26 (α = 0.3) or 88 (α = 0.1).
+
+λ_max is left out but in `fire, λ_max`. `step` is a training step on a batch, to compare with; ratios are to the first
+method.
 """
 
 import argparse
@@ -17,16 +21,38 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from machine import parser_of, publish
 from networks import NETS
 from paired import in_turn, seconds
 from quiet_trainer import quiet_trainer
+from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import DASH, AtEpochs, FIRECallback, FullReset, ShrinkAndPerturb
+from lightning_fire import DASH, AtEpochs, EventCallback, FIRECallback, FullReset, ShrinkAndPerturb
 from lightning_fire.modules import Classifier
 
+
+class Step(EventCallback):
+    """In the place of an event, a second training step."""
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.current_epoch == 0:
+            self.act(trainer, pl_module)  # the first step takes longer
+        super().on_train_epoch_start(trainer, pl_module)
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        images, labels = next(iter(trainer.train_dataloader))
+        optimizer = trainer.optimizers[0]
+        optimizer.zero_grad()
+        cross_entropy(pl_module(images), labels).backward()
+        optimizer.step()
+        return {}
+
+
 METHODS = {
+    "step": lambda when, batches: Step(when),
+    "fire, λ_max": lambda when, batches: FIRECallback(when, steps=10),
     "fire": lambda when, batches: FIRECallback(when, steps=10, curvature=False),
     "fire, exact": lambda when, batches: FIRECallback(when, steps="exact", curvature=False),
     "shrink_and_perturb": lambda when, batches: ShrinkAndPerturb(when, curvature=False),
@@ -59,11 +85,11 @@ class NoTraining(Classifier):
         return -1
 
 
-def measured(name: str, net: str, batch: int, batches: int) -> dict[str, float]:
+def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
     """Build everything, let one event happen, and return its seconds and bytes."""
     when = AtEpochs([1])
     method, result = METHODS[name](when, batches), {}
-    act = method.act
+    act = method._act_and_measure
 
     def timed(trainer, module):
         forget_peak()
@@ -73,18 +99,18 @@ def measured(name: str, net: str, batch: int, batches: int) -> dict[str, float]:
         result.update(seconds=taken, bytes=held_bytes()[1] - held)
         return values
 
-    method.act = timed
+    method._act_and_measure = timed
     torch.manual_seed(0)
-    size = batch * batches
-    data = TensorDataset(torch.randn(size, 3, 64, 64), torch.randint(0, 200, (size,)))
+    images = batch * batches
+    data = TensorDataset(torch.randn(images, 3, size, size), torch.randint(0, 200, (images,)))
     module = NoTraining(NETS[net](num_classes=200), num_classes=200, warmup=0, channels_last=True)
     quiet_trainer(method, max_epochs=2).fit(module, DataLoader(data, batch_size=batch))
     return result
 
 
-def in_a_process(name: str, net: str, batch: int, batches: int) -> dict[str, float]:
+def in_a_process(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
     """Return what `measured` does, from a process that has held nothing else before."""
-    words = ["--one", name, "--net", net, "--batch", str(batch), "--batches", str(batches)]
+    words = ["--one", name, "--net", net, "--size", str(size), "--batch", str(batch), "--batches", str(batches)]
     run = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
     return json.loads(run.stdout.strip().splitlines()[-1])
 
@@ -95,11 +121,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="images in a batch of DASH")
     parser.add_argument("--batches", type=int, default=1, help="batches that DASH looks at")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each method, alternating")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
-    parser.add_argument("--net", choices=("vgg-16", "small"), default="vgg-16")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS)[2:], metavar="METHOD")
+    parser.add_argument("--net", choices=NETS, default="vgg-16")
+    parser.add_argument("--size", type=int, default=64, help="height and width of an image")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    what = options.net, options.batch, options.batches
+    what = options.net, options.size, options.batch, options.batches
     if options.one:
         print(json.dumps(measured(options.one, *what)))
         return

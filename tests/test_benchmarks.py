@@ -41,7 +41,7 @@ CASES = {
         "nets/small",
         {"loop", "Lightning", "with FIRE and TensorBoard", "as the recipes"},
     ),
-    "event_cost": ("--net small --batch 2 --rounds 1 --methods fire", "medians", {"fire"}),
+    "event_cost": ("--net small --batch 2 --rounds 1 --methods step fire", "medians", {"step", "fire"}),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "interval_coverage": (
         "--repetitions 50 --resamples 50",
