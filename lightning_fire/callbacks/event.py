@@ -38,8 +38,9 @@ class EventCallback(TimedCallback):
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
         name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
-        curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss, and
-            `…_seconds`, the time it took: some 20 to 40 gradients' worth.
+        curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss on
+            the first 16 samples of the upcoming data, their residuals, and `…_seconds`, the time of both: at most 16
+            products with the Hessian, each of 2 to 3 gradients on 16 samples.
         loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
             has one, otherwise what `training_step` returns; what that logs is dropped.
 

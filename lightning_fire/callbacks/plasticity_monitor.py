@@ -42,8 +42,9 @@ class PlasticityMonitor(TimedCallback):
     Of the network on batches of its training data, in evaluation mode, at the end of the first epoch after each
     `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
     `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer is given; with
-    `curvature`, `plasticity/lambda_max`, the largest eigenvalue of the Hessian of its loss on one batch. Training sees
-    these batches as if nobody had looked. A batch more in some hundred is the bound of what this costs.
+    `curvature`, `plasticity/lambda_max`, the largest eigenvalue of the Hessian of its loss on the first 16 samples, as
+    events log it, and `plasticity/lambda_max_residual`. Training sees these batches as if nobody had looked. A batch
+    more in some hundred is the bound of what this costs.
 
     Of all this: `plasticity/seconds`, the time it took, and `plasticity/overhead`, all such time so far in this fit as
     a share of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of each
@@ -57,7 +58,7 @@ class PlasticityMonitor(TimedCallback):
         units: The hidden units to watch. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         srank_delta: δ, the share of the singular values that the effective rank leaves out, in [0, 1).
-        curvature: Also log λ_max, at the cost of some 10 to 20 gradients each time.
+        curvature: Also log λ_max: at most 8 products with the Hessian, each of 2 to 3 gradients on 16 samples.
         loss: Runs the module on a batch, and returns the loss. Default: its `loss_on`, otherwise `training_step`.
         log_layers: Also log each layer by itself.
         name: Prefix of the logged keys in the place of `plasticity`.

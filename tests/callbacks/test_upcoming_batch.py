@@ -1,8 +1,12 @@
 """λ_max around events: of the right network on the right data, and training never notices."""
 
+from collections import UserDict
+from typing import NamedTuple
+
 import pytest
 import reference
 import torch
+from lightning.pytorch import Callback
 from small_training import (
     GrowingData,
     OwnSequential,
@@ -17,9 +21,25 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
-from lightning_fire import DASH, FIRECallback, FullReset, ReDo, ShrinkAndPerturb, module_curvature
+from lightning_fire import (
+    DASH,
+    AtEpochs,
+    FIRECallback,
+    FullReset,
+    PlasticityMonitor,
+    ReDo,
+    ShrinkAndPerturb,
+    module_curvature,
+)
+from lightning_fire.callbacks import upcoming_batch
 
-KEYS = ("lambda_max_before", "lambda_max_after", "lambda_max_seconds")
+MOST_PRODUCTS = upcoming_batch._PRODUCTS
+
+
+@pytest.fixture(autouse=True)
+def enough_products(monkeypatch):
+    """Networks as small as these have many eigenvalues close to the largest."""
+    monkeypatch.setattr(upcoming_batch, "_PRODUCTS", 50)
 
 
 class Smooth(PlainModule):
@@ -69,8 +89,91 @@ def test_before_and_after_are_those_of_the_exact_hessian_on_the_upcoming_data(me
         batch = first_batch(chunk)
         for moment, state in (("before", before), ("after", after)):
             expected = exact_lambda_max(module, state, batch)
-            assert values[f"{callback.name}/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3), (chunk, moment)
+            found, residual = (values[f"{callback.name}/lambda_max_{moment}{of}"] for of in ("", "_residual"))
+            assert found == pytest.approx(expected, rel=2e-3), (chunk, moment)
+            assert abs(found - expected) <= residual <= 0.01 * found
         assert values[f"{callback.name}/lambda_max_seconds"] > 0
+
+
+class LargeBatches(GrowingData):
+    """Of 24 samples."""
+
+    def train_dataloader(self):
+        return DataLoader(dataset(size=24 * (self.chunk + 1)), batch_size=24)
+
+
+def test_lambda_max_is_that_of_the_first_16_samples():
+    callback = logging(FIRECallback)()
+    module = fitted(callback, module=Smooth(), data=LargeBatches())
+    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        x, y = (tensor[:16] for tensor in dataset(size=24 * (chunk + 1)).tensors)
+        for moment, state in (("before", before), ("after", after)):
+            expected = exact_lambda_max(module, state, (x, y))
+            assert values[f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3)
+
+
+def test_lambda_max_takes_8_products_at_most_and_the_residual_tells_that_they_were_too_few(monkeypatch):
+    found = []
+
+    def noted(*args, **kwargs):
+        found.append(module_curvature(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(upcoming_batch, "_PRODUCTS", MOST_PRODUCTS)
+    monkeypatch.setattr(upcoming_batch, "module_curvature", noted)
+    callback = logging(FIRECallback)(AtEpochs([2]))
+    module = fitted(callback, module=Smooth(), data=LargeBatches())
+    assert [one.products for one in found] == [8, 8]
+    (before, after, _), values = callback.seen[0], callback.logged[0]
+    batch = [tensor[:16] for tensor in dataset(size=48).tensors]
+    for moment, state in (("before", before), ("after", after)):
+        value, residual = (values[f"fire/lambda_max_{moment}{of}"] for of in ("", "_residual"))
+        assert residual > 0.01 * value  # those of a tiny network lie close together
+        assert 0.9 < value / exact_lambda_max(module, state, batch) < 1 + 1e-6
+
+
+def test_the_monitor_and_an_event_measure_on_the_same_samples():
+    monitor = PlasticityMonitor(data_every_n_steps=1, curvature=True)
+    fire, seen = logging(FIRECallback)(AtEpochs([1])), []
+
+    class Noting(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append(dict(trainer.callback_metrics))
+
+    class Constant(LargeBatches):
+        chunk = 0
+
+    fitted(monitor, fire, Noting(), module=Smooth(), data=Constant(), max_epochs=2)
+    keys = ("", "_residual")
+    assert [seen[0][f"plasticity/lambda_max{of}"].item() for of in keys] == pytest.approx(
+        [fire.logged[0][f"fire/lambda_max_before{of}"] for of in keys], rel=1e-6
+    )
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: object
+
+
+X, Y, NUMBER = torch.randn(8, 3), torch.arange(8), torch.tensor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (X, X[:5]),
+        ({"x": X, "more": [Y, NUMBER, 7]}, {"x": X[:5], "more": [Y[:5], NUMBER, 7]}),
+        (UserDict(x=X, y=Y), UserDict(x=X[:5], y=Y[:5])),  # as those of transformers' tokenizers
+        (Pair(X, Y), Pair(X[:5], Y[:5])),
+        ([X[:4], Y[:4]], [X[:4], Y[:4]]),
+        (Pair(X, (Y, torch.zeros(2, 8))), Pair(X, (Y, torch.zeros(2, 8)))),  # as nodes and edges of a graph
+        (7, 7),
+    ],
+)
+def test_the_first_samples_of_a_batch(batch, expected):
+    found = upcoming_batch.first_samples(batch, 5)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 class Shuffled(GrowingData):
