@@ -100,6 +100,30 @@ def test_it_stops_when_the_residual_says_so():
     assert counts[0] < counts[1] < counts[2] < 25
 
 
+def test_it_begins_near_the_gradient():
+    """Of a million parameters, a random vector has next to nothing of the direction that bends most."""
+    x = torch.zeros(1_000_000).index_fill(0, torch.arange(1000), 1.0).requires_grad_()
+    loss = 1.5e-3 * x[:1000].sum() ** 2 + (torch.linspace(-0.5, 0.5, len(x)) * x**2).sum()  # 3 - 1, above -1 … 1
+    found = loss_curvature(loss, [x], tolerance=0.01)
+    random = torch.randn(len(x), generator=torch.Generator().manual_seed(0))
+    other = largest_eigenvalue(hessian_product(loss, [x]), random, tolerance=0.01)
+    assert found.value == pytest.approx(other.value, rel=1e-3) == pytest.approx(2.0, rel=0.01)
+    assert found.products <= 5 < 8 <= other.products
+    flat = torch.zeros(3, requires_grad=True)  # without a gradient
+    assert loss_curvature((flat**2).sum(), [flat]).value == pytest.approx(2.0)
+
+
+def test_what_a_product_returns_is_left_alone():
+    matrix, returned = symmetric([1.0, 2.0, 3.0, 4.0]), []
+
+    def product(vector):
+        returned.append((matrix @ vector, matrix @ vector))
+        return returned[-1][0]
+
+    assert largest_eigenvalue(product, start(4), tolerance=1e-9).value == pytest.approx(4.0)
+    assert all(torch.equal(given, copy) for given, copy in returned)
+
+
 def test_hand_computed():
     x = torch.tensor([1.0, -2.0], requires_grad=True)
     flat = torch.tensor([3.0], requires_grad=True)
