@@ -67,7 +67,8 @@ def main(month: int, way: str, folder: Path) -> None:
         max_epochs=epochs, callbacks=[fire, save], reload_dataloaders_every_n_epochs=1, logger=False, accelerator="cpu"
     )
     trainer.fit(model, Months(month), ckpt_path=checkpoint)
-    print(f"month {month}: accuracy {float(trainer.callback_metrics['accuracy']):.3f}")
+    if "accuracy" in trainer.callback_metrics:  # not if this month had ended before
+        print(f"month {month}: accuracy {float(trainer.callback_metrics['accuracy']):.3f}")
 
 
 if __name__ == "__main__":

@@ -247,10 +247,14 @@ def _reader_has_gone(probe: str = "") -> bool:
     Args:
         probe: What to print in order to find out: a stdout without a buffer has nothing left that could fail.
     """
+    if sys.stdout is None:  # closed when the program began
+        return False
     try:
         sys.stdout.write(probe)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise SystemExit(f"lightning-fire: error: stdout: {error}") from None
         return True
     return False

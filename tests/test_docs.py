@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from small_training import GrowingData, PlainData, PlainModule
-from torch.utils.data import TensorDataset
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,7 +23,6 @@ def test_code_runs(page, monkeypatch, tmp_path):
 
     import lightning_fire
     from lightning_fire import FIRECallback
-    from lightning_fire.data import ChunkedDataModule, Continual
 
     monkeypatch.chdir(tmp_path)
     quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
@@ -34,7 +32,6 @@ def test_code_runs(page, monkeypatch, tmp_path):
             options["max_epochs"] = min(options.get("max_epochs", 1), 20)
             super().__init__(**{**quiet, "enable_model_summary": False, **options})
 
-    images = TensorDataset(torch.zeros(40, 6), torch.arange(40) % 3)
     names = {
         "Trainer": QuietTrainer,
         "FIRECallback": FIRECallback,
@@ -43,14 +40,9 @@ def test_code_runs(page, monkeypatch, tmp_path):
         "model": PlainModule(),
         "datamodules": [PlainData(seed) for seed in range(2)],
         "datamodule": GrowingData(),
-        "train_set": images,
-        "test_set": images,
-        "ChunkedDataModule": ChunkedDataModule,
-        "Continual": lambda num_chunks, epochs: Continual(num_chunks, 2),
     }
     for code in BLOCK.findall(page.read_text()):
         code = code.replace("from lightning.pytorch import Trainer\n", "")
-        code = code.replace("import ChunkedDataModule, Continual\n", "import ChunkedDataModule\n")
         exec(compile(code, str(page), "exec"), names)
 
 

@@ -306,6 +306,8 @@ def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next
     assert [(place / f"start.{kind}").exists() for kind in ("ckpt", "random")] == [kept, kept]
     assert file.exists() == kept
     assert set(log) <= set(place.iterdir())
+    main(compare.args[0])  # a start that was kept stays
+    assert (place / "start.ckpt").exists() == kept
 
 
 def test_a_comparison_whose_folder_is_a_file_says_so(compare, tmp_path, capsys):

@@ -273,6 +273,15 @@ def test_what_takes_units_in_without_gradients_takes_them_in():
     (found,) = HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
     assert [outgoing.view.name for outgoing in found.outgoing] == ["value.weight", "policy.weight"]
 
+    def in_both_ways():
+        h = torch.relu(net.first(torch.randn(3, 4)))
+        with torch.no_grad():
+            target = net.policy(h)
+        return net.policy(h) - target
+
+    (found,) = HiddenUnits(include=["first"]).select(net, in_both_ways)
+    assert [outgoing.view.name for outgoing in found.outgoing] == ["policy.weight"]
+
 
 def test_a_shared_norm_grouped_convolutions_and_frozen_layers_are_left_alone():
     norm = nn.BatchNorm1d(4)

@@ -28,7 +28,7 @@ class EventCallback(TimedCallback):
     A method subclasses it, writes `act`, and gives `describe` for its checkpoint key. The base asks the schedule at the
     start of each epoch and of each batch, never acts twice at one moment (also after a resume), logs the event, and
     keeps everything a resumed run needs in the checkpoint. If asked to, it measures the curvature of the loss before
-    and after each event, on the first batch of the upcoming data.
+    and after each event, on the first samples of the upcoming data.
 
     A module with target networks has `sync_targets()`, which is called when weights have been replaced.
 

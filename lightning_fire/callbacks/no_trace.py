@@ -41,7 +41,7 @@ def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
 
 
 def to_the_end(change: Callable[[], None]) -> None:
-    """Make a change completely: if Ctrl-C arrives during it, begin it again, and raise then.
+    """Make a change; if it is interrupted, make it again from the start, then re-raise.
 
     Args:
         change: Makes the change; a second call must have the same result.

@@ -22,7 +22,7 @@ def forget_state(policy: OptimizerPolicy, optimizers: Iterable[Optimizer], touch
 
     Args:
         policy: `"keep"` drops nothing, `"touched"` the state of the parameters in `touched`, `"all"` everything.
-        optimizers: The optimizers to act on. One that keeps tensors elsewhere, which stay, is warned of.
+        optimizers: The optimizers to act on. Tensors kept outside their state are not dropped; a warning names them.
         touched: Parameters whose values have been replaced, wholly or in part.
     """
     if policy == "keep":

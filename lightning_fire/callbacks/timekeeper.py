@@ -57,7 +57,7 @@ class Timekeeper:
         self._fitting = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning finish the epoch of whose last batch a checkpoint is, if a schedule waits for measures.
+        """Let Lightning finish an epoch whose last batch a checkpoint was written at, if a schedule waits for metrics.
 
         Lightning (2.5.1 to 2.6.6 at least) goes on with the next epoch: it leaves out validation and
         `on_train_epoch_end`, which may log those measures. So take that batch for completed, and validation for begun.

@@ -115,8 +115,10 @@ class UpcomingBatch:
 def first_samples(batch: Any, number: int) -> Any:
     """Return the first samples of a batch; all of it if its tensors, other than scalars, differ in their length.
 
+    A batch with strings is returned whole as well, as they are one for each sample.
+
     Args:
-        batch: Tensors in any nesting.
+        batch: Tensors and anything else, in any nesting.
         number: Samples at most.
 
     Example:
@@ -126,8 +128,10 @@ def first_samples(batch: Any, number: int) -> Any:
         (torch.Size([3, 3, 4, 4]), tensor([0, 1, 2]))
     """
     lengths: set[int] = set()
+    words: list[str] = []
     apply_to_collection(batch, Tensor, lambda tensor: lengths.update(tensor.shape[:1]))
-    if len(lengths) != 1:
+    apply_to_collection(batch, str, words.append)
+    if len(lengths) != 1 or words:
         return batch
     return apply_to_collection(batch, Tensor, lambda tensor: tensor[:number] if tensor.ndim else tensor)
 

@@ -131,7 +131,7 @@ def _publish(
             "results.csv": partial(report.write_csv, histories, reference),
             "ablation.png": partial(draw, by_method, by_steps, title=title_of(recipe)),
         },
-        "λ max: largest eigenvalue of the Hessian of the loss on the first batch of new data\n"
+        "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
         "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment\n"
         f"{report.MINUS}; steps: of FIRE",
         name="ablation.txt",

@@ -25,7 +25,7 @@ NOTE = (
 )
 NEVER_ACTED = "never acted"
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
-MINUS = "minus: differences of final values with the same seed, their mean and 95 % Student-t interval"
+MINUS = "minus: difference with the same seed, its mean and 95 % Student-t interval"
 
 COLUMNS = {
     "after_event": "accuracy just after the event",
@@ -157,7 +157,9 @@ def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> t
 
 
 def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3, column: str = "final") -> str:
-    """Format the `difference` of a number to a reference; `0` if no seed has any, a dash where it is not known.
+    """Format the `difference` of a number to a reference.
+
+    It is `0` if all seeds equal the reference, a dash with fewer than two finite pairs.
 
     Args:
         every: The numbers of all runs.
@@ -175,7 +177,7 @@ def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3
 def never_acted(runs: Mapping[str, Mapping[int, Any]], method: str, *curves: str) -> bool:
     """Return whether the curves of a method are, with each seed, those of vanilla bit for bit.
 
-    What a method logs does not tell: ReDo logs an event each time it looks, regularisers and Muon may log none.
+    Logged events do not show this: ReDo logs an event each time it looks, regularisers and Muon may log none.
 
     Args:
         runs: By method and seed.

@@ -30,6 +30,7 @@ STARTS = "starts.yaml"
 MARKER = "finished.json"
 _SETTINGS = "run.yaml"
 _PROGRESS = "progress.json"
+_KEPT = "kept"
 
 
 @dataclass(frozen=True)
@@ -192,14 +193,27 @@ def execute(
                 on_progress({run: progress for run, progress in now.items() if progress is not None}, list(active))
     finally:
         _stop([training.process for training in active.values()])
-    for start in {run.start for run in runs if run.start is not None}:  # also those of runs that had finished before
-        if not start.kept and not any(outcome[run] for run in runs if run.start == start):
+    _remove_starts({start.folder: start for start in [run.start for run in runs] if start is not None}, outcome)
+    return {run: outcome[run] for run in runs}
+
+
+def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]) -> None:
+    """Remove what starts leave, also of runs that had finished before, but not what some run may yet need.
+
+    Args:
+        starts: By folder.
+        outcome: Of each run, what went wrong.
+    """
+    for folder, start in starts.items():
+        if start.kept and folder.is_dir():
+            (folder / _KEPT).touch()  # later comparisons leave it, too
+        needed = any(reason for run, reason in outcome.items() if run.start is not None and run.start.folder == folder)
+        if not needed and not (folder / _KEPT).exists():
             (start.folder / MARKER).unlink(missing_ok=True)  # first: nobody shall go on from half of it
             for file in _replay_files(start.checkpoint):
                 file.unlink(missing_ok=True)
             for file in start.folder.glob(f"{start.checkpoint.stem}.*"):
                 file.unlink()
-    return {run: outcome[run] for run in runs}
 
 
 def _replay_files(checkpoint: Path) -> list[Path]:

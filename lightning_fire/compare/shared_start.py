@@ -95,8 +95,8 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool
         keep: Leave the checkpoints of these trainings for methods that are added later.
 
     Returns:
-        They, in their order; where several that have not finished are the same, with a `start`. Those that have
-        finished have it as well, so that `execute` removes what a killed comparison has left of it.
+        The runs, in order. Unfinished runs with the same first part get a `start`; finished runs get one too, so that
+        `execute` removes what a killed comparison has left of it.
     """
     if "intervention" in extra:  # nobody knows what it makes the methods do
         return list(runs)

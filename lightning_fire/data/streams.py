@@ -97,7 +97,7 @@ class PermutedLabels(Stream):
     ) -> tuple[Samples, Samples]:
         """Return the samples of a task with renamed classes, int64 (n,)."""
         names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
-        return (train[0], names[train[1]]), (test[0], names[test[1]])
+        return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,8 @@ class RandomLabels(Stream):
     ) -> tuple[Samples, Samples]:
         """Return the training samples of a task with random labels, int64 (n,), twice."""
         generator = _generator(seed, number, _CHANGE)
-        samples = train[0], torch.randint(_known(num_classes, self), (len(train[0]),), generator=generator)
+        labels = torch.randint(_known(num_classes, self), (len(train[0]),), generator=generator)
+        samples = train[0], labels.to(train[0].device)
         return samples, samples
 
 
@@ -203,10 +204,10 @@ class SlowlyChangingRegression(Stream):
         """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
         fixed = _generator(seed, 0, _SAMPLES)
         slow = torch.randint(2, (self.slow_bits,), generator=fixed)
-        flips = torch.randint(self.slow_bits, (self.num_tasks,), generator=fixed)[:number]
-        slow = (slow + torch.bincount(flips, minlength=self.slow_bits)) % 2
         inner = _signs(self.hidden_units, self.bits + 1, generator=fixed)
         outer = _signs(self.hidden_units, 1, generator=fixed)
+        flips = torch.randint(self.slow_bits, (number,), generator=fixed)
+        slow = (slow + torch.bincount(flips, minlength=self.slow_bits)) % 2
         limits = self.threshold * (self.bits + 1) - (inner < 0).sum(1)
         generator = _generator(seed, number, _CHANGE)
 
@@ -229,7 +230,7 @@ def _signs(*shape: int, generator: torch.Generator) -> Tensor:
 
 def _permuted(inputs: Tensor, order: Tensor) -> Tensor:
     positions = inputs if inputs.ndim == 2 else inputs.flatten(2)
-    return positions.index_select(-1, order).view_as(inputs)
+    return positions.index_select(-1, order.to(inputs.device)).view_as(inputs)
 
 
 def _known(num_classes: int | None, stream: Stream) -> int:

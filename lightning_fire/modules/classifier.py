@@ -87,21 +87,30 @@ class Classifier(pl.LightningModule):
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
         if self._online:
-            data = self.trainer.datamodule
-            if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
-                self.task_accuracy.reset()
-            self.task_accuracy.update(logits, labels)
+            self._count_for_task(logits, labels, batch_idx)
         return loss
 
     def on_train_epoch_end(self) -> None:
         """Log what the batches have summed up to: `log` in each of them costs as much as all else Lightning does."""
-        if not self.train_loss.update_called:  # not by a training_step of a subclass
-            return
-        self.log("train/loss", self.train_loss)
-        self.log("train/accuracy", self.train_accuracy)
         data, epoch = self.trainer.datamodule, self.current_epoch
         if self._online and (epoch + 1 == data.total_epochs or data.chunk_at(epoch + 1) != data.chunk_at(epoch)):
             self.log("train/online_accuracy", self.task_accuracy.compute())
+            self.task_accuracy.reset()
+        if self.train_loss.update_called:  # not by a training_step of a subclass
+            self.log("train/loss", self.train_loss)
+            self.log("train/accuracy", self.train_accuracy)
+
+    def _count_for_task(self, logits: Tensor, labels: Tensor, batch_idx: int) -> None:
+        """Add a batch to the online accuracy of its task."""
+        data = self.trainer.datamodule
+        if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
+            if self.current_epoch and self.task_accuracy.samples:
+                # of the task before, if it ended with the checkpoint that was resumed: Lightning leaves out its end
+                value = float(self.task_accuracy.correct / self.task_accuracy.samples)  # of this rank: no other has any
+                for logger in self.loggers:
+                    logger.log_metrics({"train/online_accuracy": value}, step=self.trainer.global_step - 1)
+            self.task_accuracy.reset()
+        self.task_accuracy.update(logits, labels)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the counts of the task so far, of this rank."""
@@ -115,7 +124,7 @@ class Classifier(pl.LightningModule):
 
     @property
     def _online(self) -> bool:
-        return getattr(self.trainer.datamodule, "online", False)
+        return self._trainer is not None and getattr(self._trainer.datamodule, "online", False)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Evaluate a batch of the test set."""

@@ -28,7 +28,7 @@ def is_causal_language_model(model: nn.Module) -> bool:
     """Return whether a model predicts each token from those before it.
 
     That is: a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not, and some module is
-    causal, by an attribute `is_causal` (all of transformers, and `GPT`) or by "Causal" in the name of its class
+    causal, by an attribute `is_causal` (most of transformers, and `GPT`) or by "Causal" in the name of its class
     (nanoGPT's `CausalSelfAttention`), and none has `is_causal=False`, as attention in an encoder has.
 
     Args:

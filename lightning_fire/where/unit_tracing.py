@@ -149,6 +149,10 @@ class _Tracer(TorchFunctionMode):
             shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
             if shared and not producer.obstacle:
                 producer.obstacle = f"goes into {shared[0]}, which runs more than once"
+            # a layer that takes the units in both with and without gradients counts once, as with gradients
+            by_weight = {consumer.view.parameter: (consumer, block) for consumer, block in producer.consumers}
+            by_weight |= {c.view.parameter: (c, block) for c, block in producer.consumers if c.with_gradients}
+            producer.consumers = list(by_weight.values())
             if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.obstacle:
                 producer.obstacle = "its normalisation layer runs more than once"
             if not producer.consumers and not producer.obstacle:

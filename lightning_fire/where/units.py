@@ -83,7 +83,7 @@ class UnitLayer:
         return self.incoming.shape[0]
 
     def counts_now(self) -> bool:
-        """Return whether a pass that runs now counts; to be asked outside of any `no_grad` of one's own."""
+        """Return whether a pass that runs now counts. Call it before entering `no_grad`."""
         return torch.is_grad_enabled() or not self.with_gradients
 
     def activity(self, activation: Tensor) -> Tensor:

@@ -223,3 +223,10 @@ def test_without_validation_nothing_is_measured(tmp_path):
 def test_errors(options, message):
     with pytest.raises(ValueError, match=message):
         Classifier(net(), **options)
+
+
+def test_a_classifier_without_a_trainer_gives_its_loss():
+    """As λ_max of a module by itself asks for it."""
+    module = Classifier(net(), num_classes=4).eval()
+    batch = images(5, 0).tensors[0] / 255, images(5, 0).tensors[1]
+    torch.testing.assert_close(module.training_step(batch, 0), nn.functional.cross_entropy(module(batch[0]), batch[1]))
