@@ -89,7 +89,7 @@ def kill_at_each_change(folder: Path, recipe: Path) -> None:
     Instantaneous.write_logs(folder / "logs", METHODS)
     runs.begin = Instantaneous
     runs.time = SimpleNamespace(sleep=lambda seconds: None)
-    report.draw = publish.write_page = lambda histories, path, title: path.write_text(title)
+    report.draw = publish.write_page = lambda histories, path, title, **options: path.write_text(title)
     operations, code = 0, KILLED
     while code == KILLED:
         operations += 1

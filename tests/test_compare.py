@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import os
 import re
 import shlex
@@ -220,7 +221,8 @@ def test_numbers_by_hand():
     expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
     expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
     expected |= {"first_epoch_after": 0.6, "area": 0.7, "epochs_to_reference": 2.0}
-    assert report.numbers(HISTORY, target=0.7) == pytest.approx(expected)
+    streams = {name: math.nan for name in ("online_first", "online_last", "test_last", "dormant_last")}
+    assert report.numbers(HISTORY, target=0.7) == pytest.approx(expected | streams, nan_ok=True)
     late = replace(HISTORY, accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
     assert report.numbers(late)["recovery"] == 3
     never = replace(HISTORY, accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))

@@ -24,7 +24,7 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
         test_size: int = 1000,
         **options: Any,
     ):
-        super().__init__(protocol=protocol, **options)
+        super().__init__(None, None, protocol, mean=None, std=None, num_classes=None, **options)
         if test_size < 1:
             raise ValueError(f"`test_size` must be at least 1, got {test_size}")
         self.test_size = test_size
