@@ -19,7 +19,7 @@ import torch
 from machine import parser_of, publish
 from paired import seconds
 
-from lightning_fire.callbacks.rewrite import cost, share_out
+from lightning_fire.callbacks.base.change import cost, share_out
 from lightning_fire.functional import fire
 
 WIDTH_7B, MLP_7B = 4096, 11008

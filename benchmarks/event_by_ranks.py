@@ -22,7 +22,7 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lightning_fire.callbacks.rewrite import new_weights, write
+from lightning_fire.callbacks.base.change import new_weights, write
 from lightning_fire.functional import fire
 from lightning_fire.where import WeightView
 

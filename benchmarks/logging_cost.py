@@ -25,7 +25,7 @@ from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
-from lightning_fire.callbacks import event, upcoming_batch
+from lightning_fire.callbacks.base import event, upcoming_batch
 from lightning_fire.cli import main as command_line
 from lightning_fire.modules import Classifier
 

@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parents[1] / "lightning_fire"
 MAY_IMPORT = {
     "functional": {"functional"},
     "when": set(),
-    "where": {"where"},
+    "distributed": set(),
+    "where": {"where", "distributed"},
     "metrics": {"functional", "metrics"},
     "optim": {"functional", "where", "optim"},
-    "callbacks": {"functional", "when", "where", "optim", "callbacks"},
+    "callbacks": {"functional", "when", "where", "optim", "callbacks", "distributed"},
     "nets": {"nets"},
     "experience": {"experience"},
     "data": {"data", "experience"},
@@ -34,6 +35,7 @@ MAY_IMPORT = {
 # room -> what it may import from elsewhere than the standard library; rooms not named are free
 ALLOWED_OUTSIDE = {
     "functional": {"torch"},
+    "distributed": {"torch"},
     "where": {"torch"},
     "when": set(),
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},

@@ -11,42 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tiny_recipe import BASE, FIRE, refused
 from torch import nn
 
 from lightning_fire import FIRECallback, FullReset
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import console, main
 from lightning_fire.when import AnyOf, AtEpochs, AtNewData, WhenMetric
-
-BASE = """
-seed_everything: 0
-model:
-  class_path: lightning_fire.modules.Classifier
-  init_args:
-    num_classes: 10
-    net: {class_path: lightning_fire.nets.ResNet, init_args: {in_channels: 1, widths: [4, 8], blocks: [1, 1]}}
-data:
-  class_path: lightning_fire.data.SmallFashionMNISTDataModule
-  init_args:
-    batch_size: 8
-    protocol: {class_path: Continual, init_args: {num_chunks: 3, epochs: 2}}
-trainer:
-  accelerator: cpu
-  enable_progress_bar: false
-  enable_model_summary: false
-  limit_train_batches: 2
-  limit_val_batches: 1
-  callbacks:
-    - class_path: OptimizerReset
-"""
-FIRE = """
-intervention:
-  class_path: FIRECallback
-  init_args:
-    when: {class_path: AtNewData}
-    where: {class_path: Weights, init_args: {preset: cnn, exclude: ["net.head"]}}
-    steps: 5
-"""
 
 
 @pytest.fixture
@@ -59,12 +30,6 @@ def recipe(tmp_path, monkeypatch):
 
 def method_of(cli, kind=FIRECallback):
     return next(callback for callback in cli.trainer.callbacks if isinstance(callback, kind))
-
-
-def refused(words, capsys) -> str:
-    with pytest.raises(SystemExit):
-        main(words)
-    return capsys.readouterr().err
 
 
 def test_the_data_sets_the_length_of_training(recipe):

@@ -16,8 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
-from test_cli import FIRE
-from tiny_recipe import tiny_recipe
+from tiny_recipe import FIRE, tiny_recipe
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

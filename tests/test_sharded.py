@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils.data import DataLoader
 
 from lightning_fire import AtEpochs, FIRECallback, FullReset, PlasticityMonitor, ShrinkAndPerturb, Weights
-from lightning_fire.where import gathered
+from lightning_fire.distributed import gathered
 
 EPOCHS = 6
 RESUMED = 3

@@ -1,21 +1,21 @@
 """Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
 
+from lightning_fire.callbacks.base.event import EventCallback, announce_new_data
+from lightning_fire.callbacks.base.method import TimedCallback
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
-from lightning_fire.callbacks.event import EventCallback, announce_new_data
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.l2_init import L2Init
-from lightning_fire.callbacks.module_curvature import module_curvature
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
 from lightning_fire.callbacks.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
+from lightning_fire.callbacks.probing.curvature import module_curvature
 from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
-from lightning_fire.callbacks.timed import TimedCallback
 from lightning_fire.callbacks.use_muon import UseMuon
 
 __all__ = [

@@ -7,7 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
-from lightning_fire.callbacks.timekeeper import chunk_of
+from lightning_fire.callbacks.base.progress import chunk_of
 
 _PAUSE = 0.1  # seconds between two drawings
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_fire.callbacks.probe import Forward
-from lightning_fire.callbacks.unit_resets import StepwiseUnitReset
+from lightning_fire.callbacks.base.unit_reset import StepwiseUnitReset
+from lightning_fire.callbacks.probing.batches import Forward
 from lightning_fire.functional import contribution_utility, least_useful
 from lightning_fire.where import HiddenUnits, UnitLayer
 

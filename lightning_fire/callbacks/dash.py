@@ -9,10 +9,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
-from lightning_fire.callbacks.probe import Loss, gradients_on_new_data
-from lightning_fire.callbacks.rewrite import new_weights, require_finite, write
+from lightning_fire.callbacks.base.change import new_weights, require_finite, write
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.callbacks.probing.batches import Loss, gradients_on_new_data
 from lightning_fire.functional import dash
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights, WeightView

@@ -8,10 +8,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor, distributed
 
-from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy
-from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import new_weights, write
+from lightning_fire.callbacks.base.change import new_weights, write
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.callbacks.probing.batches import Loss
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.when import Schedule

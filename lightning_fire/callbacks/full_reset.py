@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_fire.callbacks.initial_values import tensors_of
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy
-from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import new_values, write
-from lightning_fire.callbacks.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.base.change import new_values, write
+from lightning_fire.callbacks.base.initial_values import tensors_of
+from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy
+from lightning_fire.callbacks.base.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.probing.batches import Loss
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters, WeightView
 

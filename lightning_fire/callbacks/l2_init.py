@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_fire.callbacks.initial_values import WithInitialValues
-from lightning_fire.callbacks.penalty import PenaltyCallback
+from lightning_fire.callbacks.base.initial_values import WithInitialValues
+from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
 from lightning_fire.where import Parameters
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.optimizer_state import forget_state
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.optimizer_state import forget_state
 
 
 class OptimizerReset(EventCallback):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.nn.modules.batchnorm import _NormBase
 
-from lightning_fire.callbacks.penalty import PenaltyCallback
+from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.functional import (
     parseval_gradient,
     parseval_penalty,

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable, seed_of_draw, tensors_of
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy, check_policy, forget_state
-from lightning_fire.callbacks.rewrite import require_finite
+from lightning_fire.callbacks.base.change import require_finite
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.initial_values import fresh_values, not_redrawable, seed_of_draw, tensors_of
+from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy, check_policy, forget_state
 from lightning_fire.when import Schedule
 
 

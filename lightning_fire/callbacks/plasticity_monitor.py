@@ -11,16 +11,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.activities import mean_activities
-from lightning_fire.callbacks.last_features import gram_of_last_features
-from lightning_fire.callbacks.log_now import log_now
-from lightning_fire.callbacks.no_trace import evaluating
-from lightning_fire.callbacks.optimizer_state import loss_scale
-from lightning_fire.callbacks.probe import Loss, forward_on_new_data, on_all_ranks, why_not_look
-from lightning_fire.callbacks.rewrite import measure
-from lightning_fire.callbacks.target import measurable
-from lightning_fire.callbacks.timed import TimedCallback
-from lightning_fire.callbacks.upcoming_batch import UpcomingBatch
+from lightning_fire.callbacks.base.change import measure
+from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.method import TimedCallback
+from lightning_fire.callbacks.base.optimizer_state import loss_scale
+from lightning_fire.callbacks.base.target import measurable
+from lightning_fire.callbacks.probing.activations import gram_of_last_features, mean_activities
+from lightning_fire.callbacks.probing.batches import Loss, forward_on_new_data, on_all_ranks, why_not_look
+from lightning_fire.callbacks.probing.curvature import UpcomingBatch
+from lightning_fire.callbacks.probing.side_effects import evaluating
+from lightning_fire.distributed import gathered, reshard
 from lightning_fire.functional import (
     dormant,
     entropy_rank_of,
@@ -29,7 +29,7 @@ from lightning_fire.functional import (
     stable_rank_of,
 )
 from lightning_fire.when import Clock
-from lightning_fire.where import HiddenUnits, UnitLayer, Weights, gathered, reshard
+from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 
 
 class PlasticityMonitor(TimedCallback):

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire.callbacks.activities import mean_activities
-from lightning_fire.callbacks.event import EventCallback
-from lightning_fire.callbacks.initial_values import seed_of_draw
-from lightning_fire.callbacks.probe import Forward
-from lightning_fire.callbacks.unit_resets import WithHiddenUnits, reset_units
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.initial_values import seed_of_draw
+from lightning_fire.callbacks.base.unit_reset import WithHiddenUnits, reset_units
+from lightning_fire.callbacks.probing.activations import mean_activities
+from lightning_fire.callbacks.probing.batches import Forward
 from lightning_fire.functional import dormant
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
 from lightning_fire.where import HiddenUnits

@@ -6,13 +6,14 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_fire.callbacks.optimizer_state import OptimizerPolicy
-from lightning_fire.callbacks.probe import Loss
-from lightning_fire.callbacks.rewrite import new_values, require_finite, write
-from lightning_fire.callbacks.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.base.change import new_values, require_finite, write
+from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy
+from lightning_fire.callbacks.base.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.probing.batches import Loss
+from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView, gathered
+from lightning_fire.where import Parameters, WeightView
 
 
 class ShrinkAndPerturb(TargetCallback):

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire.callbacks.event import EventCallback
+from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.optim import Muon
 from lightning_fire.when import Clock
 

@@ -9,7 +9,7 @@ from torch import nn
 from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of, why_not
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.where import WeightView
-from lightning_fire.where.attention import parts_of, role_of
+from lightning_fire.where.layers import parts_of, role_of
 
 _CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
 _INTERLEAVED = {"query_key_value"}  # GPT-NeoX, BLOOM, Falcon: head by head

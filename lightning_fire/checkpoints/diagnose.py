@@ -11,7 +11,7 @@ from lightning_fire.checkpoints.filled import filled
 from lightning_fire.checkpoints.opening import Checkpoint
 from lightning_fire.checkpoints.selection import StoredSelection
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
-from lightning_fire.where.table import columns
+from lightning_fire.where.selection import columns
 
 # word of --sort: attribute, head of the column
 MEASURES = {

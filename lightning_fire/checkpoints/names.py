@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from lightning_fire.checkpoints.stored import FLOATING, Stored
-from lightning_fire.where.candidates import plain
+from lightning_fire.where.layers import plain
 
 EMBEDDING = "embedding"
 SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"

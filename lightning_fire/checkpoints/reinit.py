@@ -14,7 +14,7 @@ from lightning_fire.checkpoints.opening import Checkpoint
 from lightning_fire.checkpoints.selection import StoredSelection
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.functional import as_matrices, fire
-from lightning_fire.where.patterns import some
+from lightning_fire.where.selection import some
 
 _PIECE = 2**20  # numbers to convert at a time
 

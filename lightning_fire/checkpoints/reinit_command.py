@@ -20,7 +20,7 @@ from lightning_fire.checkpoints.sharded import ShardedSafetensors
 from lightning_fire.checkpoints.tensors import StoredTensors
 from lightning_fire.checkpoints.weights import StoredWeights
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.where.patterns import some
+from lightning_fire.where.selection import some
 
 SUMMARY = "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one"
 

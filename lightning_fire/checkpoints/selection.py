@@ -1,8 +1,7 @@
 """What a selection has taken of a file, and why not the rest."""
 
 from lightning_fire.where import Selection, WeightView
-from lightning_fire.where.patterns import some
-from lightning_fire.where.selection import Row
+from lightning_fire.where.selection import Row, some
 
 
 class StoredSelection(Selection):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
-from lightning_fire.where.patterns import ByName
+from lightning_fire.where.selection import ByName
 
 _STATISTICS = ("running_mean", "running_var")
 

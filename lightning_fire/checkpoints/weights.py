@@ -8,8 +8,7 @@ from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of
 from lightning_fire.checkpoints.selection import StoredSelection, about
 from lightning_fire.checkpoints.stored import Stored
 from lightning_fire.where import WeightView
-from lightning_fire.where.patterns import ByName
-from lightning_fire.where.selection import Row, times
+from lightning_fire.where.selection import ByName, Row, times
 from lightning_fire.where.weights import PRESETS, Preset, preset_for, require_preset, verdict_of
 
 

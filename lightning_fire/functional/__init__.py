@@ -6,10 +6,8 @@ from lightning_fire.functional.features import (
     feature_covariance_shift_of,
     normalized_feature_covariance,
 )
-from lightning_fire.functional.layer_bounds import activity_score_bounds, dfi_without_dormancy, srank_bound
-from lightning_fire.functional.measures import dfi, dfi_normalized, sfe, sfe_normalized
+from lightning_fire.functional.metrics import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.muon import muon_direction
-from lightning_fire.functional.network_bounds import feature_covariance_bound, hessian_bound, relu_hessian_bound
 from lightning_fire.functional.orthogonal import as_matrices, fire, orthogonalize, polar
 from lightning_fire.functional.penalties import (
     l2_init_gradient,
@@ -22,6 +20,8 @@ from lightning_fire.functional.penalties import (
 from lightning_fire.functional.ranks import (
     entropy_rank,
     entropy_rank_of,
+    singular_values,
+    singular_values_of_gram,
     srank,
     srank_of,
     stable_rank,
@@ -29,7 +29,14 @@ from lightning_fire.functional.ranks import (
 )
 from lightning_fire.functional.recovery import accuracy_drop, recovery_time
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
-from lightning_fire.functional.spectra import singular_values, singular_values_of_gram
+from lightning_fire.functional.theorems import (
+    activity_score_bounds,
+    dfi_without_dormancy,
+    feature_covariance_bound,
+    hessian_bound,
+    relu_hessian_bound,
+    srank_bound,
+)
 from lightning_fire.functional.units import (
     NEVER,
     contribution_utility,

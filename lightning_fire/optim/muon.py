@@ -13,7 +13,7 @@ from torch.optim.adamw import adamw
 from lightning_fire.functional import muon_direction
 from lightning_fire.functional.muon import MuonScale
 from lightning_fire.where import HiddenMatrices
-from lightning_fire.where.candidates import candidates_of
+from lightning_fire.where.layers import candidates_of
 
 
 def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 from torch import nn
 
-from lightning_fire.where.candidates import candidates_of, plain
+from lightning_fire.where.layers import candidates_of, plain
 from lightning_fire.where.parameters import ParameterSelection
-from lightning_fire.where.patterns import ByName
+from lightning_fire.where.selection import ByName
 
 
 class HiddenMatrices(ByName):

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from lightning_fire.where.candidates import plain
-from lightning_fire.where.patterns import ByName
-from lightning_fire.where.table import columns
+from lightning_fire.where.layers import plain
+from lightning_fire.where.selection import ByName, columns
 
 
 class ParameterSelection(dict[str, nn.Parameter]):

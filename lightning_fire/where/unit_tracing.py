@@ -19,8 +19,8 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from lightning_fire.where.candidates import plain
-from lightning_fire.where.views import WeightView
+from lightning_fire.where.layers import plain
+from lightning_fire.where.weight_view import WeightView
 
 _CONV = {F.conv1d, F.conv2d, F.conv3d}
 # Names of operations, without underscores around them: `relu_` and `__add__` are `relu` and `add`.

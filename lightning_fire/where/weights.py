@@ -5,11 +5,9 @@ from typing import Literal
 
 from torch import nn
 
-from lightning_fire.where.attention import is_causal_language_model
-from lightning_fire.where.candidates import Candidate, candidates_of
-from lightning_fire.where.patterns import ByName, some
-from lightning_fire.where.selection import Row, Selection, table_of
-from lightning_fire.where.views import WeightView
+from lightning_fire.where.layers import Candidate, candidates_of, is_causal_language_model
+from lightning_fire.where.selection import ByName, Row, Selection, some, table_of
+from lightning_fire.where.weight_view import WeightView
 
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS = {

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo
-from lightning_fire.callbacks.unit_resets import reset_units
+from lightning_fire.callbacks.base.unit_reset import reset_units
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 

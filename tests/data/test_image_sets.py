@@ -9,6 +9,7 @@ import zipfile
 from io import BytesIO
 from pathlib import Path
 
+import image_files
 import numpy as np
 import pytest
 import torch
@@ -16,9 +17,6 @@ import torchvision
 from PIL import Image
 
 from lightning_fire import data
-
-sys.path.insert(0, str(Path(__file__).parent))
-import image_files
 
 ROOT = Path(__file__).parents[2]
 ORIGINALS = Path(os.environ.get("LIGHTNING_FIRE_DATA", ROOT.parent / "shared" / "data"))

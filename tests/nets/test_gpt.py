@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, gelu, layer_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import FIRECallback, FullReset, HiddenUnits, ShrinkAndPerturb, Weights
-from lightning_fire.callbacks.initial_values import fresh_values, not_redrawable
+from lightning_fire.callbacks.base.initial_values import fresh_values, not_redrawable
 from lightning_fire.nets import GPT
 
 TINY = {"vocab_size": 13, "block_size": 10, "depth": 2, "heads": 3, "dim": 12}

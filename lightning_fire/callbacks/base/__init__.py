@@ -1,0 +1,1 @@
+"""The bases of the callbacks: time, events, logs, initial values."""

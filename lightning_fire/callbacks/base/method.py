@@ -1,0 +1,132 @@
+"""The base of all methods: it knows the time of training, and that the strategy lets a method act."""
+
+import weakref
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_fire.callbacks.base.progress import Timekeeper
+from lightning_fire.when import Clock
+
+_HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
+
+
+class TimedCallback(Callback):
+    """Knows the time of training, over fits and resumes, and that its strategy lets it look at weights and change them.
+
+    Attributes:
+        acts_on_shards: Whether it can act where the weights are sharded (DTensor).
+        name: Prefix of what is logged.
+        timekeeper: Counts steps and changes of the data.
+        chunk: How often the data has changed so far.
+
+    Args:
+        name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
+
+    Raises:
+        ValueError: If `name` has a slash.
+    """
+
+    acts_on_shards = False
+    name = "timed"
+
+    def __init__(self, name: str | None = None):
+        self.name = name or type(self).name
+        if "/" in self.name:
+            raise ValueError(f"`name` must have no slash, which sets off the parts of a key, got {self.name!r}")
+        self.timekeeper = Timekeeper()
+        self.chunk = 0
+        self._module: Any = None  # weak reference to that of the last fit
+
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        """Do what is to be done at the start of an epoch, and at that of each batch.
+
+        Args:
+            trainer: The Trainer, between two batches.
+            pl_module: Its module.
+            clock: The moment.
+        """
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        """Return, for people, what of a module this callback acts on; empty if that is not for it to choose.
+
+        Args:
+            pl_module: The module.
+        """
+        where = getattr(self, "where", None)
+        return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Do what is to be done at the end of a batch that made an optimizer step.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
+        """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._check_strategy({kind.__name__ for kind in type(trainer.strategy).__mro__})
+        if self._module is not None and self._module() is not pl_module:
+            rank_zero_warn(
+                f"{type(self).__name__} was in a fit of another module before, and takes this one for the same training"
+                " going on. For a new training make a new callback."
+            )
+        self._module = weakref.ref(pl_module)
+        for other in trainer.callbacks:
+            if isinstance(other, TimedCallback) and other is not self and other.name == self.name:
+                raise MisconfigurationException(
+                    f"Two callbacks log as {self.name!r}: give one another name,"
+                    f' for example {type(self).__name__}(…, name="{self.name}_2").'
+                )
+        self.timekeeper.prepare()
+
+    def _check_strategy(self, kinds: set[str]) -> None:
+        """Refuse strategies under which this callback cannot act, by the names of their classes."""
+        name = type(self).__name__
+        if hiding := kinds & _HIDING:
+            raise MisconfigurationException(
+                f"{name} cannot act under {hiding.pop()}, which keeps the weights in pieces or copies of its own. Use"
+                " strategy='ddp', a single device, or, where the callback allows it, ModelParallelStrategy (FSDP2)."
+            )
+        if "ModelParallelStrategy" in kinds and not self.acts_on_shards:
+            raise MisconfigurationException(
+                f"{name} needs whole weights, which ModelParallelStrategy shards. Use strategy='ddp' or one device;"
+                " FIRECallback, and FullReset and ShrinkAndPerturb with target='initial', act on sharded weights too."
+            )
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.timekeeper.return_to_epoch_end(checkpoint)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.timekeeper.start(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._read_clock(trainer, pl_module, epoch_start=True)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._read_clock(trainer, pl_module, epoch_start=False)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self.timekeeper.tick(trainer):
+            self.after_step(trainer, pl_module)
+
+    def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
+        clock = self.timekeeper.read(trainer, epoch_start)
+        self.chunk = clock.chunk
+        self.at(trainer, pl_module, clock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the module out of copies and pickles."""
+        return {**vars(self), "_module": None}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
+        return {"time": self.timekeeper.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.timekeeper.load_state_dict(state_dict["time"])

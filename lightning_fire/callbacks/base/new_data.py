@@ -1,0 +1,97 @@
+"""What counts as new data in a fit, said to people before it begins."""
+
+from collections.abc import Sequence
+
+from lightning.pytorch import Trainer
+
+from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of
+from lightning_fire.when import AnyOf, AtNewData, Schedule
+
+_RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
+ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
+
+
+def explain(schedule: Schedule, time: Timekeeper, trainer: Trainer) -> tuple[str, bool]:
+    """Return what makes data new in this fit and what to do, and whether it is known that none will be new.
+
+    The text is empty for a schedule that does not go by new data.
+
+    Args:
+        schedule: When a method acts.
+        time: What the method knows of the data so far, its checkpoint restored.
+        trainer: The Trainer, about to train.
+    """
+    kinds = {isinstance(part, AtNewData) for part in _parts(schedule)}
+    if True not in kinds:
+        return "", False
+    source, seen, on_first = data_source_of(trainer), time.has_seen_data, acts_on_first(schedule)
+    unknown = not seen and trainer.current_epoch > 0
+    first = on_first and not seen and not (unknown and hasattr(source, "chunk_at"))
+    if first or time.has_changed(trainer):
+        return "this fit begins with new data", False
+    explanation, num_chunks = explain_data(trainer), getattr(source, "num_chunks", None)
+    may_change = chunk_of(source) is not None and num_chunks != 1
+    if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
+        return explanation, False
+    skip_none = "use when=AtNewData(skip_first=False)"
+    if not seen:
+        return f"{explanation}. If this process goes on from weights trained before, {skip_none}", not may_change
+    advice = (
+        f"If the data is newer than that of the {'checkpoint' if trainer.ckpt_path else 'fit before'}, give"
+        f" {type(source).__name__} a whole-number `chunk`, such as the month, or call announce_new_data(trainer)"
+        f" before fit{'' if on_first else f', or {skip_none}'}"
+    )
+    return f"{explanation}. {advice}", True
+
+
+def explain_data(trainer: Trainer) -> str:
+    """Say what will count as new data in this fit.
+
+    Args:
+        trainer: The Trainer, during a fit.
+    """
+    source = data_source_of(trainer)
+    kind, chunk = type(source).__name__, chunk_of(source)
+    if getattr(source, "num_chunks", None) == 1:
+        lack = f"the data of {kind} comes in a single chunk"
+    elif chunk is not None:
+        change = f" (if it does within this fit, set {_RELOAD})" if asks_once(trainer) else ""
+        return f"{kind} announces new data when its `chunk` changes from {chunk}{change}"
+    elif getattr(source, "chunk", None) is not None:
+        return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
+    else:
+        lack = f"{kind} has no `chunk` attribute"
+    return f"{lack}: only a later fit with other data, or announce_new_data(trainer), counts as new data"
+
+
+def asks_once(trainer: Trainer) -> bool:
+    """Return whether a Trainer of more than one epoch will ask for its training data only once.
+
+    Args:
+        trainer: The Trainer.
+    """
+    return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
+
+
+def _parts(schedule: Schedule) -> Sequence[Schedule]:
+    if isinstance(schedule, AnyOf):
+        return [part for inner in schedule.schedules for part in _parts(inner)]
+    return [schedule]
+
+
+def awaits_new_data(schedule: Schedule) -> bool:
+    """Return whether a schedule is due only on data other than that with which training begins.
+
+    Args:
+        schedule: The schedule.
+    """
+    return all(isinstance(part, AtNewData) and part.skip_first for part in _parts(schedule))
+
+
+def acts_on_first(schedule: Schedule) -> bool:
+    """Return whether a schedule is due on the data with which training begins.
+
+    Args:
+        schedule: The schedule.
+    """
+    return any(isinstance(part, AtNewData) and not part.skip_first for part in _parts(schedule))

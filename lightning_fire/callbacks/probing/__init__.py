@@ -1,0 +1,1 @@
+"""Run a module on batches to come, without side effects."""

@@ -1,0 +1,260 @@
+"""How sharply the loss of a module bends on a batch."""
+
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss, why_not_look
+from lightning_fire.callbacks.probing.side_effects import evaluating, leaving_no_trace
+from lightning_fire.functional import Eigenvalue, largest_eigenvalue
+from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
+
+_HALF = (torch.float16, torch.bfloat16)
+_AT_LEAST = 4  # products, so that no lucky vector of a lesser eigenvalue ends it
+
+
+def module_curvature(
+    module: nn.Module,
+    batch: Any,
+    loss: Loss | None = None,
+    tolerance: float = 0.01,
+    max_products: int = 50,
+    reduce: Callable[[Tensor], Tensor] | None = None,
+) -> Eigenvalue:
+    """Return the largest eigenvalue of the Hessian of a module's loss on a batch, by all its trainable parameters.
+
+    The module is taken as one function: in evaluation mode (no dropout, BatchNorm with its running statistics), in
+    float32 or better, without autocast, `torch.compile` and fused attention, whose results have no second derivatives.
+    Its parameters, gradients, buffers, metrics, logs, modes and the random states are left as they are.
+
+    Args:
+        module: A LightningModule, or with `loss` any module.
+        batch: A batch, on the device of the module.
+        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
+            has one, otherwise what `training_step` returns; what that logs is dropped.
+        tolerance: Stop when the residual is at most this share of the eigenvalue.
+        max_products: Products with the Hessian at most, each of 2 to 3 gradients.
+        reduce: Makes of a product the mean over ranks. Default: this process alone.
+
+    Returns:
+        The eigenvalue, its residual and the number of products.
+
+    Raises:
+        ValueError: If the Hessian has a NaN or Inf, or there is nothing to train.
+        RuntimeError: If some operation of the module cannot be differentiated twice.
+
+    Example:
+        >>> net = nn.Linear(2, 1, bias=False)
+        >>> x = torch.tensor([[1.0, 0.0], [0.0, 3.0]])
+        >>> round(module_curvature(net, x, lambda module, batch: module(batch).square().sum(), 1e-6).value, 3)
+        18.0
+    """
+    with_loss = _WithLoss(module, training_loss if loss is None else loss)
+    state = {**dict(with_loss.named_parameters()), **dict(with_loss.named_buffers())}
+    values = {name: _widened(value) for name, value in state.items()}
+    parameters = [values[name] for name, parameter in with_loss.named_parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ValueError("the module has nothing to train")
+    failures: list[Exception] = []
+    start = random_start(parameters)
+    gradient = torch.full_like(start, torch.nan)
+    with _differentiable_twice(module, parameters[0]), torch.enable_grad():
+        try:
+            value = functional_call(with_loss, values, (tree_map(_widened, batch),))
+            gradient, product = gradient_and_product(value, parameters)
+        except Exception as error:
+            if reduce is None:
+                raise
+            failures.append(error)
+
+        def mean(vector: Tensor) -> Tensor:  # of the others too: none may wait for one that has failed
+            own = torch.full_like(vector, torch.nan)
+            if not failures:
+                try:
+                    own = product(vector)
+                except Exception as error:
+                    failures.append(error)
+            return reduce(own)
+
+        start = near_gradient(gradient if reduce is None else reduce(gradient), start)
+        try:
+            return largest_eigenvalue(product if reduce is None else mean, start, tolerance, max_products, _AT_LEAST)
+        except ValueError:
+            if failures:
+                raise failures[0] from None
+            raise
+
+
+class _WithLoss(nn.Module):
+    """A module, to be called with a batch for its loss."""
+
+    def __init__(self, module: nn.Module, loss: Loss):
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.loss(self.module, batch)
+
+
+def _widened(value: Any) -> Any:
+    """Return tensors of half precision in float32, parameters ready for derivatives; anything else as it is."""
+    if not isinstance(value, Tensor) or value.dtype not in _HALF:
+        return value
+    return value.detach().float().requires_grad_(value.requires_grad)
+
+
+@contextlib.contextmanager
+def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None]:
+    """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
+    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
+    cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    full = torch.autocast(parameter.device.type, enabled=False)
+    with evaluating(module), leaving_no_trace(module), sdpa_kernel(SDPBackend.MATH), cudnn, full:
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if parameter.dtype == torch.float64 else torch.float32)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(default)
+
+
+# With these an event costs less than ten training steps of a ResNet-18 on 128 images: a product on 16 of them is 0.3
+# steps. A trained network mostly needs no more products; the residual tells.
+_SAMPLES = 16
+_PRODUCTS = 8
+
+
+def curvature_around(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    act: Callable[[], Mapping[str, float]],
+    prefix: str,
+    loss: Loss | None = None,
+) -> dict[str, float]:
+    """Do something to a module, and measure how sharply its loss on the upcoming data bends before and after.
+
+    Where that cannot be measured, it says so once and does the rest.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module.
+        act: Changes the module, and returns what to log about it.
+        prefix: Of the keys.
+        loss: The loss of a batch. Default: see `training_loss`.
+
+    Returns:
+        What `act` returned; `{prefix}/lambda_max_before` and `…_after`, see `UpcomingBatch.lambda_max`, each with its
+        residual; and `{prefix}/lambda_max_seconds`, the time that both took.
+    """
+    if reason := why_not_look(trainer, pl_module, explained=loss is not None):
+        _tell_once(trainer, f"{prefix}/lambda_max is not logged: {reason}.")
+        return dict(act())
+    start, batch = time.perf_counter(), UpcomingBatch(trainer, pl_module, loss)
+    before, seconds = batch.measured(f"{prefix}/lambda_max_before"), time.perf_counter() - start
+    values = act()
+    if not before:
+        return dict(values)
+    start = time.perf_counter()
+    after = batch.measured(f"{prefix}/lambda_max_after")
+    return {**values, **before, **after, f"{prefix}/lambda_max_seconds": seconds + time.perf_counter() - start}
+
+
+class UpcomingBatch:
+    """The first samples of an epoch, for measuring: training will see them as if nobody had looked.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module.
+        loss: From the module and a batch to the loss, a scalar. Default: see `training_loss`.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):
+        self._trainer, self._module, self._loss = trainer, pl_module, loss
+        self._batch, self._failure = None, None
+        try:
+            with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module):
+                self._batch = first_samples(next(batches), _SAMPLES)
+        except StopIteration:
+            self._failure = ValueError("the epoch has no batches to look at")
+        except Exception as error:  # the data set's own; training will meet it, or not
+            self._failure = error
+
+    def lambda_max(self) -> Eigenvalue:
+        """Return the largest eigenvalue of the Hessian of the loss, by all trainable parameters.
+
+        It is of the loss on the first 16 samples, which is another function than that on the whole batch; by 8
+        products at most. Of several ranks: of the mean of their losses, the same on each.
+
+        Raises:
+            Exception: Of any kind, on every rank, if it cannot be computed on one.
+        """
+        if not on_all_ranks(self._trainer, self._failure is None):
+            raise self._failure or ValueError("another rank has no batch to look at")
+        strategy = self._trainer.strategy
+        several = self._trainer.world_size > 1
+        mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
+        return module_curvature(self._module, self._batch, self._loss, max_products=_PRODUCTS, reduce=mean)
+
+    def measured(self, key: str) -> dict[str, float]:
+        """Return λ_max under a key, and its residual under `{key}_residual`; nothing where it cannot be computed.
+
+        Args:
+            key: What to log it as.
+        """
+        try:
+            found = self.lambda_max()
+        except ValueError as error:
+            _tell_once(self._trainer, f"{key} is not logged: {error}.")
+            return {}
+        except Exception as error:  # what watches a training must not end it
+            kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+            message = f"{key} is not logged: {kind}{error}. curvature=False does without it."
+            rank_zero_warn(message, category=RuntimeWarning)
+            return {}
+        return {key: found.value, f"{key}_residual": found.residual}
+
+
+def first_samples(batch: Any, number: int) -> Any:
+    """Return the first samples of a batch; all of it if its tensors, other than scalars, differ in their length.
+
+    A batch with strings is returned whole as well, as they are one for each sample.
+
+    Args:
+        batch: Tensors and anything else, in any nesting.
+        number: Samples at most.
+
+    Example:
+        >>> import torch
+        >>> images, labels = first_samples([torch.zeros(8, 3, 4, 4), torch.arange(8)], 3)
+        >>> images.shape, labels
+        (torch.Size([3, 3, 4, 4]), tensor([0, 1, 2]))
+    """
+    lengths: set[int] = set()
+    words: list[str] = []
+    apply_to_collection(batch, Tensor, lambda tensor: lengths.update(tensor.shape[:1]))
+    apply_to_collection(batch, str, words.append)
+    if len(lengths) != 1 or words:
+        return batch
+    return apply_to_collection(batch, Tensor, lambda tensor: tensor[:number] if tensor.ndim else tensor)
+
+
+_told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
+
+
+def _tell_once(trainer: Trainer, message: str) -> None:
+    """Tell something once in the life of a Trainer."""
+    told = _told.setdefault(trainer, set())
+    if message not in told:
+        rank_zero_info(message)
+    told.add(message)

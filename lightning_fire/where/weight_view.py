@@ -1,0 +1,84 @@
+"""One weight matrix of a model, seen as `(out, in / groups, *kernel)` however it is stored."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_fire.distributed import gathered, is_sharded, put
+
+Layout = Literal["out_in", "in_out", "transposed_conv"]
+
+
+@dataclass(frozen=True, eq=False)
+class WeightView:
+    """A weight, or one part of a fused weight, that can be read and replaced.
+
+    Attributes:
+        name: Name of the parameter; a part of a fused weight has its letter behind it: `attn.qkv.weight[q]`.
+        parameter: The parameter that holds it.
+        groups: Number of convolution groups.
+        layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: transposed, as Hugging
+            Face's Conv1D does. `transposed_conv`: `(in, out / groups, *kernel)`.
+        rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part.
+        role: `q`, `k` or `v` for a projection of attention, otherwise empty.
+    """
+
+    name: str
+    parameter: Parameter
+    groups: int = 1
+    layout: Layout = "out_in"
+    rows: tuple[int, int] | None = None
+    role: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape `(out, in / groups, *kernel)`."""
+        groups, out, *rest = self._grid_of(torch.empty(self.parameter.shape, device="meta")).shape
+        return (groups * out, *rest)
+
+    def read(self) -> Tensor:
+        """Return the weight; of a sharded parameter it gathers the whole, and all processes must call this.
+
+        Returns:
+            Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
+        """
+        return self._grid_of(gathered(self.parameter)).flatten(0, 1)
+
+    @torch.no_grad()
+    def write(self, weight: Tensor) -> None:
+        """Replace the weight in place; storage, strides, dtype and sharding of the parameter stay.
+
+        Args:
+            weight: Shape `(out, in / groups, *kernel)`; for a sharded parameter the same on all processes, which must
+                all call this.
+
+        Raises:
+            ValueError: If the shape is another.
+        """
+        if tuple(weight.shape) != self.shape:
+            raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
+        whole = gathered(self.parameter)
+        self._grid_of(whole).copy_(weight.unflatten(0, (self.groups, -1)))
+        if is_sharded(self.parameter):
+            put(self.parameter, whole)
+
+    def grid(self) -> Tensor:
+        """Return a strided view of the parameter, which must not be sharded, to be written into.
+
+        Returns:
+            Shape `(groups, out / groups, in / groups, *kernel)`, detached.
+        """
+        return self._grid_of(self.parameter.detach())
+
+    def _grid_of(self, stored: Tensor) -> Tensor:
+        """Arrange what is stored as `(groups, out / groups, in / groups, *kernel)`, without a copy."""
+        if self.layout == "in_out":
+            grid = stored.mT.unsqueeze(0)
+        elif self.layout == "transposed_conv":
+            grid = stored.unflatten(0, (self.groups, -1)).transpose(1, 2)
+        else:
+            grid = stored.unflatten(0, (self.groups, -1))
+        return grid if self.rows is None else grid[:, self.rows[0] : self.rows[1]]

@@ -1,0 +1,591 @@
+"""The base of all methods: acts only when due, never twice for one moment, also across fits and resumes."""
+
+import copy
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, callbacks
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.data import DataLoader
+
+from lightning_fire import (
+    DASH,
+    AnyOf,
+    AtEpochs,
+    AtFraction,
+    AtNewData,
+    ContinualBackprop,
+    EventCallback,
+    EveryNEpochs,
+    EveryNSteps,
+    FIRECallback,
+    FullReset,
+    L2Init,
+    Parseval,
+    PlasticityInjection,
+    PlasticityMonitor,
+    ReDo,
+    Schedule,
+    SelfNormalizedReset,
+    Weights,
+    announce_new_data,
+)
+from lightning_fire.callbacks.base.new_data import explain_data
+
+
+class Recorder(EventCallback):
+    """Writes down when it acts, and on how much data."""
+
+    name = "recorder"
+
+    def __init__(self, when=None, name=None):
+        super().__init__(when, name)
+        self.moments = []
+
+    def act(self, trainer, pl_module):
+        clock = self.timekeeper.read(trainer, epoch_start=False)
+        self.moments.append((clock.epoch, clock.step))
+        self.batches_ahead = trainer.num_training_batches
+        return {}
+
+
+def moments(when=None, data=None, **options):
+    recorder = Recorder(when)
+    fitted(recorder, data=data, **options)
+    return recorder.moments
+
+
+def test_new_data_is_loaded_and_no_batch_of_it_seen():
+    """Chunks of 2, 4 and 6 batches an epoch, 2 epochs each."""
+    recorder = Recorder()
+    fitted(recorder)
+    assert recorder.moments == [(2, 4), (4, 12)]
+    assert recorder.batches_ahead == 6
+
+
+@pytest.mark.parametrize(
+    ("when", "expected"),
+    [
+        (AtNewData(skip_first=False), [(0, 0), (2, 4), (4, 12)]),
+        (AtEpochs([1, 4]), [(1, 2), (4, 12)]),
+        (EveryNEpochs(3), [(3, 8)]),
+        (EveryNSteps(5), [(2, 5), (3, 10), (4, 15), (5, 20)]),
+        (EveryNSteps(4), [(2, 4), (3, 8), (4, 12), (4, 16), (5, 20)]),  # three of them at the start of an epoch
+        (AtFraction(0.5), [(3, 8)]),
+        ([AtNewData(), AtEpochs([2, 3])], [(2, 4), (3, 8), (4, 12)]),  # twice due at epoch 2, acts once
+        (AnyOf([AtEpochs([5]), EveryNSteps(23)]), [(5, 18), (5, 23)]),
+    ],
+)
+def test_schedules_over_a_whole_fit(when, expected):
+    assert moments(when) == expected
+
+
+def test_steps_are_optimizer_steps_and_an_event_is_never_inside_an_accumulation_window():
+    assert moments(EveryNSteps(2), data=PlainData(), max_epochs=2, accumulate_grad_batches=3) == [(1, 2)]
+
+
+class TwoOptimizers(PlainModule):
+    """Manual optimization: `global_step` counts two for each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    def configure_optimizers(self):
+        return [torch.optim.SGD(part.parameters(), 0.1) for part in (self.net[0], self.net[3])]
+
+
+def test_two_optimizers_do_not_double_the_steps():
+    assert moments(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
+
+
+def test_the_count_goes_on_in_the_next_fit_of_a_trainer():
+    recorder, module = Recorder(EveryNSteps(3)), TwoOptimizers()
+    same_trainer = trainer(recorder, max_epochs=1)
+    for epochs in (1, 2):
+        same_trainer.fit_loop.max_epochs = epochs
+        same_trainer.fit(module, datamodule=PlainData())
+    assert recorder.moments == [(0, 3), (1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("module", "bounds", "expected"),
+    [
+        (PlainModule, {"max_epochs": None, "max_steps": 10}, [(1, 5)]),
+        (TwoOptimizers, {"max_epochs": None, "max_steps": 10}, [(0, 3)]),  # 2 a batch: 6 of 10, after 4 of 10
+        (PlainModule, {"max_epochs": 4, "max_steps": 10**6}, [(2, 8)]),
+        (PlainModule, {"max_epochs": 1000, "max_steps": 10}, [(1, 5)]),
+    ],
+)
+def test_a_fraction_of_training_by_the_bound_that_is_met_first(module, bounds, expected):
+    assert moments(AtFraction(0.5), data=PlainData(), module=module(), **bounds) == expected
+
+
+def test_events_are_logged_on_lightnings_axis(tmp_path):
+    """In manual optimization that is not `global_step`."""
+    fitted(
+        Recorder(EveryNSteps(3)),
+        LearningRateMonitor("step"),
+        PlasticityMonitor(),
+        data=PlainData(),
+        module=TwoOptimizers(),
+        max_epochs=2,
+        folder=tmp_path,
+    )
+    log = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in log.Scalars("lr-SGD")] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert [event.step for event in log.Scalars("recorder/event")] == [3, 6]
+    assert [event.step for event in log.Scalars("plasticity/chunk")] == [0, 4]
+    assert [event.step for event in log.Scalars("plasticity/dfi")] == [3, 7]
+
+
+class Thrice(Schedule):
+    """A stranger's schedule."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def due(self, clock):
+        return clock.step in (self.first, 2 * self.first, 3 * self.first)
+
+
+def test_a_strangers_schedule():
+    assert moments(Thrice(2)) == [(1, 2), (2, 4), (2, 6)]
+    assert Recorder(Thrice(2)).state_key == "Recorder(Thrice(first=2))"
+
+
+# --- what new data is ------------------------------------------------------------------------------------------------
+
+
+def test_a_datamodule_without_chunks_is_new_in_the_next_fit_only():
+    recorder, module = Recorder(), PlainModule()
+    first = PlainData(seed=0)
+    trainer(recorder, max_epochs=2).fit(module, datamodule=first)
+    trainer(recorder, max_epochs=2).fit(module, datamodule=first)
+    assert recorder.moments == []  # the same data again
+    trainer(recorder, max_epochs=2).fit(module, datamodule=PlainData(seed=1))
+    assert recorder.moments == [(0, 0)]
+
+
+def test_one_trainer_and_several_fits():
+    recorder, module, same_trainer = Recorder(), PlainModule(), trainer(max_epochs=2)
+    same_trainer.callbacks.append(recorder)
+    same_trainer.fit(module, datamodule=PlainData(seed=0))
+    same_trainer.fit_loop.max_epochs = 4
+    same_trainer.fit(module, datamodule=PlainData(seed=1))
+    assert recorder.moments == [(2, 8)]
+
+
+def test_another_loader_is_new_data():
+    recorder, module = Recorder(), PlainModule()
+    for seed in (0, 1):
+        trainer(recorder, max_epochs=1).fit(module, DataLoader(dataset(seed=seed), batch_size=6))
+    assert recorder.moments == [(0, 0)]
+
+
+def test_numbering_goes_on_over_several_chunked_datamodules():
+    recorder, module = Recorder(), PlainModule()
+    for _ in range(2):
+        trainer(recorder, max_epochs=2).fit(module, datamodule=GrowingData((1, 1)))
+    assert recorder.moments == [(1, 2), (0, 0), (1, 2)]
+
+
+def test_the_same_loader_in_a_new_list_is_not_new_data():
+    recorder, module, loader = Recorder(), PlainModule(), DataLoader(dataset(), batch_size=6)
+
+    class First(PlainModule):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch[0], batch_idx)
+
+    module = First()
+    for _ in range(2):
+        trainer(recorder, max_epochs=1).fit(module, [loader])
+    assert recorder.moments == []
+    trainer(recorder, max_epochs=1).fit(module, [DataLoader(dataset(seed=1), batch_size=6)])
+    assert recorder.moments == [(0, 0)]
+
+
+class Sequence(GrowingData):
+    """Gives its epochs these chunk numbers."""
+
+    def __init__(self, numbers):
+        super().__init__()
+        self.chunks = numbers
+
+
+@pytest.mark.parametrize(
+    ("numbers", "epochs"),
+    [
+        ([0, 1, 0, 0, 2, 0], [1, 2, 4, 5]),  # tasks that come back
+        ([1, 1, 2, 2, 3, 3], [2, 4]),  # counted from 1
+        ([np.int64(number) for number in (0, 0, 1, 1, 2, 2)], [2, 4]),
+    ],
+)
+def test_data_is_new_when_the_number_of_the_chunk_changes(numbers, epochs):
+    assert [epoch for epoch, _ in moments(data=Sequence(numbers))] == epochs
+
+
+def test_datamodules_of_one_chunk_in_several_fits():
+    recorder, module = Recorder(), PlainModule()
+    with pytest.warns(UserWarning, match="Recorder will not act in this fit: .* a single chunk: only a later fit"):
+        trainer(recorder, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*will not act.*")
+        trainer(recorder, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
+    assert recorder.moments == [(0, 0)]
+
+
+def test_callbacks_can_be_copied_and_pickled_between_fits():
+    recorder = Recorder()
+    trainer(recorder, max_epochs=1).fit(PlainModule(), datamodule=PlainData())
+    for copied in (copy.deepcopy(recorder), pickle.loads(pickle.dumps(recorder))):
+        assert copied.timekeeper.state_dict() == recorder.timekeeper.state_dict()
+
+
+class Announces(PlainData):
+    """Says itself that its data has changed, when it is asked for it."""
+
+    def train_dataloader(self):
+        if self.trainer.current_epoch in (0, 2):
+            announce_new_data(self.trainer)
+        return super().train_dataloader()
+
+
+class AnnouncesBefore(Callback):
+    """Says at the end of an epoch that the next one has new data."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            announce_new_data(trainer)
+
+
+def test_data_that_announces_itself():
+    assert moments(data=Announces(), max_epochs=4) == [(2, 8)]
+    recorder = Recorder()
+    fitted(AnnouncesBefore(), recorder, data=PlainData(), max_epochs=4)
+    assert recorder.moments == [(2, 8)]
+
+
+@pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 1}])
+@pytest.mark.parametrize("how", ["when asked", "before"])
+def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
+    """Also where the resumed run repeats it, or had it before its checkpoint."""
+
+    def run(recorder, *more, **options):
+        others = [AnnouncesBefore()] if how == "before" else []
+        data = Announces() if how == "when asked" else PlainData()
+        fitted(recorder, *others, *more, data=data, max_epochs=4, **options)
+        return recorder.moments
+
+    whole = run(Recorder(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
+    assert whole == [(2, 8)]
+    checkpoints = sorted(tmp_path.glob("*.ckpt"))
+    assert len(checkpoints) == (4 if "every_n_epochs" in stop else 16)
+    for checkpoint in checkpoints:
+        step = torch.load(checkpoint, weights_only=True)["global_step"]
+        if "every_n_train_steps" in stop and how == "before" and step == 8:
+            continue  # written before the announcement, and Lightning does not come back to that place
+        epochs = [epoch for epoch, _ in run(Recorder(), ckpt_path=checkpoint)]
+        assert epochs == ([2] if step <= 8 else []), checkpoint.name
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+LAST_BATCHES = {2, 4, 8, 12, 18, 24}  # of an epoch, in optimizer steps
+
+
+def resumed_moments(folder, when, stop):
+    """Yield, for each checkpoint of a fit: its step, the moments of the whole fit, those before it, those after it."""
+    whole = Recorder(when)
+    fitted(whole, ModelCheckpoint(folder, "{step}-{epoch}", save_top_k=-1, **stop))
+    for checkpoint in sorted(folder.glob("*.ckpt")):
+        step = torch.load(checkpoint, weights_only=True)["global_step"]
+        resumed = Recorder(when)
+        fitted(resumed, ckpt_path=checkpoint)
+        yield step, whole.moments, [moment for moment in whole.moments if moment[1] < step], resumed.moments
+
+
+@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
+def test_resume_from_the_end_of_any_epoch(tmp_path, when):
+    found = list(resumed_moments(tmp_path, when, {"every_n_epochs": 1, "save_on_train_epoch_end": True}))
+    assert len(found) == 6
+    for step, whole, before, after in found:
+        assert before + after == whole, step
+
+
+@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
+def test_resume_from_the_middle_of_any_epoch(tmp_path, when):
+    found = [
+        case for case in resumed_moments(tmp_path, when, {"every_n_train_steps": 1}) if case[0] not in LAST_BATCHES
+    ]
+    assert len(found) == 18
+    for step, whole, before, after in found:
+        assert before + after == whole, step
+
+
+def test_resume_from_the_last_batch_of_an_epoch_loses_no_event(tmp_path):
+    """Lightning then begins the next epoch without `on_train_epoch_start`, and in its middle."""
+    found = [case for case in resumed_moments(tmp_path, AtNewData(), {"every_n_train_steps": 1}) if case[0] in (4, 12)]
+    assert [after[0] for _, _, _, after in found] == [(4, 12), (2, 4)]  # sorted by name: step=12 comes before step=4
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("when", [AtNewData(), AtEpochs([1, 2]), EveryNEpochs(1)], ids=repr)
+def test_a_second_resume_doubles_no_event(tmp_path, when):
+    """From within the epoch that the first one began: Lightning begins it once more then, and trains batches twice."""
+
+    def run(folder=None, ckpt_path=None):
+        recorder = Recorder(when)
+        save = [ModelCheckpoint(folder, "{step}", save_top_k=-1, every_n_train_steps=1)] if folder else []
+        fitted(recorder, *save, data=GrowingData((1, 1, 1)), max_epochs=3, ckpt_path=ckpt_path)
+        return recorder.num_events
+
+    assert run(tmp_path) == 2
+    for last_batch in (2, 6):
+        run(tmp_path / f"from{last_batch}", tmp_path / f"step={last_batch}.ckpt")
+        checkpoints = list((tmp_path / f"from{last_batch}").glob("*.ckpt"))
+        assert checkpoints
+        assert [run(ckpt_path=checkpoint) for checkpoint in checkpoints] == [2] * len(checkpoints)
+
+
+def test_resume_of_a_run_that_had_no_callback(tmp_path):
+    """A phase trained without any method can be shared by all of them."""
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), data=Numbered())
+    recorder = Recorder()
+    fitted(recorder, data=Numbered(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert recorder.moments == [(2, 4), (4, 12)]
+
+
+class Numbered(GrowingData):
+    """As our own DataModules: it can say which chunk an epoch belongs to."""
+
+    def chunk_at(self, epoch):
+        return self.chunks[epoch]
+
+
+def test_a_resume_with_the_same_callback_object_and_data_of_another(tmp_path):
+    """As in a notebook: interrupted, everything built anew but the callback."""
+    recorder = Recorder()
+    fitted(recorder, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
+    recorder.moments.clear()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*was in a fit of another module before")
+        fitted(recorder, ckpt_path=tmp_path / "epoch=2.ckpt")
+    assert recorder.moments == [(4, 12)]
+
+
+def test_new_data_announced_before_a_resume(tmp_path):
+    """Trained on one set; gone on with another in a new process."""
+    fitted(
+        Recorder(), ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2
+    )
+    recorder, module = Recorder(), PlainModule()
+    again = trainer(recorder, max_epochs=4)
+    announce_new_data(again)
+    again.fit(module, datamodule=PlainData(seed=1), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert recorder.moments == [(2, 8)]
+
+
+def test_a_resume_in_the_middle_of_a_run_that_had_no_callback(tmp_path):
+    """The chunk is known at once, and the steps are counted as the run had counted them."""
+
+    class Chunks(Recorder):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            self.chunks = [*getattr(self, "chunks", []), self.chunk]
+
+    fitted(ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1), data=Numbered())
+    for step in (5, 6, 7):  # of epoch 2, the first of chunk 1
+        recorder = Chunks([AtNewData(), EveryNSteps(9)])
+        fitted(recorder, data=Numbered(), ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert recorder.chunks[0] == 1
+        assert recorder.moments == [(3, 9), (4, 12), (5, 18)]
+
+
+def test_steps_of_a_run_with_two_optimizers_and_no_callback(tmp_path):
+    options = {"data": PlainData(), "max_epochs": 4}
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    fitted(save, module=TwoOptimizers(), **options)
+    recorder = Recorder(EveryNSteps(5))
+    fitted(recorder, module=TwoOptimizers(), ckpt_path=tmp_path / "epoch=1.ckpt", **options)
+    assert recorder.moments == [(2, 10), (3, 15)]
+
+
+def test_a_resume_that_cannot_know_whether_its_data_is_new_says_so(tmp_path):
+    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2)
+    with pytest.warns(UserWarning, match="Recorder does not know the data of the epochs before"):
+        fitted(Recorder(), ckpt_path=tmp_path / "epoch=1.ckpt")
+
+
+def test_two_of_one_class_keep_their_own_state(tmp_path):
+    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]), name="second")]
+    fitted(*pair, ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True))
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]
+    assert [saved[callback.state_key]["num_events"] for callback in pair] == [5, 1]
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("when", "message"),
+    [
+        (AtEpochs([6]), r"Recorder\(when=AtEpochs\(epochs=\(6,\)\)\) can never act: training ends after epoch 5"),
+        (EveryNEpochs(7), "can never act"),
+    ],
+)
+def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, message):
+    module = PlainModule()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    with pytest.raises(MisconfigurationException, match=message):
+        fitted(Recorder(when), module=module)
+    assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
+
+
+def test_two_that_log_the_same_keys_are_refused():
+    with pytest.raises(MisconfigurationException, match=r"Two callbacks log as 'recorder': .* name=\"recorder_2\""):
+        fitted(Recorder(EveryNSteps(4)), Recorder(AtEpochs([1])))
+
+
+def test_two_monitors_or_regularisers_of_one_name_are_refused():
+    with pytest.raises(MisconfigurationException, match="Two callbacks log as 'plasticity'"):
+        fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"])))
+    fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"]), name="stem"), max_epochs=1)
+
+
+def test_a_trainer_that_would_not_ask_for_the_new_data_is_warned_of():
+    with pytest.warns(
+        UserWarning, match=r"waits for GrowingData.chunk to change, .*reload_dataloaders_every_n_epochs=1"
+    ):
+        fitted(Recorder(), reload_dataloaders_every_n_epochs=0)
+
+
+def test_a_fit_without_an_event_says_so(caplog):
+    with caplog.at_level("INFO"):
+        fitted(Recorder(EveryNSteps(1000)), max_epochs=1)
+        fitted(Recorder(EveryNSteps(1)), max_epochs=1)
+    said = [message for message in caplog.messages if "did not act" in message]
+    assert said == ["Recorder did not act in this fit: EveryNSteps(n=1000) was never due."]
+
+
+def test_a_single_chunk_and_another_schedule_is_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*will not act.*")
+        assert moments([AtNewData(), AtEpochs([1])], data=GrowingData((2,)), max_epochs=2) == [(1, 2)]
+
+
+def test_a_chunk_that_is_no_number_is_told():
+    class Named(PlainData):
+        chunk = "spring"
+
+    owner = trainer()
+    owner.datamodule_ = Named()
+    owner._data_connector.attach_data(PlainModule(), datamodule=owner.datamodule_)
+    assert explain_data(owner) == "Named.chunk is no whole number and says nothing: 'spring'"
+
+
+def test_when_must_be_a_schedule():
+    class Nameless:
+        def due(self, clock):
+            return True
+
+    with pytest.raises(TypeError, match="`when` must be a schedule such as AtNewData"):
+        Recorder(when="sometimes")
+    with pytest.raises(TypeError, match=r"got the class AtNewData: write AtNewData\(…\)"):
+        Recorder(when=AtNewData)
+    with pytest.raises(TypeError, match="got 5"):
+        AnyOf([5])
+    with pytest.raises(ValueError, match="`when` must be a schedule or a list of at least one, got an empty list"):
+        Recorder(when=[])
+    with pytest.raises(TypeError, match="`when` needs a __repr__ that tells its settings"):
+        Recorder(when=Nameless())
+
+
+class OwnFSDP(FSDPStrategy):
+    """What a project may derive."""
+
+
+class DeepSpeedStrategy(DDPStrategy):
+    """Stands for Lightning's own, which cannot be made without DeepSpeed."""
+
+
+def refused(callback, strategy, match):
+    sharded = trainer()
+    sharded._accelerator_connector.strategy = strategy
+    with pytest.raises(MisconfigurationException, match=match):
+        callback.setup(sharded, PlainModule(), "fit")
+
+
+@pytest.mark.parametrize("strategy", [FSDPStrategy, OwnFSDP, DeepSpeedStrategy])
+@pytest.mark.parametrize("callback", [Recorder, PlasticityMonitor, FIRECallback])
+def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
+    base = "FSDPStrategy" if issubclass(strategy, FSDPStrategy) else "DeepSpeedStrategy"
+    refused(callback(), strategy(), f"{callback.__name__} cannot act under {base}, which keeps the weights in pieces")
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        Recorder(),
+        DASH(),
+        ReDo(EveryNEpochs(1)),
+        ContinualBackprop(0.1),
+        SelfNormalizedReset(0.1),
+        L2Init(0.1),
+        Parseval(0.1),
+        PlasticityInjection("net.5"),
+        FullReset(target="fresh"),
+    ],
+    ids=lambda callback: type(callback).__name__,
+)
+def test_what_needs_whole_weights_is_refused_where_they_are_sharded(callback):
+    match = f"{type(callback).__name__}.* needs whole weights, which ModelParallelStrategy shards"
+    refused(callback, ModelParallelStrategy(), match)
+
+
+def test_averaging_over_an_event_is_warned_of():
+    with pytest.warns(UserWarning, match="StochasticWeightAveraging averages weights from before an event of Recorder"):
+        fitted(Recorder(), StochasticWeightAveraging(swa_lrs=1e-2), data=GrowingData())
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
+def test_a_moving_average_beside_an_event_is_warned_of_and_disturbs_nothing():
+    beside, alone = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
+    with pytest.warns(UserWarning, match="WeightAveraging averages weights from before an event of Snapshots"):
+        fitted(beside, callbacks.EMAWeightAveraging(decay=0.5))
+    fitted(alone)
+    for (_, after, _), (_, expected, _) in zip(beside.seen, alone.seen, strict=True):
+        assert all(torch.equal(after[name], expected[name]) for name in expected)
+
+
+def test_validation_alone_does_not_touch_the_callback():
+    class Validates(PlainModule):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    recorder = Recorder(AtEpochs([99]))
+    trainer(recorder).validate(Validates(), DataLoader(dataset(), batch_size=6), verbose=False)
+    assert recorder.moments == []
+
+
+def test_callbacks_of_other_kinds_are_not_announced_to():
+    class Other(Callback):
+        timekeeper = "a coincidence"
+
+    recorder = Recorder()
+    announce_new_data(trainer(Other(), Callback(), recorder))
+    assert recorder.timekeeper.state_dict()["announced"]

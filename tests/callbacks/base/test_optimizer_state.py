@@ -1,0 +1,257 @@
+"""Optimizer state at an event: what is dropped, where it is kept, and what the next step is then."""
+
+import copy
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from small_training import PlainModule, assert_same_weights, fitted
+from torch import distributed, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+
+from lightning_fire import FIRECallback, HiddenUnits, OptimizerReset
+from lightning_fire.callbacks.base.optimizer_state import forget_state
+from lightning_fire.callbacks.base.unit_reset import reset_units
+
+
+def stepped(build, steps: int = 3) -> tuple[nn.Sequential, Optimizer]:
+    """Return two layers without biases and their optimizer, after some steps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False))
+    optimizer = build(net.parameters())
+    for _ in range(steps):
+        step(net, optimizer)
+    return net, optimizer
+
+
+def step(net: nn.Module, optimizer: Optimizer) -> None:
+    def loss():
+        optimizer.zero_grad()
+        value = net(torch.arange(12.0).view(4, 3)).square().mean()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+
+
+# --- fused SGD, which takes momenta of all parameters or of none ------------------------------------------------------
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_fused_sgd_steps_after_an_event_as_if_the_momentum_were_new(nesterov):
+    options = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.01}
+    steps = []
+    for fused in (True, False):
+        net, optimizer = stepped(lambda parameters, fused=fused: SGD(parameters, fused=fused, **options))
+        forget_state("touched", [optimizer], [net[2].weight])
+        step(net, optimizer)
+        step(net, optimizer)
+        steps.append([parameter.detach() for parameter in net.parameters()])
+    for one, other in zip(*steps, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
+    net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
+    forget_state("touched", [optimizer], [net[2].weight])
+    before = net[2].weight.detach().clone()
+    step(net, optimizer)
+    torch.testing.assert_close(net[2].weight, before - 0.1 * 0.75 * net[2].weight.grad)
+
+
+@pytest.mark.parametrize(("policy", "touched"), [("touched", 2), ("all", 0), ("all", 1)])
+def test_fused_sgd_that_keeps_no_momentum_begins_anew(policy, touched):
+    net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
+    forget_state(policy, [optimizer], list(net.parameters())[:touched])
+    assert not optimizer.state
+    before = net[2].weight.detach().clone()
+    step(net, optimizer)
+    torch.testing.assert_close(net[2].weight, before - 0.1 * net[2].weight.grad)
+
+
+class Fused(PlainModule):
+    """Trained by fused SGD."""
+
+    def configure_optimizers(self):
+        return SGD(self.parameters(), 0.01, momentum=0.9, fused=True)
+
+
+def test_an_event_in_a_training_with_fused_sgd():
+    class Unfused(Fused):
+        def configure_optimizers(self):
+            return SGD(self.parameters(), 0.01, momentum=0.9)
+
+    one, other = (fitted(FIRECallback(curvature=False), module=seeded(kind)) for kind in (Fused, Unfused))
+    for name, value in one.state_dict().items():
+        torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+
+def seeded(kind: type) -> nn.Module:
+    torch.manual_seed(0)
+    return kind()
+
+
+# --- state kept elsewhere -------------------------------------------------------------------------------------------
+
+
+class Lookahead(Optimizer):
+    """Steps an inner optimizer, and goes back half-way to slow weights in every second step."""
+
+    def __init__(self, inner: Optimizer):
+        self.wrapped, self.count = inner, 0
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for parameter in parameters:
+            self.state[parameter].setdefault("slow", parameter.detach().clone())
+        self.wrapped.step(closure)
+        self.count += 1
+        for parameter in parameters if self.count % 2 == 0 else ():
+            parameter.copy_(self.state[parameter]["slow"].lerp_(parameter, 0.5))
+
+
+class Several(Optimizer):
+    """Steps one optimizer for each parameter."""
+
+    def __init__(self, parameters):
+        parameters = list(parameters)
+        self.parts = [Lookahead(Adam([parameter], lr=0.1)) for parameter in parameters]
+        super().__init__(parameters, {})
+
+    def step(self, closure):
+        with torch.enable_grad():
+            closure()
+        for part in self.parts:
+            part.step()
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    """A group of one process."""
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+WRAPPERS = {
+    "wrapper": lambda parameters: Lookahead(Adam(parameters, lr=0.1)),
+    "wrapper of wrappers": Several,
+    "shards": lambda parameters: ZeroRedundancyOptimizer(parameters, Adam, lr=0.1),
+}
+
+
+def states_of(optimizer: Optimizer) -> list[dict]:
+    """Return the state of each optimizer of one of the wrappers."""
+    parts = getattr(optimizer, "parts", [optimizer])
+    inner = [getattr(part, "wrapped", getattr(part, "optim", None)) for part in parts]
+    return [part.state for part in [*parts, *inner]]
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("build", WRAPPERS.values(), ids=WRAPPERS)
+def test_the_state_of_an_inner_optimizer_is_dropped(build):
+    net, optimizer = stepped(build)
+    touched, other = net[2].weight, net[0].weight
+    kept = copy.deepcopy([dict(state[other]) for state in states_of(optimizer) if other in state])
+    assert len(kept) in (1, 2)
+    assert any(touched in state for state in states_of(optimizer))
+    forget_state("touched", [optimizer], [touched])
+    assert not any(touched in state for state in states_of(optimizer))
+    for former, state in zip(kept, [state[other] for state in states_of(optimizer) if other in state], strict=True):
+        assert former.keys() == state.keys()
+        assert all(torch.equal(former[key], state[key]) for key in state)
+    step(net, optimizer)
+    forget_state("all", [optimizer], [])
+    assert not any(states_of(optimizer))
+
+
+class Wrapped(PlainModule):
+    """Trained by an optimizer that wraps Adam."""
+
+    def configure_optimizers(self):
+        return Lookahead(super().configure_optimizers())
+
+
+@pytest.mark.parametrize("method", [partial(FIRECallback, optimizer="all"), OptimizerReset])
+def test_an_event_of_a_training_with_a_wrapper_begins_a_new_optimizer(method):
+    class Begins(type(method())):
+        def act(self, trainer, pl_module):
+            values = super().act(trainer, pl_module)
+            states.extend([dict(trainer.optimizers[0].state), dict(trainer.optimizers[0].wrapped.state)])
+            return values
+
+    states = []
+    fitted(partial(Begins, **getattr(method, "keywords", {}))(), module=Wrapped())
+    assert states == [{}] * 4
+
+
+def test_units_that_are_reset_begin_with_moments_of_zero_in_an_inner_optimizer():
+    net, optimizer = stepped(WRAPPERS["wrapper"])
+    (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
+    incoming, outgoing = (optimizer.wrapped.state[net[index].weight]["exp_avg"] for index in (0, 2))
+    assert incoming[1].any()
+    reset_units([(layer, torch.tensor([1]))], 0, [optimizer])
+    assert not incoming[1].any()
+    assert not outgoing[:, 1].any()
+    assert incoming.any()
+    assert outgoing.any()
+
+
+@pytest.mark.parametrize("index", [0, 2])
+def test_lbfgs_forgets_the_curvature_of_all_weights_once_one_of_them_is_replaced(index):
+    net, optimizer = stepped(lambda parameters: LBFGS(parameters, lr=0.1))
+    stranger = nn.Parameter(torch.zeros(2))
+    forget_state("touched", [optimizer], [stranger])
+    assert len(optimizer.state[net[0].weight]["old_dirs"]) > 0
+    forget_state("touched", [optimizer], [net[index].weight])
+    assert not optimizer.state
+    once, new = copy.deepcopy(net), LBFGS(net.parameters(), lr=0.1)
+    step(net, new)
+    step(once, LBFGS(once.parameters(), lr=0.1))
+    assert_same_weights(net, once)
+
+
+# --- state that cannot be reached -----------------------------------------------------------------------------------
+
+
+class Hidden(Adam):
+    """Keeps what it knows elsewhere, too."""
+
+    def __init__(self, parameters, where: str):
+        super().__init__(parameters, lr=0.1)
+        first, second = self.param_groups[0]["params"]
+        if where == "momenta":
+            self.momenta = [torch.zeros_like(first), torch.zeros_like(second)]
+        elif where == "by_weight":
+            self.by_weight = {parameter: {"average": torch.zeros_like(parameter)} for parameter in (first, second)}
+        elif where == "flat":
+            self.flat = torch.zeros(first.numel() + second.numel())
+        elif where == "state":
+            self.state["all of them"] = {"direction": torch.zeros(first.numel() + second.numel())}
+        elif where == "inner":  # of copies in another precision
+            self.inner = Adam([nn.Parameter(first.detach().double()), nn.Parameter(second.detach().double())])
+        else:
+            self.nothing = {"table": torch.zeros(256), "step": torch.tensor(0.0), "alias": self.state}
+
+
+@pytest.mark.parametrize("where", ["momenta", "by_weight", "flat", "state", "inner"])
+def test_state_that_cannot_be_reached_is_warned_of(where):
+    net, optimizer = stepped(lambda parameters: Hidden(parameters, where), steps=0)
+    name = "Adam.param_groups" if where == "inner" else f"Hidden.{where}"
+    match = f"Hidden keeps tensors as large as its parameters in {name}, outside of their state: they are not dropped"
+    with pytest.warns(UserWarning, match=match):
+        forget_state("touched", [optimizer], [net[2].weight])
+    with pytest.warns(UserWarning, match=match) if where != "state" else warnings.catch_warnings():
+        forget_state("all", [optimizer], [])
+    forget_state("keep", [optimizer], [net[2].weight])
+
+
+def test_what_holds_no_more_than_the_state_of_its_parameters_is_not_warned_of():
+    net, optimizer = stepped(lambda parameters: Hidden(parameters, "nothing"))
+    forget_state("touched", [optimizer], [net[2].weight])
+    assert list(optimizer.state) == [net[0].weight]

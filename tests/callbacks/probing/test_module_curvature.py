@@ -1,0 +1,376 @@
+"""λ_max around events: of the right network on the right data, and training never notices."""
+
+from collections import UserDict
+from typing import NamedTuple
+
+import pytest
+import reference
+import torch
+from lightning.pytorch import Callback
+from small_training import (
+    GrowingData,
+    OwnSequential,
+    PlainModule,
+    assert_same_weights,
+    dataset,
+    fitted,
+    snapshots_of,
+    state_of,
+)
+from torch import nn
+from torch.func import functional_call
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler
+
+from lightning_fire import (
+    DASH,
+    AtEpochs,
+    FIRECallback,
+    FullReset,
+    PlasticityMonitor,
+    ReDo,
+    ShrinkAndPerturb,
+    module_curvature,
+)
+from lightning_fire.callbacks.probing import curvature as curvature_of_loss
+
+MOST_PRODUCTS = curvature_of_loss._PRODUCTS
+
+
+@pytest.fixture(autouse=True)
+def enough_products(monkeypatch):
+    """Networks as small as these have many eigenvalues close to the largest."""
+    monkeypatch.setattr(curvature_of_loss, "_PRODUCTS", 50)
+
+
+class Smooth(PlainModule):
+    """With tanh, so that the exact Hessian has no kinks, and with dropout, which evaluation mode switches off."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.4), nn.Linear(5, 3))
+
+
+def exact_lambda_max(module: nn.Module, state: dict, batch: tuple) -> float:
+    """The largest eigenvalue of the whole Hessian, in evaluation mode, in float64."""
+    net = type(module)().net.double().eval()
+    net.load_state_dict({name.removeprefix("net."): value.double() for name, value in state.items()})
+    names, values = zip(*net.named_parameters(), strict=True)
+    x, y = batch
+
+    def loss(parts):
+        named = dict(zip(names, parts, strict=True))
+        return nn.functional.cross_entropy(functional_call(net, named, (x.double(),)), y)
+
+    return reference.largest_eigenvalue(loss, values)
+
+
+def first_batch(chunk: int) -> tuple:
+    return next(iter(DataLoader(dataset(size=12 * (chunk + 1)), batch_size=6)))
+
+
+def logging(method: type) -> type:
+    """Derive a method that keeps all that it logs about each event."""
+
+    class Logging(snapshots_of(method)):
+        def _act_and_measure(self, trainer, pl_module):
+            values = super()._act_and_measure(trainer, pl_module)
+            self.logged = [*getattr(self, "logged", []), values]
+            return values
+
+    return Logging
+
+
+@pytest.mark.parametrize("method", [FIRECallback, FullReset, ShrinkAndPerturb, DASH])
+def test_before_and_after_are_those_of_the_exact_hessian_on_the_upcoming_data(method):
+    callback = logging(method)()
+    module = fitted(callback, module=Smooth())
+    assert len(callback.logged) == 2
+    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        batch = first_batch(chunk)
+        for moment, state in (("before", before), ("after", after)):
+            expected = exact_lambda_max(module, state, batch)
+            found, residual = (values[f"{callback.name}/lambda_max_{moment}{of}"] for of in ("", "_residual"))
+            assert found == pytest.approx(expected, rel=2e-3), (chunk, moment)
+            assert abs(found - expected) <= residual <= 0.01 * found
+        assert values[f"{callback.name}/lambda_max_seconds"] > 0
+
+
+class LargeBatches(GrowingData):
+    """Of 24 samples."""
+
+    def train_dataloader(self):
+        return DataLoader(dataset(size=24 * (self.chunk + 1)), batch_size=24)
+
+
+def test_lambda_max_is_that_of_the_first_16_samples():
+    callback = logging(FIRECallback)()
+    module = fitted(callback, module=Smooth(), data=LargeBatches())
+    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        x, y = (tensor[:16] for tensor in dataset(size=24 * (chunk + 1)).tensors)
+        for moment, state in (("before", before), ("after", after)):
+            expected = exact_lambda_max(module, state, (x, y))
+            assert values[f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3)
+
+
+def test_lambda_max_takes_8_products_at_most_and_the_residual_tells_that_they_were_too_few(monkeypatch):
+    found = []
+
+    def noted(*args, **kwargs):
+        found.append(module_curvature(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(curvature_of_loss, "_PRODUCTS", MOST_PRODUCTS)
+    monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
+    callback = logging(FIRECallback)(AtEpochs([2]))
+    module = fitted(callback, module=Smooth(), data=LargeBatches())
+    assert [one.products for one in found] == [8, 8]
+    (before, after, _), values = callback.seen[0], callback.logged[0]
+    batch = [tensor[:16] for tensor in dataset(size=48).tensors]
+    for moment, state in (("before", before), ("after", after)):
+        value, residual = (values[f"fire/lambda_max_{moment}{of}"] for of in ("", "_residual"))
+        assert residual > 0.01 * value  # those of a tiny network lie close together
+        assert 0.9 < value / exact_lambda_max(module, state, batch) < 1 + 1e-6
+
+
+def test_the_monitor_and_an_event_measure_on_the_same_samples():
+    monitor = PlasticityMonitor(data_every_n_steps=1, curvature=True)
+    fire, seen = logging(FIRECallback)(AtEpochs([1])), []
+
+    class Noting(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append(dict(trainer.callback_metrics))
+
+    class Constant(LargeBatches):
+        chunk = 0
+
+    fitted(monitor, fire, Noting(), module=Smooth(), data=Constant(), max_epochs=2)
+    keys = ("", "_residual")
+    assert [seen[0][f"plasticity/lambda_max{of}"].item() for of in keys] == pytest.approx(
+        [fire.logged[0][f"fire/lambda_max_before{of}"] for of in keys], rel=1e-6
+    )
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    y: object
+
+
+X, Y, NUMBER = torch.randn(8, 3), torch.arange(8), torch.tensor(2.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (X, X[:5]),
+        ({"x": X, "more": [Y, NUMBER, 7]}, {"x": X[:5], "more": [Y[:5], NUMBER, 7]}),
+        (UserDict(x=X, y=Y), UserDict(x=X[:5], y=Y[:5])),  # as those of transformers' tokenizers
+        (Pair(X, Y), Pair(X[:5], Y[:5])),
+        ([X[:4], Y[:4]], [X[:4], Y[:4]]),
+        (Pair(X, (Y, torch.zeros(2, 8))), Pair(X, (Y, torch.zeros(2, 8)))),  # as nodes and edges of a graph
+        (7, 7),
+    ],
+)
+def test_the_first_samples_of_a_batch(batch, expected):
+    found = curvature_of_loss.first_samples(batch, 5)
+    assert type(found) is type(expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class Shuffled(GrowingData):
+    """With a sampler that has a random generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(5)
+
+    def train_dataloader(self):
+        data = dataset(size=12 * (self.chunk + 1))
+        return DataLoader(data, batch_size=6, sampler=RandomSampler(data, generator=self.generator))
+
+
+@pytest.mark.parametrize("data", [GrowingData, Shuffled])
+def test_training_is_the_same_to_the_bit_with_and_without(data):
+    results = []
+    for curvature in (True, False):
+        torch.manual_seed(0)
+        results.append(fitted(FIRECallback(curvature=curvature), module=Smooth(), data=data()))
+    with_it, without = results
+    assert_same_weights(with_it, without)
+    assert all(module.training for module in with_it.modules())
+
+
+def test_only_reinitialisers_measure_and_only_if_wanted():
+    assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
+    assert not ReDo().curvature
+    assert not ShrinkAndPerturb(log_measures=False).curvature
+    callback = logging(FIRECallback)(curvature=False)
+    fitted(callback)
+    assert not any("lambda_max" in key for values in callback.logged for key in values)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_it_is_of_the_float32_network_in_every_precision(precision):
+    callback = logging(FIRECallback)(steps=20)
+    module = fitted(callback, module=Smooth(), precision=precision)
+    for chunk, ((_, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+        x, y = first_batch(chunk)
+        x = x.to(torch.bfloat16).float() if precision == "bf16-true" else x
+        assert values["fire/lambda_max_after"] == pytest.approx(exact_lambda_max(module, after, (x, y)), rel=5e-3)
+
+
+class Attention(PlainModule):
+    """Of the fused kernel, whose result has no second derivative."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleDict({"qkv": nn.Linear(6, 18), "head": nn.Linear(6, 3)})
+        self.layer = nn.TransformerEncoderLayer(6, 2, 12, batch_first=True)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        x = self.layer(x.unsqueeze(1).expand(-1, 4, -1))
+        q, k, v = self.net["qkv"](x).chunk(3, -1)
+        x = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return nn.functional.cross_entropy(self.net["head"](x).mean(1), y)
+
+
+class Recurrent(PlainModule):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(6, 8, batch_first=True)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.cross_entropy(self.net[-1](self.rnn(x.unsqueeze(1))[0][:, -1]), y)
+
+
+@pytest.mark.parametrize("kind", [Attention, Recurrent])
+def test_attention_and_recurrent_layers_are_differentiated_twice(kind):
+    callback = logging(FIRECallback)()
+    fitted(callback, module=kind())
+    assert all(values["fire/lambda_max_before"] > 0 for values in callback.logged)
+
+
+def test_a_compiled_module_is_measured_in_eager_mode():
+    class Compiled(Smooth):
+        def __init__(self):
+            super().__init__()
+            self.net = OwnSequential(*self.net)
+            self.calls = 0
+
+        def configure_model(self):
+            def backend(graph, inputs):
+                def run(*arguments):
+                    self.calls += 1
+                    return graph.forward(*arguments)
+
+                return run
+
+            self.net.compile(backend=backend)
+
+    plain, compiled = logging(FIRECallback)(), logging(FIRECallback)()
+    fitted(plain, module=Smooth(), seed=1)
+    module = fitted(compiled, module=Compiled(), seed=1)
+    steps = 4 + 8 + 12
+    assert module.calls == steps  # those of training alone
+    for one, other in zip(plain.logged, compiled.logged, strict=True):
+        assert one["fire/lambda_max_after"] > 0
+        assert other["fire/lambda_max_after"] > 0
+
+
+class OnceOnly(PlainModule):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        one = torch.ones(len(x), dtype=torch.int64)
+        scores = self.net(x).log_softmax(-1).unsqueeze(0)  # (time, batch, classes)
+        return nn.functional.ctc_loss(scores, y.clamp_min(1).unsqueeze(1), one, one)
+
+
+def test_an_operation_without_second_derivative_costs_the_measure_only():
+    callback = logging(FIRECallback)()
+    with pytest.warns(
+        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* curvature=False does without it"
+    ):
+        fitted(callback, module=OnceOnly())
+    assert len(callback.logged) == 2
+    assert not any("lambda_max_after" in key for values in callback.logged for key in values)
+    assert all("fire/sfe" in values for values in callback.logged)
+
+
+class Stream(IterableDataset):
+    """Gives its samples once in all."""
+
+    def __init__(self, size):
+        self.samples = iter(dataset(size=size))
+
+    def __iter__(self):
+        return self.samples
+
+
+class StreamData(GrowingData):
+    def train_dataloader(self):
+        return DataLoader(Stream(12 * (self.chunk + 1)), batch_size=6)
+
+
+class Manual(PlainModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"data": StreamData()}, "the data of DataLoader may be there only once, and training needs it"),
+        (
+            {"module": Manual()},
+            "the training_step of manual optimization takes optimizer steps by itself; say",
+        ),
+    ],
+)
+def test_where_it_cannot_be_measured_it_says_why_and_the_event_comes_all_the_same(options, reason, caplog):
+    callback = logging(FIRECallback)()
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted(callback, **options)
+    assert len(callback.logged) == 2
+    assert not any("lambda_max" in key for values in callback.logged for key in values)
+    assert reason in caplog.text
+
+
+def test_manual_optimization_with_a_loss_is_measured():
+    callback = logging(FIRECallback)(loss=lambda module, batch: PlainModule.training_step(module, batch, 0))
+    fitted(callback, module=Manual())
+    assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
+
+
+def test_by_itself_it_leaves_no_trace_of_any_module():
+    torch.manual_seed(0)
+    module = Smooth()
+    module.net[1].running_mean.fill_(0.3)
+    batch = first_batch(0)
+    before, random = state_of(module), torch.get_rng_state()
+    result = module_curvature(module, batch)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert result.value == pytest.approx(exact_lambda_max(module, before, batch), rel=2e-3)
+    own = module_curvature(module.net, batch, lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1]))
+    assert own.value == pytest.approx(result.value)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_errors_leave_no_trace_either():
+    module = OnceOnly()
+    with pytest.raises(RuntimeError, match="_ctc_loss_backward is not implemented"):
+        module_curvature(module, first_batch(0))
+    assert all(part.training for part in module.modules())
+    assert "log" not in vars(module)
+    with pytest.raises(ValueError, match="the module has nothing to train"):
+        module_curvature(module.requires_grad_(False), first_batch(0))

@@ -1,0 +1,565 @@
+"""Files that mean harm, and what the package must not do: unpickle, write elsewhere, swell, connect, inject."""
+
+import ast
+import builtins
+import csv
+import gzip
+import io
+import json
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import image_files
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+import torchvision
+import yaml
+from checkpoint_files import draw, refused, small_state, write_safetensors
+from history import HISTORY
+from matplotlib.figure import Figure
+from PIL import Image
+from small_training import GrowingData, PlainModule, trainer
+from tiny_recipe import BASE, FIRE
+from tiny_recipe import refused as parser_refused
+
+from lightning_fire import data
+from lightning_fire.checkpoints import diagnose_command
+from lightning_fire.cli import main
+from lightning_fire.compare import ablation, report
+from lightning_fire.compare.page import write_page
+from lightning_fire.compare.shared_start import GoOnFromStart
+
+PACKAGE = Path(__file__).parents[2] / "lightning_fire"
+
+
+# what the sources may not hold
+
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "tarfile"}
+FORBIDDEN_MODULES |= {"socket", "ssl", "http", "ftplib", "urllib", "requests", "httpx", "aiohttp", "webbrowser"}
+FORBIDDEN_CALLS = {"eval", "exec", "__import__", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load"}
+FORBIDDEN_CALLS |= {"yaml.full_load", "subprocess.getoutput", "subprocess.getstatusoutput", "shutil.unpack_archive"}
+
+
+def faults(source: str) -> list[str]:
+    """What breaks a rule, by line: modules, calls, and loaders that are not told to be safe."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module] if isinstance(node, ast.ImportFrom) else []
+        found += [f"{node.lineno}: import {name}" for name in modules if name.split(".")[0] in FORBIDDEN_MODULES]
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        bad = name in FORBIDDEN_CALLS or name.endswith((".extractall", ".extract"))
+        bad |= told.get("shell", "False") != "False"
+        bad |= name == "torch.load" and told.get("weights_only") not in ("True", "not unsafe")
+        bad |= name == "np.load" and told.get("allow_pickle") != "False"
+        if bad:
+            found.append(f"{node.lineno}: {ast.unparse(node)}")
+    return found
+
+
+def test_the_rules_find_what_breaks_them():
+    lines = ["import pickle", "from urllib import request", "os.system('ls')", "subprocess.run('ls', shell=True)"]
+    lines += ["torch.load(path)", "torch.load(path, weights_only=False)", "np.load(path)", "yaml.load(text, Loader)"]
+    lines += ["archive.extractall(folder)", "eval(word)"]
+    assert [int(fault.split(":")[0]) for fault in faults("\n".join(lines))] == list(range(1, len(lines) + 1))
+    assert not faults("torch.load(path, weights_only=True); yaml.safe_load(text); module.eval()")
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_source_breaks_the_rules(path):
+    assert not faults(path.read_text())
+
+
+# pickles
+
+
+class Attack:
+    """Calls a function when it is unpickled."""
+
+    def __init__(self, function, *arguments):
+        self.function, self.arguments = function, arguments
+
+    def __reduce__(self):
+        return self.function, self.arguments
+
+
+def attacks(marker: Path) -> dict[str, Attack]:
+    """Ways to leave a file behind."""
+    code = f"open({str(marker)!r}, 'w').close()"
+    return {
+        "exec": Attack(exec, code),
+        "eval": Attack(eval, f"({code})"),
+        "os.mkdir": Attack(os.mkdir, str(marker)),
+        "subprocess": Attack(subprocess.Popen, ["touch", str(marker)]),
+        "open": Attack(builtins.open, str(marker), "w"),
+        "getattr": Attack(getattr, Attack(exec, code), "x"),
+        "torch": Attack(torch.serialization.load, str(marker)),
+        "Tensor": Attack(torch.Tensor.tofile if hasattr(torch.Tensor, "tofile") else np.ndarray.tofile, marker),
+    }
+
+
+def around(attack: Attack, place: str) -> dict:
+    """A Lightning checkpoint with the attack somewhere in it."""
+    content = {"pytorch-lightning_version": "2.6.6", "state_dict": small_state(), "epoch": 3}
+    if place == "among the weights":
+        return {**content, "state_dict": {**small_state(), "x.weight": attack}}
+    if place == "in the optimizer":
+        return {**content, "optimizer_states": [{"state": {0: {"step": attack}}, "param_groups": []}]}
+    if place == "in a callback":
+        return {**content, "callbacks": {"FIRECallback": {"events": [attack]}}}
+    return {**content, "hyper_parameters": {"lr": attack}}
+
+
+def write_attack(path: Path, content: object, form: str) -> Path:
+    if form == "a bare pickle":
+        path.write_bytes(pickle.dumps(content))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+    return path
+
+
+PLACES = ["among the weights", "in the optimizer", "in a callback", "in the hyper-parameters"]
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "a bare pickle"])
+@pytest.mark.parametrize("place", PLACES)
+def test_no_command_unpickles_a_checkpoint(tmp_path, form, place):
+    marker = tmp_path / "done"
+    good = write_safetensors(tmp_path / "good.safetensors", small_state())
+    for attack in attacks(marker).values():
+        path = write_attack(tmp_path / "in.ckpt", around(attack, place), form)
+        out = tmp_path / "out.ckpt"
+        refused("diagnose", path)
+        refused("reinit", path, "-o", out)
+        refused("reinit", good, "-o", tmp_path / "out.safetensors", "--method", "full_reset", "--initial", path)
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["good.safetensors", "in.ckpt"]
+
+
+@pytest.mark.parametrize("command", ["fit", "test"])
+def test_no_training_goes_on_from_a_checkpoint_that_runs_code(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+    for attack in attacks(tmp_path / "done").values():
+        write_attack(tmp_path / "in.ckpt", around(attack, PLACES[0]), "zip")
+        message = parser_refused([command, "-c", "base.yaml", "--ckpt_path", "in.ckpt"], capsys)
+        assert re.search(r"in\.ckpt (would run|holds Python objects|is no complete checkpoint)", message)
+        assert not (tmp_path / "done").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE + "ckpt_path: gone.ckpt\n")
+    assert "ckpt_path: gone.ckpt does not exist" in parser_refused(["fit", "-c", "base.yaml"], capsys)
+
+
+def test_the_random_states_of_a_shared_start_are_not_unpickled(tmp_path):
+    torch.save({"torch": Attack(os.mkdir, str(tmp_path / "done"))}, tmp_path / "start.random")
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        trainer(GoOnFromStart(str(tmp_path / "start.ckpt"))).fit(PlainModule(), datamodule=GrowingData())
+    assert not (tmp_path / "done").exists()
+
+
+def test_the_packaged_images_are_not_unpickled(tmp_path, monkeypatch):
+    arrays = {
+        f"{part}_{kind}": np.array([Attack(os.mkdir, str(tmp_path / "done"))])
+        for part in ("train", "test")
+        for kind in ("images", "labels")
+    }
+    np.savez(tmp_path / "images.npz", **arrays)
+    monkeypatch.setattr(data.fashion_mnist, "_PACKAGED", tmp_path / "images.npz")
+    with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
+        data.SmallFashionMNISTDataModule().setup()
+    assert not (tmp_path / "done").exists()
+
+
+def test_images_of_an_older_torchvision_are_not_unpickled(tmp_path):
+    """torchvision would take them in the place of the download."""
+    folder = tmp_path / "FashionMNIST" / "processed"
+    folder.mkdir(parents=True)
+    for name in ("training.pt", "test.pt"):
+        torch.save(Attack(os.mkdir, str(tmp_path / "done")), folder / name)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        data.FashionMNISTDataModule(str(tmp_path), download=True).prepare_data()
+    assert not (tmp_path / "done").exists()
+
+
+# recipes
+
+
+@pytest.mark.parametrize("place", ["intervention", "net", "when", "where", "protocol", "data", "logger"])
+def test_a_class_of_another_kind_is_refused_before_it_is_called(tmp_path, monkeypatch, capsys, place):
+    monkeypatch.chdir(tmp_path)
+    Path("base.yaml").write_text(BASE)
+    evil = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(tmp_path / "done")]}}
+    fire = {"class_path": "FIRECallback", "init_args": {place: evil}}
+    overlay = {
+        "intervention": {"intervention": evil},
+        "net": {"model": {"init_args": {"net": evil}}},
+        "protocol": {"data": {"init_args": {"protocol": evil}}},
+        "data": {"data": evil},
+        "logger": {"trainer": {"logger": evil}},
+    }.get(place, {"intervention": fire})
+    Path("evil.yaml").write_text(yaml.safe_dump(overlay))
+    for command in ("fit", "select"):
+        assert place in parser_refused([command, "-c", "base.yaml", "-c", "evil.yaml"], capsys)
+        assert not (tmp_path / "done").exists()
+
+
+RUNS = "!!python/object/apply:os.mkdir [done]"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "-c", "tiny/evil.yaml"],
+        ["fit", "-c", "tiny/base.yaml", "--trainer.logger", RUNS],
+        ["select", "-c", "tiny/base.yaml", "-c", "tiny/evil.yaml"],
+        ["compare", "tiny", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
+        ["sweep", "tiny", "--method", "evil", "--space", "tiny/base.yaml"],
+        ["sweep", "tiny", "--method", "fire", "--space", "tiny/evil.yaml"],
+        ["ablation", "tiny", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
+    ],
+    ids=lambda words: " ".join(words[:4]),
+)
+def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    for name, text in {"base": BASE, "fire": FIRE, "evil": f"intervention: {RUNS}\nfire: {RUNS}\n"}.items():
+        Path("tiny", f"{name}.yaml").write_text(text)
+    message = parser_refused(words, capsys)
+    assert re.search(r"python/object/apply|has no search space", message)
+    assert not Path("done").exists()
+
+
+def test_the_docs_say_that_a_recipe_is_code():
+    assert "A recipe is code" in (PACKAGE.parent / "docs" / "compare.md").read_text()
+
+
+# archives
+
+
+def everything(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_a_zip_with_paths_that_lead_out_writes_nothing(tmp_path):
+    """Tiny ImageNet is read where it is."""
+    root = tmp_path / "a" / "root"
+    members = image_files.tiny_imagenet_members()
+    link = zipfile.ZipInfo("tiny-imagenet-200/link")
+    link.external_attr = 0o120777 << 16
+    image_files.write_zip(root / "tiny-imagenet-200.zip", members)
+    with zipfile.ZipFile(root / "tiny-imagenet-200.zip", "a") as archive:
+        archive.writestr("../evil", b"x")
+        archive.writestr(f"{tmp_path}/absolute", b"x")
+        archive.writestr(link, str(tmp_path))
+        archive.writestr("tiny-imagenet-200/link/through", b"x")
+    before = everything(tmp_path)
+    dm = data.TinyImageNetDataModule(str(root))
+    dm.setup()
+    assert len(dm.train_set) == 400
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("listed", ["../../../../../evil", "/etc/passwd"])
+def test_a_list_in_a_zip_names_nothing_outside(tmp_path, listed):
+    members = image_files.tiny_imagenet_members()
+    members["tiny-imagenet-200/val/val_annotations.txt"] = f"{listed}\tn90000000\t0\t0\t1\t1\n".encode()
+    image_files.write_zip(tmp_path / "tiny-imagenet-200.zip", members)
+    with pytest.raises(RuntimeError, match=f"{listed} is listed but missing"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+def evil_tar(path: Path, outside: Path) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name in ("../evil", f"{outside}/absolute", "cifar-10-batches-py/data_batch_1"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+        link = tarfile.TarInfo("cifar-10-batches-py/link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        archive.addfile(link)
+
+
+def serve(monkeypatch, folder: Path) -> None:
+    """Let torchvision get its downloads from a folder."""
+    utils = torchvision.datasets.utils
+    monkeypatch.setattr(utils, "_get_redirect_url", lambda url, max_hops: url)
+    monkeypatch.setattr(utils, "_urlretrieve", lambda url, to: shutil.copy(folder / url.rsplit("/", 1)[1], to))
+
+
+@pytest.mark.parametrize("content", ["evil", "truncated"])
+@pytest.mark.parametrize("kind", ["CIFAR10", "CIFAR100"])
+def test_a_download_of_cifar_with_another_sum_is_not_unpacked(tmp_path, monkeypatch, kind, content):
+    source = getattr(torchvision.datasets, kind)
+    served = tmp_path / "served" / source.filename
+    served.parent.mkdir()
+    evil_tar(served, tmp_path)
+    if content == "truncated":
+        served.write_bytes(served.read_bytes()[:60])
+    serve(monkeypatch, served.parent)
+    root = tmp_path / "a" / "root"
+    with pytest.raises(RuntimeError, match="not found or corrupted"):
+        getattr(data, f"{kind}DataModule")(str(root), download=True).prepare_data()
+    assert everything(tmp_path) - {"a", "a/root"} == {"served", f"served/{served.name}", f"a/root/{served.name}"}
+
+
+def test_a_download_of_fashion_mnist_with_another_sum_is_not_unpacked(tmp_path, monkeypatch):
+    served = tmp_path / "served"
+    served.mkdir()
+    for name, _ in torchvision.datasets.FashionMNIST.resources:
+        (served / name).write_bytes(gzip.compress(b"\0" * 100))
+    serve(monkeypatch, served)
+    with pytest.raises(RuntimeError, match="not found or corrupted"):
+        data.FashionMNISTDataModule(str(tmp_path / "root"), download=True).prepare_data()
+    raw = tmp_path / "root" / "FashionMNIST" / "raw"
+    assert all(file.suffix == ".gz" for file in raw.iterdir())
+
+
+def test_a_download_of_tiny_imagenet_with_another_sum_is_not_kept(tmp_path, monkeypatch):
+    """Whole as a zip file, but not the published one."""
+    image_files.write_tiny_imagenet(tmp_path / "served")
+    monkeypatch.setattr(data.TinyImageNetDataModule, "url", (tmp_path / "served/tiny-imagenet-200.zip").as_uri())
+    dm = data.TinyImageNetDataModule(str(tmp_path / "root"), download=True)
+    with pytest.raises(
+        RuntimeError, match=r"the MD5 sum of what file:\S+ sent is not 90528d7ca1a48142e341f4ef8d21d0de"
+    ):
+        dm.prepare_data()
+    assert not dm.path.exists()
+
+
+# sizes
+
+
+def understate(path: Path, member: str, size: int) -> None:
+    """Let the directory of a zip file say another size of a member, unpacked."""
+    content = bytearray(path.read_bytes())
+    for signature, name_at, size_at in ((b"PK\x01\x02", 46, 24), (b"PK\x03\x04", 30, 22)):
+        place = content.find(signature)
+        while content[place + name_at : place + name_at + len(member)] != member.encode():
+            place = content.find(signature, place + 1)
+        content[place + size_at : place + size_at + 4] = size.to_bytes(4, "little")
+    path.write_bytes(content)
+
+
+IMAGE = "tiny-imagenet-200/train/n90000000/images/n90000000_1.JPEG"
+
+
+@pytest.mark.parametrize("member", [IMAGE, "tiny-imagenet-200/wnids.txt", "tiny-imagenet-200/val/val_annotations.txt"])
+def test_a_member_that_would_swell_is_not_unpacked(tmp_path, monkeypatch, member):
+    path = tmp_path / "tiny-imagenet-200.zip"
+    members = image_files.tiny_imagenet_members()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, b"\0" * 2**23 if name == member else content)
+    read = zipfile.ZipFile.read
+    monkeypatch.setattr(zipfile.ZipFile, "read", lambda archive, name: unpacked.append(name) or read(archive, name))
+    unpacked: list[str] = []
+    with pytest.raises(RuntimeError, match=f"damaged: {member} would take 8388608 bytes, more than 4194304"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+    assert member not in unpacked
+
+
+def test_a_member_that_understates_its_size_is_cut_off(tmp_path):
+    path = tmp_path / "tiny-imagenet-200.zip"
+    members = image_files.tiny_imagenet_members()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, b"\0" * 2**23 if name == IMAGE else content)
+    understate(path, IMAGE, 1000)
+    with pytest.raises(RuntimeError, match=r"tiny-imagenet-200\.zip is truncated or damaged: Bad CRC-32"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+def test_an_image_that_would_swell_is_not_decoded(tmp_path):
+    small = io.BytesIO()
+    Image.new("L", (8, 8)).save(small, "JPEG")
+    content = bytearray(small.getvalue())
+    frame = content.index(b"\xff\xc0")
+    content[frame + 5 : frame + 9] = b"\xff\xff\xff\xff"  # 65,535 × 65,535 pixels
+    members = image_files.tiny_imagenet_members()
+    members[IMAGE] = bytes(content)
+    image_files.write_zip(tmp_path / "tiny-imagenet-200.zip", members)
+    with pytest.raises(RuntimeError, match=f"cannot decode {IMAGE}: Image size .* could be decompression bomb"):
+        data.TinyImageNetDataModule(str(tmp_path)).setup()
+
+
+def test_an_idx_file_that_claims_too_much_is_damaged(tmp_path):
+    image_files.write_fashion_mnist(tmp_path)
+    path = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:4] + b"\x7f\xff\xff\xff" * 3 + path.read_bytes()[16:])
+    with pytest.raises(RuntimeError, match="train-images-idx3-ubyte is truncated or damaged"):
+        data.FashionMNISTDataModule(str(tmp_path)).setup()
+
+
+@pytest.mark.parametrize("swell", [0, 2**24])
+def test_a_compressed_checkpoint_is_refused(tmp_path, swell):
+    """Torch maps it as if it were not: it would take what is packed for the values."""
+    torch.save(small_state(), tmp_path / "stored.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
+        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name) + (b"\0" * swell if name.endswith("data.pkl") else b""))
+    diagnose_command.main([str(tmp_path / "stored.pt")])
+    for words in (["diagnose", tmp_path / "packed.pt"], ["reinit", tmp_path / "packed.pt", "-o", tmp_path / "out.pt"]):
+        assert "packed.pt is compressed, as torch.save does not write it" in refused(*words)
+    assert not (tmp_path / "out.pt").exists()
+
+
+def sharded(folder: Path) -> Path:
+    folder.mkdir()
+    write_safetensors(folder / "model.safetensors", small_state())
+    index = {"weight_map": dict.fromkeys(small_state(), "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def test_a_folder_that_links_to_itself_is_not_copied(tmp_path):
+    folder = sharded(tmp_path / "in")
+    (folder / "loop").symlink_to(".")
+    assert "loop is a link to a folder, of which no copy can be made" in refused(
+        "reinit", folder, "-o", tmp_path / "out"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    (folder / "loop").unlink()
+    main(["reinit", str(folder), "-o", str(tmp_path / "out")])
+
+
+@pytest.mark.parametrize(
+    "file", ["/etc/passwd", "..", ".", "", "../in/model.safetensors", "sub/model.safetensors", "a\0b"]
+)
+def test_an_index_names_files_of_its_folder_only(tmp_path, file):
+    folder = sharded(tmp_path / "in")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": file}}))
+    assert re.search("no file of its folder|which its index names", refused("diagnose", folder))
+
+
+# the network
+
+
+GUARDED = """
+import socket, sys, urllib.request
+sys.path.insert(0, {tests!r})
+
+class Blocked(BaseException):
+    pass
+
+def block(*args, **options):
+    raise Blocked(f"a connection: {{args}}")
+
+for name in ("connect", "connect_ex", "sendto"):
+    setattr(socket.socket, name, block)
+socket.getaddrinfo = socket.gethostbyname = socket.create_connection = block
+try:
+    urllib.request.urlopen("http://localhost:9/")
+except Blocked:
+    print("the guard works")
+
+import lightning_fire.data, lightning_fire.metrics, lightning_fire.nets, lightning_fire.optim
+from lightning_fire.cli import main
+from tiny_recipe import BASE, FIRE
+from pathlib import Path
+
+SAVE = "    - class_path: lightning.pytorch.callbacks.ModelCheckpoint\\n      init_args: {{dirpath: saved}}\\n"
+Path("base.yaml").write_text(BASE.replace("num_chunks: 3, epochs: 2", "num_chunks: 2, epochs: 1") + SAVE)
+Path("fire.yaml").write_text(FIRE)
+recipe = ["-c", "base.yaml", "-c", "fire.yaml"]
+for datamodule in (lightning_fire.data.SmallFashionMNISTDataModule(), lightning_fire.data.DigitsDataModule()):
+    datamodule.prepare_data()
+    datamodule.setup()
+main(["select", *recipe])
+main(["fit", *recipe])
+(checkpoint,) = Path("saved").glob("*.ckpt")
+main(["test", "-c", "base.yaml", "--ckpt_path", str(checkpoint)])
+main(["diagnose", str(checkpoint), "--picture", "diagnosis.png"])
+main(["reinit", str(checkpoint), "-o", "new.ckpt"])
+print("done")
+"""
+
+
+def test_nothing_connects(tmp_path):
+    """In a process of its own, with every way to connect blocked, from the first import to a fit."""
+    pytest.importorskip("sklearn")
+    code = GUARDED.format(tests=str(Path(__file__).parents[1] / "support"))
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert result.stdout.startswith("the guard works") and result.stdout.endswith("done\n")
+
+
+# what is shown
+
+
+MARKUP = [
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "<a href='javascript:alert(1)'>fire</a>",
+    "a & b",
+    "**bold** [x](http://x) | `y`",
+    "$\\frac$",
+    "$x$",
+    "_hidden",
+    "=1+1",
+    'quote"s, and commas',
+]
+
+
+@pytest.mark.parametrize("name", MARKUP)
+def test_names_are_text_on_the_page(tmp_path, name):
+    pytest.importorskip("plotly")
+    write_page({name: {0: HISTORY}}, tmp_path / "page.html", title=name)
+    text = (tmp_path / "page.html").read_text()
+    shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # plotly takes <b>, <a> and the like
+    for place in (r'"name":("(?:[^"\\]|\\.)*")', r'"title":\{"text":("(?:[^"\\]|\\.)*")'):
+        found = [json.loads(word) for word in re.findall(place, text[text.rindex("Plotly.newPlot") :])]
+        assert any(word.startswith(shown) for word in found), found
+    assert "alert(1)" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", text[text.rindex("Plotly.newPlot") :])
+    assert "onerror=alert(1)>" not in text and "<script>alert" not in text
+
+
+@pytest.mark.parametrize("name", MARKUP)
+def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
+    figures: list[Figure] = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    for others in (0, 6):  # the legend inside, and outside
+        histories = {name: {0: HISTORY}, **{f"m{i}": {0: HISTORY} for i in range(others)}}
+        report.draw(histories, tmp_path / "comparison.png", title=name)
+        figure = figures.pop()
+        legend = figure.axes[0].get_legend() or figure.legends[0]
+        texts = [legend.get_texts()[0], figure.axes[0].title]
+        assert [text.get_text().strip().startswith(name) for text in texts] == [True, True]
+        assert not any(text.get_parse_math() for text in texts)
+    numbers = {name: [report.numbers(HISTORY)]}
+    ablation.draw(numbers, {"10": numbers[name]}, tmp_path / "ablation.png", title=name)
+    labels = [text for axes in figures.pop().axes for text in axes.get_xticklabels() if text.get_text() == name]
+    assert len(labels) == 3 and not any(text.get_parse_math() for text in labels)
+    monkeypatch.undo()
+    plt.close("all")
+    report.write_csv({name: {0: HISTORY}}, name, tmp_path / "results.csv")
+    with open(tmp_path / "results.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (row["method"], row["seed"]) == (name, "0")
+    assert report.table({name: {0: HISTORY}}, name).splitlines()[2].split("  ")[0] == name
+
+
+def test_names_in_a_checkpoint_do_not_steer_the_terminal(tmp_path, capsys):
+    names = ["\x1b[2J\x1b[31mfc.weight", "a\rb.weight", "c\x07.weight", "d\u202eevil.weight", "$\\frac$.weight"]
+    torch.save({name: draw(3, 3) for name in names}, tmp_path / "in.pt")
+    main(["diagnose", str(tmp_path / "in.pt"), "--all", "--picture", str(tmp_path / "picture.svg")])
+    shown = capsys.readouterr().out
+    assert r"\x1b[2J\x1b[31mfc.weight" in shown and r"d\u202eevil.weight" in shown
+    assert all(character.isprintable() for character in shown.replace("\n", ""))
+    torch.save({name: torch.ones(3) for name in names}, tmp_path / "in.pt")
+    assert refused("diagnose", tmp_path / "in.pt").isprintable()

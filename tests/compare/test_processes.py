@@ -1,0 +1,188 @@
+"""The processes that a comparison trains in: a fork of the server behaves as an interpreter of its own."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from killed_processes import wait_for_end_of
+from tiny_recipe import BASE, FIRE
+
+from lightning_fire.compare import processes
+from lightning_fire.compare.processes import Fork, begin
+from lightning_fire.compare.progress import COMPARISON
+
+linux = pytest.mark.skipif(
+    sys.platform != "linux" or torch.cuda.is_available(), reason="forks are for Linux without a GPU"
+)
+
+SPY = """
+import json, os, pathlib, signal, sys, time, warnings
+import torch
+from lightning.pytorch import Callback
+
+class Spy(Callback):
+    def on_fit_end(self, trainer, pl_module):
+        seen = {
+            "cwd": os.getcwd(), "argv": sys.argv[1:], "main": sys.modules["__main__"].__spec__.name,
+            "environment": dict(os.environ), "threads": torch.get_num_threads(), "parent": os.getppid(),
+            "stdin": sys.stdin.read(), "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+            "filters": [(kind, str(category)) for kind, _, category, _, _ in warnings.filters],
+            "weights": [p.double().sum().item() for p in pl_module.parameters()],
+        }
+        pathlib.Path("seen.json").write_text(json.dumps(seen))
+
+class Waits(Callback):
+    def on_train_batch_start(self, trainer, *args):
+        pathlib.Path("waits").write_text(str(os.getpid()))
+        end = time.monotonic() + float(os.environ["SECONDS_OF_A_BATCH"])
+        while time.monotonic() < end and not trainer.received_sigterm:
+            time.sleep(0.01)
+
+class Broken(Callback):
+    def setup(self, trainer, pl_module, stage):
+        1 / 0
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    (tmp_path / "spy.py").write_text(SPY)
+    (tmp_path / "base.yaml").write_text(BASE)
+    (tmp_path / "fire.yaml").write_text(FIRE)
+    (tmp_path / "seen.yaml").write_text("trainer: {callbacks+: [{class_path: spy.Spy}]}\n")
+    (tmp_path / "waiting.yaml").write_text("trainer: {callbacks+: [{class_path: spy.Waits}]}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def environment():
+    return dict(os.environ)
+
+
+def waiting(place: Path, environment: dict, seconds: float) -> tuple[Fork, int]:
+    """Return a training in the middle of its first batch, which takes long, and its process."""
+    training = begin(
+        ["fit", "-c", "base.yaml", "-c", "waiting.yaml"],
+        place / "log",
+        {**environment, "SECONDS_OF_A_BATCH": str(seconds)},
+    )
+    end = time.monotonic() + 120
+    while not (place / "waits").is_file():
+        assert training.poll() is None and time.monotonic() < end, (place / "log").read_text()
+        time.sleep(0.05)
+    return training, int((place / "waits").read_text())
+
+
+@linux
+@pytest.mark.slow
+def test_a_fork_trains_as_an_interpreter_of_its_own_does(place, environment, monkeypatch):
+    words = ["fit", "-c", "base.yaml", "-c", "fire.yaml", "-c", "seen.yaml"]
+    seen, logs = {}, {}
+    for kind in ("fork", "interpreter"):
+        with monkeypatch.context() as patch:
+            if kind == "interpreter":
+                patch.setattr(torch.cuda, "is_available", lambda: True)
+            training = begin(words, place / "log", {**environment, "OMP_NUM_THREADS": "1", "SAID": kind})
+        assert isinstance(training, Fork) == (kind == "fork")
+        assert training.wait(timeout=200) == 0
+        seen[kind] = json.loads((place / "seen.json").read_text())
+        logs[kind] = (place / "log").read_text()
+    parent = {kind: str(told["parent"]) for kind, told in seen.items()}
+    assert {kind: told["environment"].pop(COMPARISON) for kind, told in seen.items()} == parent
+    assert parent["interpreter"] == str(os.getpid()) != parent["fork"]
+    assert {kind: told["environment"].pop("SAID") for kind, told in seen.items()} == {kind: kind for kind in seen}
+    for told in seen.values():
+        del told["parent"]
+    assert seen["fork"] == seen["interpreter"]
+    assert seen["fork"]["argv"] == words and seen["fork"]["cwd"] == str(place) and seen["fork"]["stdin"] == ""
+    assert "`Trainer.fit` stopped: `max_epochs=6` reached." in logs["fork"]
+    fork, interpreter = (sorted(re.sub(r"seconds \S+", "", line) for line in log.splitlines()) for log in logs.values())
+    assert fork == interpreter
+
+
+@linux
+@pytest.mark.slow
+def test_threads_environment_and_place_are_those_asked_for(place, environment):
+    words = ["fit", "-c", "../base.yaml", "-c", "../seen.yaml"]
+    seen = []
+    for threads in ("1", "2"):
+        folder = place / threads
+        folder.mkdir()
+        (folder / "spy.py").write_text(SPY)
+        os.chdir(folder)
+        training = begin(words, place / "log", {**environment, "OMP_NUM_THREADS": threads})
+        server = training.server
+        assert training.wait(timeout=200) == 0, (place / "log").read_text()
+        told = json.loads((folder / "seen.json").read_text())
+        seen.append((told["threads"], told["environment"]["OMP_NUM_THREADS"], told["cwd"]))
+    assert seen == [(1, "1", str(place / "1")), (2, "2", str(place / "2"))]
+    assert server.serves(environment)
+    assert not server.serves({**environment, "PYTHONWARNINGS": "always"})
+
+
+@linux
+@pytest.mark.slow
+def test_how_a_fork_ends_is_told(place, environment):
+    refused = begin(["fit", "-c", "no.yaml"], place / "log", environment)
+    assert refused.wait(timeout=200) == 2
+    assert "no.yaml" in (place / "log").read_text()
+    (place / "seen.yaml").write_text("trainer: {callbacks+: [{class_path: spy.Broken}]}\n")
+    broken = begin(["fit", "-c", "base.yaml", "-c", "seen.yaml"], place / "log", environment)
+    assert broken.wait(timeout=100) == 1
+    assert (place / "log").read_text().split()[-4:] == ["ZeroDivisionError:", "division", "by", "zero"]
+    for end, code in (("terminate", 0), ("kill", -signal.SIGKILL)):  # Lightning ends its training at the first
+        (place / "waits").unlink(missing_ok=True)
+        training, process = waiting(place, environment, seconds=100)
+        with pytest.raises(subprocess.TimeoutExpired):
+            training.wait(timeout=0.1)
+        getattr(training, end)()
+        assert training.wait(timeout=20) == code == training.poll()
+        getattr(training, end)()  # does nothing to a process that has ended
+        with pytest.raises(ProcessLookupError):
+            os.kill(process, 0)
+
+
+@linux
+@pytest.mark.slow
+def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(place, environment):
+    training, process = waiting(place, environment, seconds=1)
+    training.server.process.kill()
+    assert training.wait(timeout=10) == -signal.SIGKILL
+    wait_for_end_of(process)
+    assert begin(["fit", "-c", "no.yaml"], place / "log", environment).wait(timeout=100) == 2
+
+
+@linux
+def test_an_answer_to_an_interrupted_request_is_not_taken_for_the_next(place, environment):
+    first = begin(["fit", "-c", "no.yaml"], place / "log", environment)
+    server = first.server
+    server.asked += 1
+    server.process.stdin.write(json.dumps([server.asked, {"wait": first.pid}]).encode() + b"\n")
+    server.process.stdin.flush()  # and the answer is not read
+    second = begin(["fit", "-c", "no.yaml"], place / "log", environment)
+    assert second.pid != first.pid
+    assert second.wait(timeout=100) == 2
+
+
+@linux
+def test_a_log_that_cannot_be_written_is_an_error(place, environment):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        begin(["fit"], place / "nowhere" / "log", environment)
+
+
+@linux
+def test_where_the_server_cannot_start_a_process_by_itself_tells_why(place, environment, monkeypatch):
+    monkeypatch.setattr(processes._Server, "current", None)  # the one of other tests goes on after this
+    (place / "json.py").write_text("raise RuntimeError('a broken installation')\n")
+    training = begin(["fit"], place / "log", environment)
+    assert not isinstance(training, Fork)
+    assert training.wait(timeout=100) == 1
+    assert "RuntimeError: a broken installation" in (place / "log").read_text()

@@ -1,0 +1,231 @@
+"""Every recipe is parsed, and runs for two batches on small files in the formats of its data set."""
+
+import math
+import re
+from functools import partialmethod
+from pathlib import Path
+
+import pytest
+import torch
+import torchvision
+import yaml
+from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
+from recipe_files import ROOT, name_of
+from torch import nn
+
+from lightning_fire.cli import RecipeCLI, main
+
+EVERY = sorted(path for path in ROOT.rglob("*.yaml") if path.name not in ("search_space.yaml", "starts.yaml"))
+OTHERS = {"language", "reinforcement_learning"}  # test_language_recipes.py, test_reinforcement_recipes.py
+OF_IMAGES = [path for path in EVERY if not OTHERS & set(path.parts)]
+BASES = [path for path in OF_IMAGES if path.name == "base.yaml"]
+OVERLAYS = [path for path in OF_IMAGES if path.name != "base.yaml"]
+METHODS = {
+    "vanilla": set(),
+    "full_reset": {"FullReset"},
+    "fire": {"FIRECallback"},
+    "shrink_and_perturb": {"ShrinkAndPerturb"},
+    "l2_init": {"L2Init"},
+    "parseval": {"Parseval"},
+    "dash": {"DASH"},
+    "redo": {"ReDo"},
+    "continual_backprop": {"ContinualBackprop"},
+    "snr": {"SelfNormalizedReset"},
+    "muon": set(),  # an optimizer
+}
+BESIDE = {  # not in the paper's vision experiments
+    "plasticity_injection": {"PlasticityInjection"},
+    "fire_procrustes": {"FIRECallback"},
+    "reset_head": {"FullReset"},
+    "small_reset": {"FullReset", "ShrinkAndPerturb"},
+}
+STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
+pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
+
+
+@pytest.fixture
+def image_files(tmp_path, monkeypatch):
+    """Return a function that writes small files for a DataModule and returns their folder."""
+
+    def write(data: str) -> Path:
+        root = tmp_path / "data"
+        if data.startswith("CIFAR"):
+            dataset = getattr(torchvision.datasets, data.removesuffix("DataModule"))
+            files = write_cifar10(root) if data == "CIFAR10DataModule" else write_cifar100(root)
+            for name, value in files.items():
+                monkeypatch.setattr(dataset, name, value)
+        else:
+            {"TinyImageNetDataModule": write_tiny_imagenet, "FashionMNISTDataModule": write_fashion_mnist}[data](root)
+        return root
+
+    return write
+
+
+def test_there_are_recipes():
+    assert len(PAPER_SIZED) == 8  # warm-start and continual: 3 nets each, class-incremental: 2
+    assert len(BASES) >= 14
+    assert {base.parent.name for base in BASES} >= STREAMS
+
+
+@pytest.mark.parametrize("base", BASES, ids=name_of)
+def test_every_base_has_the_methods(base):
+    assert {path.stem for path in base.parent.glob("*.yaml")} >= {"base", *METHODS} - {"vanilla"}
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path):
+    text = path.read_text()
+    folder = f"recipes/{path.parent.relative_to(ROOT)}"
+    assert text.startswith("# ")
+    assert folder in text  # the exact command
+    if path.name == "base.yaml":
+        assert "# Expected:" in text
+
+
+def settings_of(base: Path) -> tuple[str, dict]:
+    config = yaml.safe_load(base.read_text())
+    return config["data"]["class_path"].rsplit(".", 1)[1], config["data"]["init_args"]
+
+
+FASTER = re.compile(r"# (channels_last|compile|precision): ")
+
+
+@pytest.mark.parametrize("base", [base for base in BASES if base.parent.name not in STREAMS], ids=name_of)
+def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
+    """Without their comment signs they are in force."""
+    path = tmp_path / "base.yaml"
+    path.write_text(FASTER.sub(r"\1: ", base.read_text()))
+    cli = RecipeCLI(["-c", str(path), "--trainer.accelerator", "cpu"], run=False)
+    assert (cli.model.memory_format == torch.channels_last) == ("vit" not in base.parent.name)
+    assert cli.model.net._compiled_call_impl is not None
+    assert cli.trainer.precision == "bf16-mixed"
+    plain = yaml.safe_load(base.read_text())
+    assert "compile" not in plain["model"]["init_args"]
+    assert "precision" not in plain["trainer"]
+
+
+def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_files):
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "base.yaml"
+    recipe = ROOT / "vision" / "warm_start" / "fashion_mnist_small_resnet"
+    path.write_text(FASTER.sub(r"\1: ", (recipe / "base.yaml").read_text()))
+    root = image_files("FashionMNISTDataModule")
+    words = "--trainer.fast_dev_run 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
+    words += f" --data.init_args.root {root} --data.init_args.subset 60 --data.init_args.batch_size 4"
+    cli = main(["fit", "-c", str(path), "-c", str(recipe / "fire.yaml"), *words.split()])
+    assert cli.trainer.global_step == 2
+    torch.compiler.reset()
+
+
+PAPER_PROTOCOLS = {
+    "warm_start": {"fraction": 0.1, "epochs": [1000, 100]},
+    "continual": {"num_chunks": 10, "epochs": 100},
+    "class_incremental": {"num_phases": 20, "epochs": 100},
+}
+
+
+PAPER_SIZED = [base for base in BASES if "fashion" not in str(base) and base.parent.name not in STREAMS]
+
+
+@pytest.mark.parametrize("base", PAPER_SIZED, ids=name_of)
+def test_paper_sized_recipes_carry_the_papers_numbers(base):
+    """Table "Detailed settings in continual visual learning" and the appendix' text."""
+    config = yaml.safe_load(base.read_text())
+    assert config["data"]["init_args"]["protocol"]["init_args"] == PAPER_PROTOCOLS[base.parent.parent.name]
+    assert config["data"]["init_args"]["batch_size"] == 256
+    assert config["trainer"]["gradient_clip_val"] == 0.5
+    assert config["model"]["init_args"]["warmup"] == 0.1
+    assert config["model"]["init_args"]["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001}}
+    fire = yaml.safe_load((base.parent / "fire.yaml").read_text())["intervention"]["init_args"]
+    assert fire["steps"] == 10
+    assert fire["where"]["init_args"]["preset"] == ("vit" if "vit" in base.parent.name else "cnn")
+
+
+# tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
+# λ of S&P; α, λ of DASH; λ of Parseval; λ of L2 Init; τ of ReDo; ρ, m of CBP; τ of SNR
+TUNED = {
+    "warm_start/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000, 0.01),
+    "warm_start/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-3, 0.5, 1e-4, 100, 0.01),
+    "warm_start/tiny_imagenet_vgg16": (0.8, 0.1, 0.05, 1e-3, 1e-3, 0.5, 1e-4, 1000, 0.08),
+    "continual/cifar10_resnet18": (0.8, 0.3, 0.05, 1e-3, 1e-5, 0.05, 1e-5, 1000, 0.08),
+    "continual/cifar100_vit_tiny": (0.8, 0.1, 0.05, 1e-5, 1e-4, 0.01, 1e-5, 1000, 0.04),
+    "continual/tiny_imagenet_vgg16": (0.8, 0.1, 0.1, 1e-4, 1e-5, 0.01, 1e-5, 1000, 0.01),
+    "class_incremental/cifar100_vit_tiny": (0.8, 0.3, 0.3, 1e-5, 1e-5, 0.01, 1e-5, 1000, 0.08),
+    "class_incremental/tiny_imagenet_vgg16": (0.8, 0.3, 0.1, 1e-3, 1e-4, 0.05, 1e-4, 1000, 0.02),
+}
+
+
+@pytest.mark.parametrize("recipe", sorted(TUNED))
+def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
+    def settings(method):
+        return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
+
+    shrink, alpha, minimum, parseval, l2, redo, rate, maturity, snr = TUNED[recipe]
+    assert settings("shrink_and_perturb")["strength"] == shrink
+    assert (settings("dash")["alpha"], settings("dash")["minimum"]) == (alpha, minimum)
+    assert settings("parseval")["strength"] == parseval
+    assert settings("l2_init")["strength"] == pytest.approx(l2 / 2)  # the authors' code has λ/2
+    assert settings("redo")["threshold"] == redo
+    assert settings("continual_backprop")["replacement_rate"] == rate
+    assert settings("continual_backprop")["maturity"] == maturity
+    assert settings("snr")["rejection"] == snr
+    for method in ("parseval", "l2_init", "redo", "continual_backprop", "snr"):
+        assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
+
+
+def test_the_search_space_is_that_of_the_paper():
+    """Table "Hyperparameter search space for all experiments"; λ of L2 Init halved. Its points build the methods."""
+    space = yaml.safe_load((ROOT / "vision" / "search_space.yaml").read_text())
+    sizes = {method: math.prod(map(len, arguments.values())) for method, arguments in space.items()}
+    assert sizes == {
+        "shrink_and_perturb": 4,
+        "dash": 6,
+        "parseval": 3,
+        "continual_backprop": 4,
+        "redo": 4,
+        "l2_init": 3,
+        "snr": 4,
+    }
+    for recipe in TUNED:  # what was found best lies in it
+        for method, arguments in space.items():
+            chosen = yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())
+            for name, values in arguments.items():
+                assert chosen["intervention"]["init_args"][name] in [pytest.approx(value) for value in values]
+
+
+def runs() -> list[tuple[Path, str]]:
+    overlays = [(path.with_name("base.yaml"), path.stem) for path in OVERLAYS]
+    return [*((base, "vanilla") for base in BASES), *overlays]
+
+
+@pytest.mark.parametrize(
+    ("base", "method"), runs(), ids=lambda value: value if isinstance(value, str) else name_of(value)
+)
+def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, image_files):
+    data, arguments = settings_of(base)
+    words = ["fit", "-c", str(base)]
+    if method != "vanilla":
+        words += ["-c", str(base.parent / f"{method}.yaml")]
+    words += [
+        "--trainer.fast_dev_run",
+        "2",
+        "--data.init_args.batch_size",
+        "4",
+        "--trainer.enable_progress_bar",
+        "false",
+    ]
+    words += ["--trainer.enable_model_summary", "false", "--trainer.accelerator", "cpu"]
+    if "root" in arguments:
+        words += ["--data.init_args.root", str(image_files(data))]
+    if arguments.get("subset"):
+        words += ["--data.init_args.subset", "60"]
+    monkeypatch.chdir(tmp_path)
+    cli = main(words)
+    assert cli.trainer.global_step == 2
+    named = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    assert {"PlasticityMonitor", *([] if base.parent.name in STREAMS else ["OptimizerReset"])} <= named
+    assert {**METHODS, **BESIDE}[method] <= named
+    if method == "muon":
+        assert type(cli.trainer.optimizers[0]).__name__ == "Muon"
+        assert ("UseMuon" in named) == (base.parent.parent.name == "warm_start")

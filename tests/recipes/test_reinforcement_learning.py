@@ -1,0 +1,101 @@
+"""Recipes of reinforcement learning: the paper's numbers, and some rounds of each."""
+
+import pytest
+import yaml
+from recipe_files import ROOT, name_of
+
+from lightning_fire.cli import main
+from lightning_fire.compare.runs import plan
+from lightning_fire.compare.shared_start import with_shared_starts
+
+FOLDER = ROOT / "reinforcement_learning"
+RUNS = sorted(FOLDER.rglob("*.yaml"))
+METHODS = {
+    "fire": "FIRECallback",
+    "fire_everywhere": "FIRECallback",
+    "fire_procrustes": "FIRECallback",
+    "fire_reset_head": "FIRECallback",
+    "full_reset": "FullReset",
+    "optimizer_reset": "OptimizerReset",
+    "plasticity_injection": "PlasticityInjection",
+    "shrink_and_perturb": "ShrinkAndPerturb",
+}
+NEEDS = {
+    "atari_nature_cnn": ("ale_py", "cv2"),
+    "humanoid_simba": ("shimmy", "dm_control"),
+    "h1_simba": ("humanoid_bench",),
+    "lunar_lander_mlp": ("Box2D", "pygame"),
+}
+SMALL = (
+    "--data.init_args.initial_steps 8 --data.init_args.batch_size 4"
+    " --data.init_args.capacity 64 --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.logger false"
+    " --trainer.enable_progress_bar false --trainer.enable_model_summary false --trainer.limit_val_batches 0"
+    " --trainer.enable_checkpointing false"
+)
+
+
+def test_there_are_recipes():
+    folders = {path.parent.name: path.parent for path in RUNS}
+    without_methods = folders.pop("cartpole_solved")
+    assert [path.name for path in without_methods.iterdir()] == ["base.yaml"]
+    assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba", "lunar_lander_mlp"}
+    for folder in folders.values():
+        variants = {"fire_everywhere", "fire_procrustes", "fire_reset_head", "optimizer_reset"}
+        assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - variants
+
+
+@pytest.mark.parametrize("path", RUNS, ids=name_of)
+def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
+    for package in NEEDS.get(path.parent.name, ()):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    overlay = ["-c", str(path)] if path.name != "base.yaml" else []
+    steps = 20 if path.parent.name == "cartpole_solved" else 8
+    words = [*SMALL.split(), f"--data.init_args.steps_per_epoch={steps}", f"--trainer.default_root_dir={tmp_path}"]
+    cli = main(["fit", "-c", str(path.parent / "base.yaml"), *overlay, *words])
+    assert cli.datamodule.environment_steps == 8 + 2 * steps
+    events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
+    assert all(callback.num_events == 1 for callback in events.values())
+    assert path.name == "base.yaml" or METHODS[path.stem] in events
+
+
+@pytest.mark.parametrize(
+    "folder", sorted({path.parent for path in RUNS} - {FOLDER / "dqn/cartpole_solved"}), ids=name_of
+)
+def test_all_methods_are_branches_of_one_training(tmp_path, folder):
+    methods = ["vanilla", *(path.stem for path in folder.glob("*.yaml") if path.name != "base.yaml")]
+    runs = with_shared_starts(plan(folder, methods, [0], tmp_path), {})
+    assert [run.method for run in runs if run.start is None] == []
+
+
+def settings(folder: str) -> tuple[dict, dict, dict]:
+    base = yaml.safe_load((FOLDER / folder / "base.yaml").read_text())
+    return base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
+
+
+def test_the_papers_numbers_on_atari():
+    """Table "Hyperparameters used in the ALE environment with DQN algorithm"."""
+    model, data, trainer = settings("dqn/atari_nature_cnn")
+    assert model["optimizer"] == {
+        "class_path": "torch.optim.Adam",
+        "init_args": {"lr": 6.25e-5, "eps": 1.5e-4, "fused": True},
+    }
+    assert (model["epsilon"], model["evaluation_epsilon"], model["discount"]) == (0.01, 0.001, 0.99)
+    assert model["target_update_period"] == 2000
+    assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 32, 20000, 1)
+    assert data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"] == 10 * 250_000
+    assert trainer["devices"] == 1
+
+
+@pytest.mark.parametrize("folder", ["h1_simba", "humanoid_simba"])
+def test_the_papers_numbers_on_humanoids(folder):
+    """Table "Hyperparameters used in HumanoidBench environments with SimBa"."""
+    model, data, trainer = settings(f"sac/{folder}")
+    assert model["optimizer"]["init_args"] == {"lr": 1e-4, "weight_decay": 0.01, "fused": True}
+    actor, critic = model["actor"]["init_args"], model["critic"]["init_args"]
+    assert (actor["hidden"], actor["blocks"], critic["hidden"], critic["blocks"]) == (128, 1, 512, 2)
+    assert (model["discount"], model["tau"]) == (0.99, 0.005)
+    assert (data["capacity"], data["batch_size"], data["initial_steps"], data["replay_ratio"]) == (10**6, 256, 5000, 2)
+    assert data["environment"]["init_args"]["action_repeat"] == 2
+    frames = 2 * (data["initial_steps"] + trainer["max_epochs"] * data["steps_per_epoch"])
+    assert frames == 10**6  # figure "Reinforcement learning results" (b)
+    assert trainer["devices"] == 1

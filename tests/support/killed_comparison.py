@@ -1,0 +1,115 @@
+"""A `lightning-fire compare` that is killed again and again, and started again each time."""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from instantaneous_runs import Instantaneous
+from killed_processes import KILLED, forked, lived
+from lightning.pytorch import Callback
+from tiny_recipe import FIRE, tiny_recipe
+
+from lightning_fire.cli import main as lightning_fire
+from lightning_fire.compare import progress, publish, report, runs
+
+RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
+METHODS = ["vanilla", "fire", "full_reset"]
+
+
+class Forked:
+    """Stands in for `processes.begin`: runs the command in a fork of the comparison itself, without a server."""
+
+    def __init__(self, words, log, environment):
+        comparison = str(os.getpid())
+
+        def work():
+            with open(log, "w") as output:
+                os.dup2(output.fileno(), sys.stdout.fileno())
+                os.dup2(output.fileno(), sys.stderr.fileno())
+            os.environ.update(environment, **{progress.COMPARISON: comparison})
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            lightning_fire(words)
+
+        self.process, self.returncode = forked(work), None
+
+    def poll(self):
+        if self.returncode is None and (found := os.waitpid(self.process, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+
+class KillsItsParent(Callback):
+    """Leaves its process an orphan that trains for a minute."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(5)
+
+
+def compare(recipe: Path, output: Path, methods: list[str]) -> None:
+    """Run the command."""
+    words = ["--methods", *methods, "--seeds", "1", "--jobs", "2", "--output", str(output)]
+    lightning_fire(["compare", str(recipe), *words])
+
+
+def tell(**values) -> None:
+    """Print a line of JSON."""
+    print(json.dumps(values), flush=True)
+
+
+def kill_trainings(folder: Path, recipe: Path) -> None:
+    """Compare undisturbed; then with three kills by the clock."""
+    runs.begin = Forked
+    tell(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
+    tell(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
+    draw, number, kills = random.Random(0), 0, 3
+    while kills:
+        code = KILLED
+        while code == KILLED:
+            seconds = draw.uniform(0, 6) if kills else None
+            code = lived(partial(compare, recipe, folder / f"killed{number}", METHODS[:2]), seconds=seconds)
+            kills -= code == KILLED
+            tell(training=f"killed{number}", code=code)
+        number += 1
+
+
+def kill_at_each_change(folder: Path, recipe: Path) -> None:
+    """Compare with trainings that take no time, each time killed one change to the disk later; then with one more."""
+    Instantaneous.write_logs(folder / "logs", METHODS)
+    runs.begin = Instantaneous
+    runs.time = SimpleNamespace(sleep=lambda seconds: None)
+    report.draw = publish.write_page = lambda histories, path, title, **options: path.write_text(title)
+    operations, code = 0, KILLED
+    while code == KILLED:
+        operations += 1
+        place = folder / f"killed{operations}"
+        code = lived(partial(compare, recipe, place, METHODS[:2]), operations=operations)
+        files = {file.name: file.read_text() for file in place.glob("*.*") if file.name in RESULTS}
+        tell(training=place.name, code=code, files=files)
+        tell(training=place.name, code=lived(partial(compare, recipe, place, METHODS)))
+
+
+def main(folder: Path, what: str) -> None:
+    """Compare with kills; print a line of JSON for each life."""
+    overlays = {
+        "fire": FIRE,
+        "full_reset": "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
+        "orphan": "intervention: {class_path: killed_comparison.KillsItsParent}\n",
+    }
+    {"trainings": kill_trainings, "files": kill_at_each_change}[what](folder, tiny_recipe(folder, overlays))
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]), sys.argv[2])
