@@ -19,8 +19,9 @@ import torch
 from machine import parser_of, publish
 from paired import seconds
 
-from lightning_fire.callbacks.base.change import cost, share_out
+from lightning_fire.distributed import assign
 from lightning_fire.functional import fire
+from lightning_fire.methods.change import cost
 
 WIDTH_7B, MLP_7B = 4096, 11008
 WIDTH_70B, MLP_70B, KEYS_70B = 8192, 28672, 1024  # 8 key and value heads of 128
@@ -76,7 +77,7 @@ def main() -> None:
             print(f"    {shape[0]:6d} × {shape[1]:<6d} {time:9.3f} s each, {MODELS[name][shape]} of them", flush=True)
         for ranks in options.ranks:
             load = [0.0] * ranks
-            for shape, owner in zip(matrices, share_out([cost(shape) for shape in matrices], ranks), strict=True):
+            for shape, owner in zip(matrices, assign([cost(shape) for shape in matrices], ranks), strict=True):
                 load[owner] += times[shape]
             arrives = sent if ranks > 1 else 0.0
             rows[name][f"{ranks} ranks"] = {"compute_seconds": three(max(load)), "send_seconds": three(arrives)}

@@ -22,8 +22,8 @@ from torch import distributed, multiprocessing, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lightning_fire.callbacks.base.change import new_weights, write
 from lightning_fire.functional import fire
+from lightning_fire.methods.change import change_weights
 from lightning_fire.where import WeightView
 
 
@@ -41,8 +41,7 @@ def event(rank: int, ranks: int, port: int, model: str, sharded: bool, seconds) 
     for several in (warm_up, views):
         distributed.barrier()
         start = time.perf_counter()
-        new, *_ = new_weights(several, lambda view, weight: fire(weight), "fire", rank, ranks)
-        write(new, "keep", ())
+        change_weights(several, lambda view, weight: fire(weight), (), "keep", share_work=True).apply()
         distributed.barrier()
         seconds.value = time.perf_counter() - start
     distributed.destroy_process_group()

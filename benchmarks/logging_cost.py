@@ -25,7 +25,8 @@ from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
-from lightning_fire.callbacks.base import event, upcoming_batch
+from lightning_fire.callbacks.base import observers
+from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.cli import main as command_line
 from lightning_fire.modules import Classifier
 
@@ -50,10 +51,10 @@ def everything_timed() -> ExitStack:
     """Return a context in which the parts of an event and of the monitor are timed."""
     stack = ExitStack()
     for owner, name, label in (
-        (FIRECallback, "act", "event: FIRE, DfI and SFE"),
-        (upcoming_batch.UpcomingBatch, "lambda_max", "event: λ_max, twice"),
-        (event, "spectra", "event: histograms, twice"),
-        (event, "log_histograms_now", "event: histograms, twice"),
+        (FIRECallback, "plan", "event: FIRE, DfI and SFE"),
+        (UpcomingBatch, "lambda_max", "event: λ_max, twice"),
+        (observers.SingularValues, "before", "event: histograms, twice"),
+        (observers.SingularValues, "after", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),
         (PlasticityMonitor, "_look", "of that, looking at data"),
     ):

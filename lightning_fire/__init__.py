@@ -1,15 +1,16 @@
 """Keep networks able to learn when their data grows or changes.
 
-A method is *what* (a pure function on tensors, `lightning_fire.functional`) applied *where* (a selection of weights)
-and *when* (a schedule); a callback joins the three. Data in chunks is in `lightning_fire.data`, the paper's networks
-and LightningModules in `lightning_fire.nets` and `lightning_fire.modules`.
+A method is *what* (a pure function on tensors, `lightning_fire.functional`) applied *where* (a selection of weights):
+together a plain function on any model (`lightning_fire.methods`). *When* (a schedule) is added by a callback. Data in
+chunks is in `lightning_fire.data`, the paper's networks and LightningModules in `lightning_fire.nets` and
+`lightning_fire.modules`.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lightning_fire import functional
+    from lightning_fire import functional, methods
     from lightning_fire.callbacks import (
         DASH,
         ContinualBackprop,
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
         UseMuon,
         announce_new_data,
         module_curvature,
+    )
+    from lightning_fire.methods import (
+        dash_,
+        fire_,
+        fresh_values,
+        full_reset_,
+        initial_values,
+        inject_plasticity_,
+        shrink_and_perturb_,
         wrap_heads,
     )
     from lightning_fire.optim import Muon, muon_groups
@@ -71,21 +81,29 @@ __all__ = [
     "Weights",
     "WhenMetric",
     "announce_new_data",
+    "dash_",
+    "fire_",
+    "fresh_values",
+    "full_reset_",
     "functional",
+    "initial_values",
+    "inject_plasticity_",
+    "methods",
     "module_curvature",
     "muon_groups",
+    "shrink_and_perturb_",
     "wrap_heads",
 ]
 
 # Imported when first used, so that `lightning_fire.functional` needs torch alone.
-_HOMES = ("lightning_fire.when", "lightning_fire.where", "lightning_fire.optim", "lightning_fire.callbacks")
+_HOMES = tuple(f"lightning_fire.{room}" for room in ("when", "where", "optim", "callbacks", "methods"))
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'lightning_fire' has no attribute {name!r}")
-    if name == "functional":
-        return importlib.import_module("lightning_fire.functional")
+    if name in ("functional", "methods"):
+        return importlib.import_module(f"lightning_fire.{name}")
     for home in _HOMES:
         try:
             module = importlib.import_module(home)

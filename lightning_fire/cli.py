@@ -136,7 +136,9 @@ def select(args: Sequence[str]) -> str:
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
     cli = RecipeCLI(args, run=False)
-    methods = [method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.TimedCallback)]
+    methods = [
+        method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.MethodCallback)
+    ]
     tables = [table for method in methods if (table := method.show_selection(cli.model))]
     if not tables:
         cli.parser.error("the recipe has no method that selects weights: add one, such as -c fire.yaml")

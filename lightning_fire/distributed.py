@@ -1,7 +1,10 @@
-"""Tensors that are sharded over several processes (DTensor, as FSDP2 and tensor parallelism have them)."""
+"""Several processes: sharded tensors (DTensor, as FSDP2 and tensor parallelism have them), and work shared by ranks."""
+
+import warnings
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -66,3 +69,64 @@ def reshard(module: nn.Module) -> None:
     for part in module.modules():
         if hasattr(part, "reshard") and hasattr(part, "unshard"):
             part.reshard()
+
+
+def world_size() -> int:
+    """Return the number of processes of `torch.distributed`, 1 where it is not initialized."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process, 0 where `torch.distributed` is not initialized."""
+    return distributed.get_rank() if world_size() > 1 else 0
+
+
+def sum_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes, which must all call this.
+
+    Args:
+        tensor: Any shape, the same on all processes; it may be overwritten.
+    """
+    if world_size() > 1:
+        distributed.all_reduce(tensor)
+    return tensor
+
+
+def mean_over_ranks(tensor: Tensor) -> Tensor:
+    """Return the mean of a tensor over all processes, which must all call this.
+
+    Args:
+        tensor: Floating dtype, any shape, the same on all processes; it may be overwritten.
+    """
+    return sum_over_ranks(tensor) / world_size() if world_size() > 1 else tensor
+
+
+def assign(costs: Sequence[int], ranks: int) -> list[int]:
+    """Assign pieces of work to ranks greedily, the largest cost first (LPT).
+
+    Args:
+        costs: Cost of each piece.
+        ranks: Number of ranks.
+
+    Returns:
+        The rank of each piece.
+
+    Example:
+        >>> assign([1, 7, 3, 2], 2)
+        [1, 0, 1, 1]
+    """
+    load, owners = [0] * ranks, [0] * len(costs)
+    for piece in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        owners[piece] = min(range(ranks), key=load.__getitem__)
+        load[owners[piece]] += costs[piece]
+    return owners
+
+
+def warn(message: str) -> None:
+    """Warn once, on rank 0.
+
+    Args:
+        message: The text of the warning.
+    """
+    if rank() == 0:
+        warnings.warn(message, stacklevel=3)

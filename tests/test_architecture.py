@@ -15,7 +15,8 @@ MAY_IMPORT = {
     "where": {"where", "distributed"},
     "metrics": {"functional", "metrics"},
     "optim": {"functional", "where", "optim"},
-    "callbacks": {"functional", "when", "where", "optim", "callbacks", "distributed"},
+    "methods": {"functional", "where", "methods", "distributed"},
+    "callbacks": {"functional", "when", "where", "methods", "optim", "callbacks", "distributed"},
     "nets": {"nets"},
     "experience": {"experience"},
     "data": {"data", "experience"},
@@ -38,6 +39,7 @@ ALLOWED_OUTSIDE = {
     "distributed": {"torch"},
     "where": {"torch"},
     "when": set(),
+    "methods": {"torch"},
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},
     "nets": {"torch", "transformers"},  # the latter only where GPT exchanges weights with it
 }

@@ -13,6 +13,7 @@ import lightning_fire
 PUBLIC = [
     "lightning_fire",
     "lightning_fire.functional",
+    "lightning_fire.methods",
     "lightning_fire.metrics",
     "lightning_fire.callbacks",
     "lightning_fire.nets",

@@ -1,7 +1,7 @@
 """Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
 
 from lightning_fire.callbacks.base.event import EventCallback, announce_new_data
-from lightning_fire.callbacks.base.method import TimedCallback
+from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
@@ -10,7 +10,7 @@ from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
-from lightning_fire.callbacks.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
+from lightning_fire.callbacks.plasticity_injection import PlasticityInjection
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.probing.curvature import module_curvature
 from lightning_fire.callbacks.redo import ReDo
@@ -25,8 +25,8 @@ __all__ = [
     "EventCallback",
     "FIRECallback",
     "FullReset",
-    "InjectedHead",
     "L2Init",
+    "MethodCallback",
     "OptimizerReset",
     "Parseval",
     "PlasticityInjection",
@@ -34,9 +34,7 @@ __all__ = [
     "ReDo",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
-    "TimedCallback",
     "UseMuon",
     "announce_new_data",
     "module_curvature",
-    "wrap_heads",
 ]

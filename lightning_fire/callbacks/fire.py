@@ -1,21 +1,21 @@
-"""FIRE: Frobenius-isometry reinitialisation (ICLR 2026)."""
+"""FIRE as a callback: Frobenius-isometry reinitialization (ICLR 2026)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import Tensor, distributed
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
-from lightning_fire.callbacks.base.change import new_weights, write
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.callbacks.probing.batches import Loss
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.fire import plan_fire
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
-from lightning_fire.where import Weights, WeightView
+from lightning_fire.where import Weights
 
 
 class FIRECallback(EventCallback):
@@ -70,48 +70,23 @@ class FIRECallback(EventCallback):
         loss: Loss | None = None,
         name: str | None = None,
     ):
-        super().__init__(when, name, curvature, loss)
+        super().__init__(when, name, log_layers, curvature, loss)
         some = min(steps, 1) if isinstance(steps, int) else steps
         fire(torch.eye(1), some, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
         if isinstance(where, str):
             raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")
         self.where = where if where is not None else Weights()
-        self.steps, self.coefficients, self.scale = steps, coefficients, scale
-        self.optimizer, self.log_layers = optimizer, log_layers
-
-    def describe(self) -> str:
-        return f"{self.when!r}, {self.where!r}"
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self.where.select(pl_module)  # raises before training where nothing is matched
+        self.steps, self.coefficients, self.scale, self.optimizer = steps, coefficients, scale, optimizer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        views = self.where.select(pl_module)
-        matrices = f"{len(views)} weight matrices ({views[0].name} … {views[-1].name})"
+        weights = self.where.select(pl_module)
+        matrices = f"{len(weights)} weight matrices ({weights[0].name} … {weights[-1].name})"
         when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"
         says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
         rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
 
-    def new_weight(self, view: WeightView, weight: Tensor) -> Tensor:
-        """Return the weight that takes the place of `weight`.
-
-        Args:
-            view: The selected weight.
-            weight: Its value, shape `(out, in / groups, *kernel)`.
-        """
-        return fire(weight, self.steps, self.coefficients, self.scale, view.groups)
-
-    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        return self.where.select(pl_module) if self.log_layers else ()
-
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        views = self.where.select(pl_module)
-        ranks = trainer.world_size if distributed.is_available() and distributed.is_initialized() else 1
-        new, values, zeros = new_weights(views, self.new_weight, self.name, trainer.global_rank, ranks)
-        if zeros:
-            rank_zero_warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
-        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
-        return values if self.log_layers else {key: v for key, v in values.items() if ".layers/" not in key}
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        how = self.steps, self.coefficients, self.scale
+        return plan_fire(pl_module, self.where, *how, trainer.optimizers, self.optimizer, share_work=True)

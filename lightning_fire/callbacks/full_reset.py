@@ -1,17 +1,17 @@
-"""Full reset: begin again."""
+"""Full reset as a callback."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
-from lightning_fire.callbacks.base.change import new_values, write
-from lightning_fire.callbacks.base.initial_values import tensors_of
-from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy
-from lightning_fire.callbacks.base.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.base.target import Target, TargetCallback
 from lightning_fire.callbacks.probing.batches import Loss
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.full_reset import plan_full_reset
+from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.methods.optimizer_state import OptimizerPolicy
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView
+from lightning_fire.where import Parameters
 
 
 class FullReset(TargetCallback):
@@ -57,32 +57,10 @@ class FullReset(TargetCallback):
         super().__init__(when, target, seed, optimizer, name, curvature, loss)
         self.where = where
 
-    def describe(self) -> str:
-        return repr(self.when) if self.where is None else f"{self.when!r}, {self.where!r}"
-
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
             return super().show_selection(pl_module)
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self._selected(pl_module)  # raises before training where nothing is matched
-
-    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        return measurable(pl_module, self._selected(pl_module).values())
-
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        targets = self._targets_of(pl_module, set(self._selected(pl_module).values()))
-        new, values = new_values(targets, self.views_to_show(pl_module), self.name)
-        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
-        return values
-
-    def _selected(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
-        return tensors_of(pl_module) if self.where is None else self.where.select(pl_module)
-
-    def _targets_of(self, pl_module: LightningModule, chosen: set[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        targets = self.targets(pl_module)
-        for name, tensor in tensors_of(pl_module).items():
-            if tensor in chosen:
-                yield tensor, targets[name]
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return plan_full_reset(pl_module, self.targets(pl_module), self.where, trainer.optimizers, self.optimizer)

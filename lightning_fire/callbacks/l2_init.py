@@ -1,18 +1,14 @@
-"""L2 Init: a pull towards the initial values (Kumar et al., 2023)."""
+"""L2 Init as a callback: a pull towards the initial values (Kumar et al., 2023)."""
 
-from collections.abc import Mapping, Sequence
+from lightning.pytorch import LightningModule
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
-from torch.nn import Parameter
-
-from lightning_fire.callbacks.base.initial_values import WithInitialValues
+from lightning_fire import methods
+from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.penalty import PenaltyCallback
-from lightning_fire.functional import l2_init_gradient, l2_init_penalty
 from lightning_fire.where import Parameters
 
 
-class L2Init(WithInitialValues, PenaltyCallback):
+class L2Init(PenaltyCallback):
     """Adds λ·‖θ − θ₀‖² to the loss, θ₀ being the initial values.
 
     Logs `l2_init/penalty`, λ included, at the end of each epoch in which it acts.
@@ -33,27 +29,7 @@ class L2Init(WithInitialValues, PenaltyCallback):
     def __init__(self, strength: float, start_chunk: int = 0, where: Parameters | None = None, name: str | None = None):
         super().__init__(strength, start_chunk, name)
         self.where = where if where is not None else Parameters()
-        self._targets: dict[str, Tensor] = {}
+        self.initial = KeptInitialValues()
 
-    def describe(self) -> str:
-        return f"{super().describe()}, {self.where!r}"
-
-    def select(self, pl_module: LightningModule) -> Mapping[str, Parameter]:
-        return self.where.select(pl_module)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        owned = {parameter: name for name, parameter in pl_module.named_parameters()}
-        self._targets = {
-            name: self.initial.values[owned[parameter]].to(parameter.device)
-            for name, parameter in self._selected.items()
-        }
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._targets = {}  # copies on the device
-
-    def penalty(self, name: str, weight: Tensor) -> Tensor:
-        return l2_init_penalty(weight, self._targets[name])
-
-    def gradients(self, names: Sequence[str], weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [l2_init_gradient(weight, self._targets[name]) for name, weight in zip(names, weights, strict=True)]
+    def make(self, pl_module: LightningModule) -> methods.L2Init:
+        return methods.L2Init(pl_module, self.strength, self.where, self.initial.values)

@@ -1,11 +1,12 @@
 """A new optimizer for each chunk of data: part of the paper's protocol, for every method alike."""
 
-from collections.abc import Mapping
+from functools import partial
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.optimizer_state import forget_state
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.optimizer_state import reset_optimizer_state
 
 
 class OptimizerReset(EventCallback):
@@ -23,6 +24,5 @@ class OptimizerReset(EventCallback):
     replaces_weights = False
     name = "optimizer_reset"
 
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        forget_state("all", trainer.optimizers, ())
-        return {}
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return Change(then=partial(reset_optimizer_state, trainer.optimizers))

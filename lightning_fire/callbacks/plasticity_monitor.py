@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.base.change import measure
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import TimedCallback
-from lightning_fire.callbacks.base.optimizer_state import loss_scale
-from lightning_fire.callbacks.base.target import measurable
-from lightning_fire.callbacks.probing.activations import gram_of_last_features, mean_activities
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base.penalty import loss_scale
+from lightning_fire.callbacks.probing.activations import gram_of_last_features
 from lightning_fire.callbacks.probing.batches import Loss, forward_on_new_data, on_all_ranks, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.side_effects import evaluating
@@ -28,11 +27,14 @@ from lightning_fire.functional import (
     srank_of,
     stable_rank_of,
 )
+from lightning_fire.methods.change import measurable
+from lightning_fire.methods.redo import mean_activities
+from lightning_fire.methods.report import health
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 
 
-class PlasticityMonitor(TimedCallback):
+class PlasticityMonitor(MethodCallback):
     """Logs measures of plasticity at the end of epochs, and says what that costs.
 
     Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi`, `plasticity/dfi_normalized`, means
@@ -158,8 +160,8 @@ class PlasticityMonitor(TimedCallback):
         start, values = time.perf_counter(), {}
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             reshard(pl_module)
-            views = self.where.select(pl_module) if self._chosen else measurable(pl_module)
-            values |= measure(views, self.name) if views else {}
+            views = self.where.select(pl_module) if self._chosen else measurable(pl_module, set(pl_module.parameters()))
+            values |= health(views).keyed(self.name) if views else {}
             if self._gradients:
                 values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
         self._gradients = {}
@@ -182,7 +184,8 @@ class PlasticityMonitor(TimedCallback):
         try:
             with evaluating(pl_module):
                 if self._layers:
-                    means = mean_activities(trainer, pl_module, self._layers, self.num_batches, self.loss)
+                    run = partial(forward_on_new_data, trainer, pl_module, self.num_batches, self.loss)
+                    means = mean_activities(self._layers, run)
                 gram = gram_of_last_features(trainer, pl_module, self.num_batches, self.loss)
         except Exception as error:  # what watches a training must not end it
             failure = error

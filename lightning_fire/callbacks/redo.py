@@ -1,20 +1,21 @@
-"""ReDo: recycling dormant neurons (Sokar et al., ICML 2023)."""
+"""ReDo as a callback: recycling dormant neurons (Sokar et al., ICML 2023)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.initial_values import seed_of_draw
-from lightning_fire.callbacks.base.unit_reset import WithHiddenUnits, reset_units
-from lightning_fire.callbacks.probing.activations import mean_activities
-from lightning_fire.callbacks.probing.batches import Forward
-from lightning_fire.functional import dormant
+from lightning_fire.callbacks.base.units import tell_units, units_shown_later
+from lightning_fire.callbacks.probing.batches import Forward, forward_on_new_data
+from lightning_fire.methods.change import Change
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
 from lightning_fire.where import HiddenUnits
 
 
-class ReDo(WithHiddenUnits, EventCallback):
+class ReDo(EventCallback):
     """Resets the hidden units that do next to nothing.
 
     At each event it looks at batches of the training data, and training goes on as if nobody had looked. A unit is
@@ -58,39 +59,38 @@ class ReDo(WithHiddenUnits, EventCallback):
         log_layers: bool = True,
         name: str | None = None,
     ):
-        super().__init__(
-            EveryNEpochs(1) if when is None else when,
-            name,
-            where=where,
-            start_chunk=start_chunk,
-            forward=forward,
-            seed=seed,
-        )
+        super().__init__(EveryNEpochs(1) if when is None else when, name, log_layers)
         if threshold < 0:
             raise ValueError(f"`threshold` must be at least 0, got {threshold}")
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         if num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
-        self.threshold, self.num_batches, self.log_layers = threshold, num_batches, log_layers
+        self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
+        self.where = where if where is not None else HiddenUnits()
+        self.forward, self.seed = forward, seed
+        self._method: methods.ReDo | None = None
 
-    def describe(self) -> str:
-        return f"{self.when!r}, {self.where!r}"
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return units_shown_later(self)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        run = partial(forward_on_new_data, trainer, pl_module, 1, self.forward)
+        self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed)
+        tell_units(self, self._method.layers)
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.chunk >= self.start_chunk:
             super().at(trainer, pl_module, clock)
 
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        means = mean_activities(trainer, pl_module, self.layers, self.num_batches, self.forward)
-        means = trainer.strategy.reduce(means, reduce_op="mean")
-        activities = means.split([layer.size for layer in self.layers])
-        resets = [dormant(activity, self.threshold).nonzero().flatten() for activity in activities]
-        chosen = list(zip(self.layers, resets, strict=True))
-        seed = seed_of_draw(self.seed, self.num_events)
-        self.carry_out(pl_module, lambda: reset_units(chosen, seed, trainer.optimizers))
-        number, units = sum(map(len, resets)), sum(layer.size for layer in self.layers)
-        values = {f"{self.name}/dormant_fraction": number / units, f"{self.name}/units": float(number)}
-        if self.log_layers:
-            values |= {
-                f"{self.name}.layers/dormant_fraction/{layer.name}": len(dead) / layer.size for layer, dead in chosen
-            }
-        return values
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        run = partial(forward_on_new_data, trainer, pl_module, self.num_batches, self.forward)
+        return self._method.plan(run, trainer.optimizers, self.num_events)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._method = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the layers of the module out of copies and pickles."""
+        return {**super().__getstate__(), "_method": None}

@@ -1,20 +1,17 @@
-"""SNR: self-normalized resets (Farias and Jozefiak, ICLR 2025)."""
+"""SNR, self-normalized resets, as a callback (Farias and Jozefiak, ICLR 2025)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-import torch
-from lightning.pytorch import Trainer
-from torch import Tensor
+from lightning.pytorch import LightningModule
 
-from lightning_fire.callbacks.base.unit_reset import StepwiseUnitReset
+from lightning_fire import methods
+from lightning_fire.callbacks.base.units import UnitCallback
 from lightning_fire.callbacks.probing.batches import Forward
-from lightning_fire.functional import NEVER, silence_threshold
-from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.methods.self_normalized_reset import check
+from lightning_fire.where import HiddenUnits
 
 
-class SelfNormalizedReset(StepwiseUnitReset["_Record"]):
+class SelfNormalizedReset(UnitCallback):
     """Resets hidden units that are silent for longer than their own past makes likely.
 
     A unit fires on a batch if it is above 0, after norm and nonlinearity, at any sample and place. How long it was
@@ -58,121 +55,14 @@ class SelfNormalizedReset(StepwiseUnitReset["_Record"]):
         seed: int = 0,
         name: str | None = None,
     ):
-        super().__init__(name, where=where, start_chunk=start_chunk, forward=forward, seed=seed)
-        if not 0 < rejection < 1:
-            raise ValueError(f"`rejection` must be between 0 and 1, got {rejection}")
-        if refresh_every < 1:
-            raise ValueError(f"`refresh_every` must be at least 1, got {refresh_every}")
-        if max_silence < 2:
-            raise ValueError(f"`max_silence` must be at least 2, got {max_silence}")
-        if expansion < 1:
-            raise ValueError(f"`expansion` must be at least 1, got {expansion}")
+        super().__init__(where, start_chunk, forward, seed, name)
+        check(rejection, refresh_every, max_silence, expansion)
         self.rejection, self.refresh_every = rejection, refresh_every
         self.max_silence, self.expansion = max_silence, expansion
 
-    def new_record(self, layer: UnitLayer, saved: Mapping[str, Any] | None, device: torch.device) -> "_Record":
-        return _Record.of(layer, saved, device, self.max_silence // 2)
-
-    def choose(self, trainer: Trainer) -> list[tuple[UnitLayer, Tensor]]:
-        sizes = [layer.size for layer in self.layers]
-        counts = torch.tensor([float(record.count) for record in self.records], device=self.records[0].age.device)
-        seen = torch.cat([*(record.fired.float() for record in self.records), counts])
-        *fired, counts = trainer.strategy.reduce(seen, reduce_op="sum").split([*sizes, len(sizes)])
-        silent_too_long = []
-        for record, on_any_rank, samples in zip(self.records, fired, counts.long(), strict=True):
-            record.update(on_any_rank > 0, samples)
-            if record.steps == self.refresh_every:
-                record.refresh(self.rejection, self.expansion, self.max_silence)
-            silent_too_long.append(record.age > record.threshold.maximum(record.largest))
-        if not torch.cat(silent_too_long).any():  # a GPU is waited for once a step, not once a layer
-            return []
-        for record, mask in zip(self.records, silent_too_long, strict=True):
-            record.begin(mask)
-        return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
+    def make(self, pl_module: LightningModule, run: Any) -> methods.SelfNormalizedReset:
+        how = self.rejection, self.refresh_every, self.max_silence, self.expansion
+        return methods.SelfNormalizedReset(pl_module, run, *how, self.where, self.seed)
 
     def report(self) -> dict[str, float]:
-        thresholds = torch.cat([record.threshold for record in self.records])
-        return {**super().report(), f"{self.name}/threshold": float(thresholds.float().mean())}
-
-
-@dataclass
-class _Record:
-    """What is known of the units of a layer; every tensor has the shape `(units,)`.
-
-    Attributes:
-        age: Samples since the unit fired last, or began, int64.
-        threshold: Longest silence that it is allowed, in samples, int64.
-        fired: Whether it fired since the last step.
-        silences: How long it was silent whenever it fired or was reset since the last refresh, `NEVER` where it did
-            neither: a tensor for each step, and for each step with a reset.
-        largest: Samples of the largest step so far, int64, a scalar: no threshold counts as shorter.
-        steps: Steps since the last refresh.
-        count: Samples since the last step.
-    """
-
-    age: Tensor
-    threshold: Tensor
-    fired: Tensor
-    silences: list[Tensor]
-    largest: Tensor
-    steps: int
-    count: int = 0
-
-    @classmethod
-    def of(
-        cls, layer: UnitLayer, saved: Mapping[str, Any] | None, device: torch.device, first_threshold: int
-    ) -> "_Record":
-        """Begin, or go on with what `saved` returned."""
-        zeros = torch.zeros(layer.size, dtype=torch.int64)
-        saved = saved or {
-            "age": zeros,
-            "threshold": torch.full_like(zeros, first_threshold),
-            "silences": zeros[:0].view(0, 0),
-            "largest": torch.tensor(0),
-            "steps": 0,
-        }
-        return cls(
-            age=saved["age"].to(device, copy=True),
-            threshold=saved["threshold"].to(device, copy=True),
-            fired=torch.zeros(layer.size, dtype=torch.bool, device=device),
-            silences=[row.to(device, copy=True) for row in saved["silences"]],
-            largest=saved["largest"].to(device, copy=True),
-            steps=saved["steps"],
-        )
-
-    def saved(self) -> dict[str, Any]:
-        """Return what must last, on the CPU."""
-        silences = torch.stack(self.silences) if self.silences else self.age[:0].view(0, 0)
-        return {
-            "age": self.age.cpu().clone(),
-            "threshold": self.threshold.cpu().clone(),
-            "silences": silences.cpu(),
-            "largest": self.largest.cpu().clone(),
-            "steps": self.steps,
-        }
-
-    def see(self, activity: Tensor, batch_size: int) -> None:
-        """Note which units fire, shape `(samples and places, units)`."""
-        self.fired |= activity.amax(0) > 0
-        self.count += batch_size
-
-    def update(self, fired: Tensor, samples: Tensor) -> None:
-        """Note a step of so many samples, and in which units something fired."""
-        self.silences.append(torch.where(fired, self.age, NEVER))
-        self.age = torch.where(fired, 0, self.age + samples)
-        self.largest = self.largest.maximum(samples)
-        self.steps += 1
-        self.fired.zero_()
-        self.count = 0
-
-    def refresh(self, rejection: float, expansion: float, longest: int) -> None:
-        """Take the thresholds from the silences since the last time."""
-        silences = torch.stack(self.silences, dim=1)
-        fresh = silence_threshold(silences, self.threshold, rejection, expansion)
-        self.threshold = fresh.clamp_max(longest).maximum(self.largest)
-        self.silences, self.steps = [], 0
-
-    def begin(self, mask: Tensor) -> None:
-        """Forget units that begin anew; their silence counts as one that would have gone on."""
-        self.silences.append(torch.where(mask, self.age, NEVER))
-        self.age = torch.where(mask, 0, self.age)
+        return {**super().report(), f"{self.name}/threshold": self._method.mean_threshold}

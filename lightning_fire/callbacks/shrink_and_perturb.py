@@ -1,19 +1,18 @@
-"""Shrink and perturb (Ash & Adams, NeurIPS 2020)."""
+"""Shrink and perturb as a callback (Ash & Adams, NeurIPS 2020)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
-from lightning_fire.callbacks.base.change import new_values, require_finite, write
-from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy
-from lightning_fire.callbacks.base.target import Target, TargetCallback, measurable
+from lightning_fire.callbacks.base.target import Target, TargetCallback
 from lightning_fire.callbacks.probing.batches import Loss
-from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.optimizer_state import OptimizerPolicy
+from lightning_fire.methods.shrink_and_perturb import plan_shrink_and_perturb
 from lightning_fire.when import Schedule
-from lightning_fire.where import Parameters, WeightView
+from lightning_fire.where import Parameters
 
 
 class ShrinkAndPerturb(TargetCallback):
@@ -69,27 +68,8 @@ class ShrinkAndPerturb(TargetCallback):
         self.where = where if where is not None else Parameters()
         self.log_measures = log_measures
 
-    def describe(self) -> str:
-        return f"{self.when!r}, {self.where!r}"
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self.where.select(pl_module)  # raises before training where nothing is matched
-
-    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        return measurable(pl_module, self.where.select(pl_module).values()) if self.log_measures else ()
-
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        selected = self.where.select(pl_module)
-        require_finite(selected)
-        moved = self._moved(pl_module, set(selected.values()))
-        new, values = new_values(moved, self.views_to_show(pl_module), self.name)
-        self.carry_out(pl_module, lambda: write(new, self.optimizer, trainer.optimizers))
-        return values
-
-    def _moved(self, pl_module: LightningModule, chosen: set[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        targets = self.targets(pl_module)
-        for name, parameter in pl_module.named_parameters():
-            if parameter in chosen:
-                whole = gathered(parameter)
-                yield parameter, shrink_and_perturb(whole, targets[name], self.strength, self.perturb)
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        how = self.strength, self.perturb, self.where
+        return plan_shrink_and_perturb(
+            pl_module, self.targets(pl_module), *how, trainer.optimizers, self.optimizer, self.log_measures
+        )

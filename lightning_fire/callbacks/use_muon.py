@@ -1,12 +1,12 @@
 """Muon from an event on, AdamW before."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.methods.change import Change
 from lightning_fire.optim import Muon
 from lightning_fire.when import Clock
 
@@ -43,12 +43,14 @@ class UseMuon(EventCallback):
         if self.num_events == 0:
             super().at(trainer, pl_module, clock)
 
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        for optimizer, group in _hidden_groups(trainer):
-            group["paused"] = False
-            for parameter in group["params"]:
-                optimizer.state.pop(parameter, None)
-        return {}
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        def switch() -> None:
+            for optimizer, group in _hidden_groups(trainer):
+                group["paused"] = False
+                for parameter in group["params"]:
+                    optimizer.state.pop(parameter, None)
+
+        return Change(then=switch)
 
 
 def _hidden_groups(trainer: Trainer) -> Any:

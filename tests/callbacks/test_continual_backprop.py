@@ -124,8 +124,8 @@ def test_several_fits_go_on_and_copies_are_independent():
     data = GrowingData((1,))
     for _ in range(2):
         trainer(callback, max_epochs=1).fit(module, datamodule=data)
-    assert callback._restored["net.0"]["age"].tolist() == [4] * 8
-    assert copy.deepcopy(callback)._restored["net.0"]["owed"] == pytest.approx(0.32)
+    assert callback._state["records"]["net.0"]["age"].tolist() == [4] * 8
+    assert copy.deepcopy(callback)._state["records"]["net.0"]["owed"] == pytest.approx(0.32)
     assert all(not part._forward_pre_hooks for part in module.modules())
 
 

@@ -11,7 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_fire import AtEpochs, PlasticityInjection, ShrinkAndPerturb, wrap_heads
-from lightning_fire.callbacks import InjectedHead
+from lightning_fire.methods import InjectedHead
 
 HEAD = "net.5"
 INPUTS = dataset().tensors[0]
@@ -211,10 +211,13 @@ class NoReset(nn.Module):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: PlasticityInjection("net.99"), "'net.99', which is no part of PlainModule .* there are: net, net.0"),
-        (lambda: PlasticityInjection(""), "'', which is no part"),
+        (
+            lambda: PlasticityInjection("net.99"),
+            "'net.99', which is not a part of PlainModule .* there are: net, net.0",
+        ),
+        (lambda: PlasticityInjection(""), "'', which is not a part"),
         (lambda: PlasticityInjection("net"), "'net' has BatchNorm1d: two copies"),
-        (lambda: PlasticityInjection(HEAD, target="target"), "'target', which is no part"),
+        (lambda: PlasticityInjection(HEAD, target="target"), "'target', which is not a part"),
         (lambda: PlasticityInjection(HEAD, optimizer="some"), "`optimizer` must be 'keep', 'touched' or 'all'"),
     ],
 )
@@ -224,7 +227,9 @@ def test_bad_arguments(build, message):
 
 
 def test_a_head_that_cannot_be_drawn_anew():
-    with pytest.raises(ValueError, match=r"'0' cannot be drawn anew: NoReset has parameters and no reset_parameters"):
+    with pytest.raises(
+        ValueError, match=r"'0' cannot be re-initialized: NoReset has parameters and no reset_parameters"
+    ):
         wrap_heads(nn.Sequential(NoReset()), ["0"])
 
 

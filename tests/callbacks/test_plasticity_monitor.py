@@ -239,5 +239,5 @@ def test_a_misspelt_layer_is_an_error():
 
 
 def test_a_name_with_a_slash_is_an_error():
-    with pytest.raises(ValueError, match=r"`name` must have no slash, .* got 'a/b'"):
+    with pytest.raises(ValueError, match=r"`name` must not have a slash, .* got 'a/b'"):
         PlasticityMonitor(name="a/b")

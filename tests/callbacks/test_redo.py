@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo
-from lightning_fire.callbacks.base.unit_reset import reset_units
+from lightning_fire.methods.unit_reset import reset_units
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 
@@ -243,7 +243,7 @@ def test_a_layer_that_cannot_be_drawn_anew_is_refused_before_training():
     module = PlainModule()
     module.net[3].reset_parameters = None
     with pytest.raises(
-        ValueError, match=r"net.3 cannot be drawn anew, .* where=HiddenUnits\(exclude=\['net\\\\.3'\]\)"
+        ValueError, match=r"net.3 cannot be re-initialized, .* where=HiddenUnits\(exclude=\['net\\\\.3'\]\)"
     ):
         fitted(ReDo(), module=module)
     fitted(ReDo(where=HiddenUnits(exclude=[r"net\.3"])), module=module, max_epochs=2)

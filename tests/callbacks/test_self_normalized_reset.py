@@ -104,7 +104,7 @@ def test_without_refreshes_only_the_first_threshold_counts():
     """A unit that never fires has no past: its threshold stays."""
     callback = SelfNormalizedReset(refresh_every=1, max_silence=1000)
     fitted(callback, module=HasDeadUnits(), max_epochs=2)
-    record = callback._restored["net.3"]
+    record = callback._state["records"]["net.3"]
     assert record["threshold"][[2, 5]].tolist() == [500, 500]
     assert record["age"][[2, 5]].tolist() == [24, 24]
 
@@ -112,7 +112,7 @@ def test_without_refreshes_only_the_first_threshold_counts():
 def test_accumulated_batches_are_one_step():
     callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6)
     fitted(callback, accumulate_grad_batches=2, max_epochs=2)
-    record = callback._restored["net.3"]
+    record = callback._state["records"]["net.3"]
     assert record["steps"] == 2
     assert record["silences"].shape == (2, 8)
     assert set(record["age"].tolist()) <= {0, 12, 24}
@@ -129,9 +129,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch)
     path = tmp_path / f"epoch={epoch}.ckpt"
     assert_same_weights(fitted(resumed, seed=99, module=DiesAgain(), ckpt_path=path), whole)
     assert resumed.num_reset == callback.num_reset
-    for name, record in callback._restored.items():
+    for name, record in callback._state["records"].items():
         for key, value in record.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed._restored[name][key])), (name, key)
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(resumed._state["records"][name][key])), (
+                name,
+                key,
+            )
     state = torch.load(path, weights_only=True)["callbacks"][build().state_key]
     assert state["records"]["net.0"]["age"].shape == (8,)
 
@@ -154,13 +157,13 @@ def test_thresholds_stay_between_the_largest_step_and_the_longest_silence():
 
     callback = SelfNormalizedReset(0.3, refresh_every=5, max_silence=1000)
     fitted(callback, data=Ragged(), max_epochs=2)  # each refresh falls on a batch of 2
-    assert all(record["threshold"].min() >= 6 for record in callback._restored.values())
+    assert all(record["threshold"].min() >= 6 for record in callback._state["records"].values())
     callback = SelfNormalizedReset(refresh_every=100, max_silence=8, where=HiddenUnits(include=["net.3"]))
     fitted(callback, module=HasDeadUnits(), max_epochs=1)  # half of 8 is less than a batch of 6, twice that more
     assert callback.num_reset == 2
     grown = SelfNormalizedReset(0.3, refresh_every=1, max_silence=8)
     fitted(grown, module=DiesAgain())
-    assert max(int(record["threshold"].max()) for record in grown._restored.values()) <= 8
+    assert max(int(record["threshold"].max()) for record in grown._state["records"].values()) <= 8
 
 
 class Sometimes(PlainModule):
@@ -175,7 +178,7 @@ class Sometimes(PlainModule):
 def test_layers_that_run_only_sometimes_hold_nothing_up():
     callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6, where=HiddenUnits(include=["net.3"]))
     fitted(callback, module=Sometimes(), max_epochs=2)
-    assert callback._restored["net.3"]["steps"] == 4
+    assert callback._state["records"]["net.3"]["steps"] == 4
 
 
 def test_a_fit_after_an_error_goes_on_with_the_ages():
@@ -191,7 +194,7 @@ def test_a_fit_after_an_error_goes_on_with_the_ages():
         fitted(callback, module=module)
     module.fails = False
     trainer(callback, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
-    assert callback._restored["net.3"]["age"][[2, 5]].tolist() == [24, 24]
+    assert callback._state["records"]["net.3"]["age"][[2, 5]].tolist() == [24, 24]
 
 
 def test_the_recomputation_of_gradient_checkpointing_does_not_count():
@@ -203,7 +206,7 @@ def test_the_recomputation_of_gradient_checkpointing_does_not_count():
 
     callback = SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"]))
     fitted(callback, module=Recomputes(), max_epochs=2)
-    assert callback._restored["net.3"]["age"][[2, 5]].tolist() == [24, 24]
+    assert callback._state["records"]["net.3"]["age"][[2, 5]].tolist() == [24, 24]
 
 
 def test_what_is_logged(tmp_path):

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy, gelu, layer_norm
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import FIRECallback, FullReset, HiddenUnits, ShrinkAndPerturb, Weights
-from lightning_fire.callbacks.base.initial_values import fresh_values, not_redrawable
+from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.nets import GPT
 
 TINY = {"vocab_size": 13, "block_size": 10, "depth": 2, "heads": 3, "dim": 12}
@@ -225,7 +225,7 @@ def test_fresh_values_are_initial_values():
         for parameter in net.parameters():
             parameter.fill_(7.0)
     drawn = fresh_values(net, seed=1)
-    assert not_redrawable(net) == []
+    assert not_resettable(net) == []
     assert_initial(drawn)
     assert all((parameter == 7.0).all() for parameter in net.parameters())
     torch.manual_seed(1)

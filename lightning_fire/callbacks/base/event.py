@@ -1,44 +1,42 @@
-"""The base of all methods that act at an event: it joins WHAT, WHERE and WHEN to Lightning's hooks."""
+"""The base of all methods that act at an event: schedule, change, log."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_fire.callbacks.base.change import spectra
-from lightning_fire.callbacks.base.log import log_histograms_now, log_now
-from lightning_fire.callbacks.base.method import TimedCallback
+from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
+from lightning_fire.callbacks.base.observers import LambdaMax, Observer, SingularValues
 from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of, horizon_of
-from lightning_fire.callbacks.probing.batches import Loss, weights_are_sharded
-from lightning_fire.callbacks.probing.curvature import curvature_around
-from lightning_fire.callbacks.probing.side_effects import to_the_end
+from lightning_fire.callbacks.probing.batches import Loss
 from lightning_fire.distributed import reshard
+from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
-from lightning_fire.where import WeightView
 
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
 
-class EventCallback(TimedCallback):
-    """Acts at the moments its schedule names: after the new data is loaded, before its first batch.
+class EventCallback(MethodCallback):
+    """Acts when its schedule is due: after the new data is loaded, before its first batch.
 
-    A method subclasses it, writes `act`, and gives `describe` for its checkpoint key. The base asks the schedule at the
-    start of each epoch and of each batch, never acts twice at one moment (also after a resume), logs the event, and
-    keeps everything a resumed run needs in the checkpoint. If asked to, it measures the curvature of the loss before
-    and after each event, on the first samples of the upcoming data.
+    A method subclasses it and writes `plan`. The base asks the schedule at the start of each epoch and of each batch,
+    never acts twice at one step (also after a resume), makes the change, logs the event, and keeps everything that a
+    resumed run needs in the checkpoint. An event that raises in `plan` has changed nothing and does not count.
 
     A module with target networks has `sync_targets()`, which is called when weights have been replaced.
 
     Attributes:
-        replaces_weights: Whether an event changes what the network says.
+        replaces_weights: Whether an event changes the output of the network.
 
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
-        name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
+        name: Prefix of the logged keys, to distinguish two callbacks of one class. Default: that of the class.
+        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
+            after.
         curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss on
             the first 16 samples of the upcoming data, their residuals, and `…_seconds`, the time of both: at most 16
             products with the Hessian, each of 2 to 3 gradients on 16 samples.
@@ -56,34 +54,57 @@ class EventCallback(TimedCallback):
         self,
         when: Schedule | Sequence[Schedule] | None = None,
         name: str | None = None,
+        log_layers: bool = True,
         curvature: bool = False,
         loss: Loss | None = None,
     ):
         super().__init__(name)
         self.when = _one_schedule(when)
         self.timekeeper = Timekeeper(watched_by(self.when))
-        self.curvature, self.loss = curvature, loss
+        self.log_layers, self.curvature, self.loss = log_layers, curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether none will be
         self._acted = False  # since the clock was read last
 
-    def act(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        """Intervene.
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        """Compute what to change, and change nothing yet.
+
+        Args:
+            trainer: The Trainer, between two batches.
+            pl_module: Its module.
+        """
+        raise NotImplementedError
+
+    def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        """Run the whole event: plan, look, change, look again.
 
         Args:
             trainer: The Trainer, between two batches.
             pl_module: Its module.
 
         Returns:
-            What to log about it, by key.
+            What to log, by key.
         """
-        raise NotImplementedError
+        reshard(pl_module)
+        change = self.plan(trainer, pl_module)
+        observers: list[Observer] = [SingularValues(trainer, self.name)] if self.log_layers else []
+        observers += [LambdaMax(trainer, pl_module, self.name, self.loss)] if self.curvature else []
+        for observer in observers:
+            observer.before(change)
 
-    def describe(self) -> str:
-        """Return what tells this callback from others of its class, the same in every process."""
-        return repr(self.when)
+        def carry_out() -> None:
+            self._acted = True
+            change.make()
+            if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
+                sync()
+
+        to_the_end(carry_out)
+        values = change.report.keyed(self.name, self.log_layers)
+        for observer in observers:
+            values |= observer.after()
+        return values
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -157,8 +178,8 @@ class EventCallback(TimedCallback):
             return
         self.timekeeper.note_event(clock)
         self.num_events += 1
-        values = self._act_and_measure(trainer, pl_module)
-        rank_zero_info(f"{type(self).__name__} acted at {_moment(clock)}{_summary(values, self.name)}")
+        values = self.act(trainer, pl_module)
+        rank_zero_info(f"{type(self).__name__} acted at {_when(clock)}{_summary(values, self.name)}")
         if values.get(f"{self.name}/sfe") == 0:
             rank_zero_warn(f"{type(self).__name__} has changed no weight: {self.why_unchanged()}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
@@ -168,63 +189,8 @@ class EventCallback(TimedCallback):
         source = data_source_of(trainer)
         return chunk_of(source) != self._first_chunk and not hasattr(source, "num_chunks") and asks_once(trainer)
 
-    def views_to_show(self, pl_module: LightningModule) -> Sequence[WeightView]:
-        """Return the weights whose singular values TensorBoard shall show before and after each event; here none.
-
-        Not asked for where weights are sharded: rank 0 alone writes the log, and could not gather them alone.
-
-        Args:
-            pl_module: The module.
-        """
-        return ()
-
-    def _act_and_measure(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        reshard(pl_module)
-        if not self.curvature:
-            return self._act_and_show(trainer, pl_module)
-        return curvature_around(
-            trainer, pl_module, lambda: self._act_and_show(trainer, pl_module), self.name, self.loss
-        )
-
-    def _act_and_show(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        shown = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
-        shown &= trainer.is_global_zero and not weights_are_sharded(trainer)
-        views = self.views_to_show(pl_module) if shown else ()
-        before = spectra(views)
-        values = self.act(trainer, pl_module)
-        if not self._acted:
-            self.carry_out(pl_module, lambda: None)
-        for moment, of_views in (("before", before), ("after", spectra(views))):
-            key = f"{self.name}.singular_values_{moment}"
-            log_histograms_now(trainer, {f"{key}/{name}": tensor for name, tensor in of_views.items()})
-        return values
-
-    def carry_out(self, pl_module: LightningModule, change: Callable[[], None]) -> None:
-        """Change weights and optimizer state, and let target networks follow. Once this begins, the event counts.
-
-        `act` computes everything first and calls this last, so that an event that raises has changed nothing. If
-        Ctrl-C arrives during the change, the change is completed.
-
-        Args:
-            pl_module: The module.
-            change: Makes the change; a second call must have the same result.
-        """
-
-        def change_all() -> None:
-            self._acted = True
-            change()
-            if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
-                sync()
-
-        to_the_end(change_all)
-
-    @property
-    def state_key(self) -> str:
-        """Key in the checkpoint: several callbacks of one class may stand side by side."""
-        return f"{type(self).__qualname__}({self.describe()})"
-
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
+        """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
         return {**super().state_dict(), "num_events": self.num_events}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -260,7 +226,7 @@ def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
 
 
-def _moment(clock: Clock) -> str:
+def _when(clock: Clock) -> str:
     new = f", new data: chunk {clock.chunk}" if clock.new_data else ""
     return f"epoch {clock.epoch}, step {clock.step}{new}"
 

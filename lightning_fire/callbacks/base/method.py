@@ -1,4 +1,4 @@
-"""The base of all methods: it knows the time of training, and that the strategy lets a method act."""
+"""The base of all callbacks: it knows the time of training, and that the strategy lets a method act."""
 
 import weakref
 from typing import Any
@@ -7,50 +7,61 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Timekeeper
 from lightning_fire.when import Clock
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
 
-class TimedCallback(Callback):
-    """Knows the time of training, over fits and resumes, and that its strategy lets it look at weights and change them.
+class MethodCallback(Callback):
+    """Knows the time of training over fits and resumes, and refuses strategies under which it cannot act.
 
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         name: Prefix of what is logged.
         timekeeper: Counts steps and changes of the data.
-        chunk: How often the data has changed so far.
+        chunk: Number of changes of the data so far.
+        initial: The initial values of the module, for a method that needs them.
 
     Args:
-        name: Prefix of the logged keys, to tell two callbacks of one class apart. Default: that of the class.
+        name: Prefix of the logged keys, to distinguish two callbacks of one class. Default: that of the class.
 
     Raises:
         ValueError: If `name` has a slash.
     """
 
     acts_on_shards = False
-    name = "timed"
+    name = "method"
 
     def __init__(self, name: str | None = None):
         self.name = name or type(self).name
         if "/" in self.name:
-            raise ValueError(f"`name` must have no slash, which sets off the parts of a key, got {self.name!r}")
+            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
         self.timekeeper = Timekeeper()
         self.chunk = 0
+        self.initial: KeptInitialValues | None = None
         self._module: Any = None  # weak reference to that of the last fit
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        """Do what is to be done at the start of an epoch, and at that of each batch.
+        """Hook: the start of an epoch, or of a batch.
 
         Args:
             trainer: The Trainer, between two batches.
             pl_module: Its module.
-            clock: The moment.
+            clock: The present time.
+        """
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hook: the end of a batch that made an optimizer step.
+
+        Args:
+            trainer: The Trainer.
+            pl_module: Its module.
         """
 
     def show_selection(self, pl_module: LightningModule) -> str:
-        """Return, for people, what of a module this callback acts on; empty if that is not for it to choose.
+        """Return a table of what this callback acts on; empty if it does not choose.
 
         Args:
             pl_module: The module.
@@ -58,13 +69,10 @@ class TimedCallback(Callback):
         where = getattr(self, "where", None)
         return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
 
-    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Do what is to be done at the end of a batch that made an optimizer step.
-
-        Args:
-            trainer: The Trainer.
-            pl_module: Its module.
-        """
+    def describe(self) -> str:
+        """Return what distinguishes this callback from others of its class, the same in every process."""
+        settings = (getattr(self, name, None) for name in ("when", "where"))
+        return ", ".join(repr(setting) for setting in settings if setting is not None)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -77,12 +85,14 @@ class TimedCallback(Callback):
             )
         self._module = weakref.ref(pl_module)
         for other in trainer.callbacks:
-            if isinstance(other, TimedCallback) and other is not self and other.name == self.name:
+            if isinstance(other, MethodCallback) and other is not self and other.name == self.name:
                 raise MisconfigurationException(
                     f"Two callbacks log as {self.name!r}: give one another name,"
                     f' for example {type(self).__name__}(…, name="{self.name}_2").'
                 )
         self.timekeeper.prepare()
+        if self.initial is not None:
+            self.initial.take_before_checkpoint(pl_module)
 
     def _check_strategy(self, kinds: set[str]) -> None:
         """Refuse strategies under which this callback cannot act, by the names of their classes."""
@@ -101,8 +111,14 @@ class TimedCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.timekeeper.return_to_epoch_end(checkpoint)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
+            self.initial.complete(trainer, pl_module)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.timekeeper.start(trainer)
+        if self.initial is not None and trainer.strategy.restore_checkpoint_after_setup:
+            self.initial.complete(trainer, pl_module)  # on_fit_start came before the checkpoint
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._read_clock(trainer, pl_module, epoch_start=True)
@@ -119,14 +135,22 @@ class TimedCallback(Callback):
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
 
+    @property
+    def state_key(self) -> str:
+        """Key in the checkpoint: several callbacks of one class may stand side by side."""
+        return f"{type(self).__qualname__}({self.describe()})"
+
     def __getstate__(self) -> dict[str, Any]:
         """Leave the module out of copies and pickles."""
         return {**vars(self), "_module": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
-        return {"time": self.timekeeper.state_dict()}
+        """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
+        initial = {} if self.initial is None else {"initial": self.initial.values}
+        return {"time": self.timekeeper.state_dict(), **initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.timekeeper.load_state_dict(state_dict["time"])
+        if self.initial is not None:
+            self.initial.load(state_dict.get("initial"))

@@ -1,25 +1,22 @@
-"""The base of the regularisers: a penalty on weights, added to the gradients in closed form."""
+"""The base of the regularizers: a penalty whose gradient is added before each optimizer step."""
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
-from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import TimedCallback
-from lightning_fire.callbacks.base.optimizer_state import loss_scale
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.methods.penalty import Penalty
 
 
-class PenaltyCallback(TimedCallback):
+class PenaltyCallback(MethodCallback):
     """Adds the gradient of a penalty to the gradients of the loss, once for each optimizer step.
 
     That equals the penalty in the loss, without a graph of it: after gradient accumulation and the unscaling of mixed
     precision, before gradient clipping. A step whose batch gave no gradients is left alone.
 
-    A method subclasses it and writes `select`, `penalty` and `gradient`. Logs `{name}/penalty`, strength included, at
+    A method subclasses it and writes `make`. Logs `{name}/penalty`, strength included, at
     the end of each epoch in which it acts.
 
     Args:
@@ -41,66 +38,52 @@ class PenaltyCallback(TimedCallback):
         if start_chunk < 0:
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         self.strength, self.start_chunk = strength, start_chunk
-        self._selected: Mapping[str, Parameter] = {}
+        self._method: Penalty | None = None
 
-    def select(self, pl_module: LightningModule) -> Mapping[str, Parameter]:
-        """Return the parameters that the penalty is on, by name.
+    def make(self, pl_module: LightningModule) -> Penalty:
+        """Return the penalty.
 
         Args:
             pl_module: The module.
         """
         raise NotImplementedError
 
-    def penalty(self, name: str, weight: Tensor) -> Tensor:
-        """Return the penalty of one parameter, a scalar.
-
-        Args:
-            name: Its name.
-            weight: Its value, any shape.
-        """
-        raise NotImplementedError
-
-    def gradients(self, names: Sequence[str], weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the gradients of the penalty, each of the shape of its parameter.
-
-        Args:
-            names: Names of some of the selected parameters.
-            weights: Their values.
-        """
-        raise NotImplementedError
+    def describe(self) -> str:
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
-        self._selected = self.select(pl_module)
+        self.where.select(pl_module)  # raises before training where nothing is matched
 
-    @torch.no_grad()
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._method = self.make(pl_module)
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self.chunk < self.start_chunk or not self.strength:
-            return
-        stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-        chosen = {name: p for name, p in self._selected.items() if p in stepped and p.requires_grad}
-        if all(parameter.grad is None for parameter in chosen.values()):
-            return
-        factor = self.strength * loss_scale(trainer, optimizer)
-        for parameter, gradient in zip(
-            chosen.values(), self.gradients(list(chosen), list(chosen.values())), strict=True
-        ):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.add_(gradient, alpha=factor)
+        if self.chunk >= self.start_chunk:
+            stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            self._method.add_gradients(stepped, loss_scale(trainer, optimizer))
 
-    @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.chunk < self.start_chunk:
-            return
-        total = sum(self.penalty(name, parameter) for name, parameter in self._selected.items())
-        log_now(trainer, {f"{self.name}/penalty": self.strength * float(total)}, at_epoch_end=True)
+        if self.chunk >= self.start_chunk:
+            log_now(trainer, {f"{self.name}/penalty": self._method.penalty()}, at_epoch_end=True)
 
-    @property
-    def state_key(self) -> str:
-        """Key in the checkpoint."""
-        return f"{type(self).__qualname__}({self.describe()})"
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._method = None  # copies on the device
 
-    def describe(self) -> str:
-        """Return what tells this callback from others of its class, the same in every process."""
-        return f"start_chunk={self.start_chunk}"
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave parameters of the module out of copies and pickles."""
+        return {**super().__getstate__(), "_method": None}
+
+
+def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
+    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves.
+
+    Args:
+        trainer: The Trainer, before a step of the optimizer.
+        optimizer: The optimizer.
+    """
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return 1.0
+    return scaler.get_scale()

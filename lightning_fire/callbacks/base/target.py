@@ -1,22 +1,22 @@
 """The base of the methods that take a network back, wholly or in part, to where it began."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.initial_values import WithInitialValues, fresh_values, require_redrawable
-from lightning_fire.callbacks.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.callbacks.base.initial_values import KeptInitialValues, require_resettable
 from lightning_fire.callbacks.probing.batches import Loss
+from lightning_fire.methods.initial_values import fresh_values
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
-from lightning_fire.where import Weights, WeightView
 
 Target = Literal["initial", "fresh"]
 
 
-class TargetCallback(WithInitialValues, EventCallback):
+class TargetCallback(EventCallback):
     """Knows the target of each event: the initial values, or a new draw.
 
     Args:
@@ -46,24 +46,21 @@ class TargetCallback(WithInitialValues, EventCallback):
         curvature: bool = True,
         loss: Loss | None = None,
     ):
-        super().__init__(when, name, curvature, loss)
+        super().__init__(when, name, curvature=curvature, loss=loss)
         if target not in ("initial", "fresh"):
             raise ValueError(f"`target` must be 'initial' or 'fresh', got {target!r}")
         check_policy(optimizer)
         self.target, self.seed, self.optimizer = target, seed, optimizer
+        self.initial = KeptInitialValues() if target == "initial" else None
 
     @property
     def acts_on_shards(self) -> bool:
         return self.target == "initial"  # layers draw whole weights
 
-    @property
-    def wants_initial_values(self) -> bool:
-        return self.target == "initial"
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
         if self.target == "fresh":
-            require_redrawable(pl_module)
+            require_resettable(pl_module)
 
     def why_unchanged(self) -> str:
         if self.target == "fresh":
@@ -73,26 +70,12 @@ class TargetCallback(WithInitialValues, EventCallback):
             " weights trained before, use target='fresh'"
         )
 
-    def targets(self, pl_module: LightningModule) -> dict[str, Tensor]:
+    def targets(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
         """Return the target of this event by name, of all parameters and buffers.
 
         Args:
             pl_module: The module; left as it is.
         """
-        if self.target == "fresh":
+        if self.initial is None:
             return fresh_values(pl_module, self.seed + self.num_events)
-        return self.initial.values
-
-
-def measurable(module: nn.Module, touched: Iterable[Tensor] | None = None) -> Sequence[WeightView]:
-    """Return the weights to measure; none where there are no Linear or convolution weights of the plain kind.
-
-    Args:
-        module: The module.
-        touched: Those of its parameters to choose from. Default: all.
-    """
-    touched = set(module.parameters() if touched is None else touched)
-    try:
-        return [view for view in Weights().select(module) if view.parameter in touched]
-    except ValueError:
-        return ()
+        return self.initial.values or {}

@@ -1,9 +1,8 @@
 """How sharply the loss of a module bends on a batch."""
 
 import contextlib
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
-from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss, why_not_look
+from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
 from lightning_fire.callbacks.probing.side_effects import evaluating, leaving_no_trace
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
@@ -135,41 +134,6 @@ _SAMPLES = 16
 _PRODUCTS = 8
 
 
-def curvature_around(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    act: Callable[[], Mapping[str, float]],
-    prefix: str,
-    loss: Loss | None = None,
-) -> dict[str, float]:
-    """Do something to a module, and measure how sharply its loss on the upcoming data bends before and after.
-
-    Where that cannot be measured, it says so once and does the rest.
-
-    Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module.
-        act: Changes the module, and returns what to log about it.
-        prefix: Of the keys.
-        loss: The loss of a batch. Default: see `training_loss`.
-
-    Returns:
-        What `act` returned; `{prefix}/lambda_max_before` and `…_after`, see `UpcomingBatch.lambda_max`, each with its
-        residual; and `{prefix}/lambda_max_seconds`, the time that both took.
-    """
-    if reason := why_not_look(trainer, pl_module, explained=loss is not None):
-        _tell_once(trainer, f"{prefix}/lambda_max is not logged: {reason}.")
-        return dict(act())
-    start, batch = time.perf_counter(), UpcomingBatch(trainer, pl_module, loss)
-    before, seconds = batch.measured(f"{prefix}/lambda_max_before"), time.perf_counter() - start
-    values = act()
-    if not before:
-        return dict(values)
-    start = time.perf_counter()
-    after = batch.measured(f"{prefix}/lambda_max_after")
-    return {**values, **before, **after, f"{prefix}/lambda_max_seconds": seconds + time.perf_counter() - start}
-
-
 class UpcomingBatch:
     """The first samples of an epoch, for measuring: training will see them as if nobody had looked.
 
@@ -215,7 +179,7 @@ class UpcomingBatch:
         try:
             found = self.lambda_max()
         except ValueError as error:
-            _tell_once(self._trainer, f"{key} is not logged: {error}.")
+            tell_once(self._trainer, f"{key} is not logged: {error}.")
             return {}
         except Exception as error:  # what watches a training must not end it
             kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
@@ -252,8 +216,13 @@ def first_samples(batch: Any, number: int) -> Any:
 _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
 
 
-def _tell_once(trainer: Trainer, message: str) -> None:
-    """Tell something once in the life of a Trainer."""
+def tell_once(trainer: Trainer, message: str) -> None:
+    """Log a message once in the life of a Trainer.
+
+    Args:
+        trainer: The Trainer.
+        message: The message.
+    """
     told = _told.setdefault(trainer, set())
     if message not in told:
         rank_zero_info(message)

@@ -11,17 +11,14 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fire.methods.change import to_the_end
+from lightning_fire.methods.unit_reset import ignored_passes
+
 _OWN_OF_MODULES = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
 _FOREIGN = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}
 _LARGE = 2**20
-_looking = False
 
 Restore = Callable[[], None]
-
-
-def is_looking() -> bool:
-    """Tell whether the module runs only for somebody to look: hooks that learn from training leave it alone."""
-    return _looking
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -40,19 +37,6 @@ def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 
 
-def to_the_end(change: Callable[[], None]) -> None:
-    """Make a change; if it is interrupted, make it again from the start, then re-raise.
-
-    Args:
-        change: Makes the change; a second call must have the same result.
-    """
-    try:
-        change()
-    except BaseException:
-        change()
-        raise
-
-
 @contextlib.contextmanager
 def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     """Put a module and the random states back at the end as they were; drop what is logged in between.
@@ -63,18 +47,15 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     Args:
         module: Any module.
     """
-    global _looking
     random_states, restores = _collect_rng_states(), _restores_of(module)
     trainer = getattr(module, "_trainer", None)
     loggers = [] if trainer is None else trainer.loggers
     if loggers:
         trainer.loggers = [DummyLogger() for _ in loggers]
-    vars(module)["log"], _looking = _drop, True
+    vars(module)["log"] = _drop
 
     @torch.no_grad()
     def put_back() -> None:
-        global _looking
-        _looking = False
         _set_rng_states(random_states)
         if loggers:
             trainer.loggers = loggers
@@ -82,7 +63,8 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
             restore()
 
     try:
-        yield
+        with ignored_passes():
+            yield
     finally:
         to_the_end(put_back)
 

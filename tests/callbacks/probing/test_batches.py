@@ -59,8 +59,8 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
             return super().loss_on(batch)
 
     class Logging(FIRECallback):
-        def _act_and_measure(self, trainer, pl_module):
-            logged.append(super()._act_and_measure(trainer, pl_module))
+        def act(self, trainer, pl_module):
+            logged.append(super().act(trainer, pl_module))
             return logged[-1]
 
     module.__class__ = Watched
@@ -187,4 +187,4 @@ def test_a_step_of_a_double_dqn_shows_each_sample_once(tmp_path):
     with torch.no_grad():
         module.net[0].bias[3] = -1e3  # never fires
     quiet_trainer(tmp_path, 1, callbacks=[callback]).fit(module, small_data(Corridor))
-    assert callback._restored["net.0"]["age"][3] == 40 * 8
+    assert callback._state["records"]["net.0"]["age"][3] == 40 * 8

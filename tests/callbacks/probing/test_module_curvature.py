@@ -72,8 +72,8 @@ def logging(method: type) -> type:
     """Derive a method that keeps all that it logs about each event."""
 
     class Logging(snapshots_of(method)):
-        def _act_and_measure(self, trainer, pl_module):
-            values = super()._act_and_measure(trainer, pl_module)
+        def act(self, trainer, pl_module):
+            values = super().act(trainer, pl_module)
             self.logged = [*getattr(self, "logged", []), values]
             return values
 

@@ -12,8 +12,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from lightning_fire import FIRECallback, HiddenUnits, OptimizerReset
-from lightning_fire.callbacks.base.optimizer_state import forget_state
-from lightning_fire.callbacks.base.unit_reset import reset_units
+from lightning_fire.methods.optimizer_state import follow_policy
+from lightning_fire.methods.unit_reset import reset_units
 
 
 def stepped(build, steps: int = 3) -> tuple[nn.Sequential, Optimizer]:
@@ -45,7 +45,7 @@ def test_fused_sgd_steps_after_an_event_as_if_the_momentum_were_new(nesterov):
     steps = []
     for fused in (True, False):
         net, optimizer = stepped(lambda parameters, fused=fused: SGD(parameters, fused=fused, **options))
-        forget_state("touched", [optimizer], [net[2].weight])
+        follow_policy("touched", [optimizer], [net[2].weight])
         step(net, optimizer)
         step(net, optimizer)
         steps.append([parameter.detach() for parameter in net.parameters()])
@@ -55,7 +55,7 @@ def test_fused_sgd_steps_after_an_event_as_if_the_momentum_were_new(nesterov):
 
 def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
     net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
-    forget_state("touched", [optimizer], [net[2].weight])
+    follow_policy("touched", [optimizer], [net[2].weight])
     before = net[2].weight.detach().clone()
     step(net, optimizer)
     torch.testing.assert_close(net[2].weight, before - 0.1 * 0.75 * net[2].weight.grad)
@@ -64,7 +64,7 @@ def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
 @pytest.mark.parametrize(("policy", "touched"), [("touched", 2), ("all", 0), ("all", 1)])
 def test_fused_sgd_that_keeps_no_momentum_begins_anew(policy, touched):
     net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
-    forget_state(policy, [optimizer], list(net.parameters())[:touched])
+    follow_policy(policy, [optimizer], list(net.parameters())[:touched])
     assert not optimizer.state
     before = net[2].weight.detach().clone()
     step(net, optimizer)
@@ -160,13 +160,13 @@ def test_the_state_of_an_inner_optimizer_is_dropped(build):
     kept = copy.deepcopy([dict(state[other]) for state in states_of(optimizer) if other in state])
     assert len(kept) in (1, 2)
     assert any(touched in state for state in states_of(optimizer))
-    forget_state("touched", [optimizer], [touched])
+    follow_policy("touched", [optimizer], [touched])
     assert not any(touched in state for state in states_of(optimizer))
     for former, state in zip(kept, [state[other] for state in states_of(optimizer) if other in state], strict=True):
         assert former.keys() == state.keys()
         assert all(torch.equal(former[key], state[key]) for key in state)
     step(net, optimizer)
-    forget_state("all", [optimizer], [])
+    follow_policy("all", [optimizer], [])
     assert not any(states_of(optimizer))
 
 
@@ -206,9 +206,9 @@ def test_units_that_are_reset_begin_with_moments_of_zero_in_an_inner_optimizer()
 def test_lbfgs_forgets_the_curvature_of_all_weights_once_one_of_them_is_replaced(index):
     net, optimizer = stepped(lambda parameters: LBFGS(parameters, lr=0.1))
     stranger = nn.Parameter(torch.zeros(2))
-    forget_state("touched", [optimizer], [stranger])
+    follow_policy("touched", [optimizer], [stranger])
     assert len(optimizer.state[net[0].weight]["old_dirs"]) > 0
-    forget_state("touched", [optimizer], [net[index].weight])
+    follow_policy("touched", [optimizer], [net[index].weight])
     assert not optimizer.state
     once, new = copy.deepcopy(net), LBFGS(net.parameters(), lr=0.1)
     step(net, new)
@@ -245,13 +245,13 @@ def test_state_that_cannot_be_reached_is_warned_of(where):
     name = "Adam.param_groups" if where == "inner" else f"Hidden.{where}"
     match = f"Hidden keeps tensors as large as its parameters in {name}, outside of their state: they are not dropped"
     with pytest.warns(UserWarning, match=match):
-        forget_state("touched", [optimizer], [net[2].weight])
+        follow_policy("touched", [optimizer], [net[2].weight])
     with pytest.warns(UserWarning, match=match) if where != "state" else warnings.catch_warnings():
-        forget_state("all", [optimizer], [])
-    forget_state("keep", [optimizer], [net[2].weight])
+        follow_policy("all", [optimizer], [])
+    follow_policy("keep", [optimizer], [net[2].weight])
 
 
 def test_what_holds_no_more_than_the_state_of_its_parameters_is_not_warned_of():
     net, optimizer = stepped(lambda parameters: Hidden(parameters, "nothing"))
-    forget_state("touched", [optimizer], [net[2].weight])
+    follow_policy("touched", [optimizer], [net[2].weight])
     assert list(optimizer.state) == [net[0].weight]

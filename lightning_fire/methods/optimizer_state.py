@@ -1,42 +1,66 @@
-"""What becomes of an optimizer's running averages when the weights they belong to are replaced."""
+"""What happens to the state of an optimizer, such as moments, when the weights it belongs to are replaced."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer
 
+from lightning_fire.distributed import warn
+
 OptimizerPolicy = Literal["keep", "touched", "all"]
+Optimizers = Optimizer | Iterable[Optimizer]
 
 
-def forget_state(policy: OptimizerPolicy, optimizers: Iterable[Optimizer], touched: Iterable[Tensor]) -> None:
+def reset_optimizer_state(
+    optimizers: Optimizers, parameters: Iterable[Tensor] | None = None, zero: bool = False
+) -> None:
     """Drop optimizer state (moments, step counts), so that the next step initializes it. A second call changes nothing.
 
     State of optimizers that these wrap is dropped, too. The state of LBFGS belongs to all its parameters together and
-    is dropped if one of them is touched. Fused SGD needs the momentum of all parameters of a group or of none: where
-    others keep theirs, that of a touched one is set to 0. The next step is the same as without a momentum, but
+    is dropped if one of them is given. Fused SGD needs the momentum of all parameters of a group or of none: where
+    others keep theirs, that of a given one is set to 0. The next step is the same as without a momentum, but
     `1 - dampening` times as large if SGD has a dampening. Learning-rate schedulers and parameter groups stay.
 
     Args:
-        policy: `"keep"` drops nothing, `"touched"` the state of the parameters in `touched`, `"all"` everything.
-        optimizers: The optimizers to act on. Tensors kept outside their state are not dropped; a warning names them.
-        touched: Parameters whose values have been replaced, wholly or in part.
+        optimizers: One or several. Tensors kept outside their state are not dropped; a warning names them.
+        parameters: The parameters whose state to drop. Default: all.
+        zero: Set the state to 0 in place instead of dropping it, step counts too, for what holds on to its tensors, as
+            a captured CUDA graph does.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.ones(1))
+        >>> optimizer = torch.optim.Adam([weight])
+        >>> weight.sum().backward()
+        >>> optimizer.step()
+        >>> reset_optimizer_state(optimizer)
+        >>> len(optimizer.state)
+        0
     """
-    if policy == "keep":
-        return
-    optimizers, touched = list(optimizers), set(touched)
-    for optimizer in with_inner(optimizers):
-        _forget(policy, optimizer, touched)
-    for optimizer in optimizers:  # a warning may be an error
-        parameters = _parameters_of(optimizer)
-        if kept := _kept_elsewhere(optimizer, parameters if policy == "all" else parameters & touched):
-            rank_zero_warn(
+    given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    chosen = None if parameters is None else set(parameters)
+    for optimizer in with_inner(given):
+        (_zero if zero else _drop)(optimizer, chosen)
+    for optimizer in given:  # a warning may be an error
+        own = _parameters_of(optimizer)
+        if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen):
+            warn(
                 f"{type(optimizer).__name__} keeps tensors as large as its parameters in {', '.join(kept)}, outside of"
                 " their state: they are not dropped at an event."
             )
+
+
+def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iterable[Tensor]) -> None:
+    """Drop optimizer state as an `optimizer_state` argument says.
+
+    Args:
+        policy: `"keep"` drops nothing, `"touched"` the state of the parameters in `touched`, `"all"` everything.
+        optimizers: One or several.
+        touched: Parameters whose values have been replaced, wholly or in part.
+    """
+    if policy != "keep":
+        reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
 
 def with_inner(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
@@ -52,18 +76,32 @@ def with_inner(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
     return found
 
 
-def _forget(policy: OptimizerPolicy, optimizer: Optimizer, touched: set[Tensor]) -> None:
-    if policy == "all" or (isinstance(optimizer, LBFGS) and touched & _parameters_of(optimizer)):
+def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
+    if chosen is None or (isinstance(optimizer, LBFGS) and chosen & _parameters_of(optimizer)):
         optimizer.state.clear()
         return
     fused = [group["params"] for group in optimizer.param_groups if isinstance(optimizer, SGD) and group.get("fused")]
-    zeroed = {parameter for group in fused if not touched.issuperset(group) for parameter in group}
-    for parameter in touched & optimizer.state.keys():
+    zeroed = {parameter for group in fused if not chosen.issuperset(group) for parameter in group}
+    for parameter in chosen & optimizer.state.keys():
         momentum = optimizer.state[parameter].get("momentum_buffer") if parameter in zeroed else None
         if momentum is None:
             del optimizer.state[parameter]
         else:
             optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(momentum)}
+
+
+@torch.no_grad()
+def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
+    if isinstance(optimizer, LBFGS):  # its state is no average: lists of steps, and the gradient before
+        _drop(optimizer, chosen)
+        return
+    for parameter in optimizer.state.keys() if chosen is None else chosen & optimizer.state.keys():
+        state = optimizer.state[parameter]
+        for name, value in state.items():
+            if isinstance(value, Tensor):
+                value.zero_()
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                state[name] = type(value)(0)
 
 
 def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
@@ -107,16 +145,3 @@ def check_policy(policy: str) -> None:
     """
     if policy not in ("keep", "touched", "all"):
         raise ValueError(f"`optimizer` must be 'keep', 'touched' or 'all', got {policy!r}")
-
-
-def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers take the scale of the loss out themselves.
-
-    Args:
-        trainer: The Trainer, before a step of the optimizer.
-        optimizer: The optimizer.
-    """
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return 1.0
-    return scaler.get_scale()

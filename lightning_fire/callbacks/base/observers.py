@@ -1,0 +1,86 @@
+"""What an event logs beside its report: λ_max, and histograms of singular values."""
+
+import time
+from typing import Protocol
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from lightning_fire.callbacks.base.log import log_histograms_now
+from lightning_fire.callbacks.probing.batches import Loss, weights_are_sharded, why_not_look
+from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
+from lightning_fire.methods.change import Change
+
+
+class Observer(Protocol):
+    """Looks at a module before and after an event."""
+
+    def before(self, change: Change) -> None:
+        """Look at the module and at the change that will be made."""
+
+    def after(self) -> dict[str, float]:
+        """Look at the changed module, and return what to log, by key."""
+
+
+class LambdaMax:
+    """The largest eigenvalue of the Hessian of the loss on the upcoming data, before and after.
+
+    Where it cannot be measured, a message says so once.
+
+    Args:
+        trainer: The Trainer, its data loaded.
+        pl_module: Its module.
+        prefix: Of the keys `{prefix}/lambda_max_before` and `…_after`, each with its residual, and
+            `{prefix}/lambda_max_seconds`, the time that both took.
+        loss: The loss of a batch. Default: see `training_loss`.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, loss: Loss | None = None):
+        self._trainer, self._module, self._prefix, self._loss = trainer, pl_module, prefix, loss
+        self._values: dict[str, float] = {}
+        self._batch: UpcomingBatch | None = None
+        self._seconds = 0.0
+
+    def before(self, change: Change) -> None:
+        if reason := why_not_look(self._trainer, self._module, explained=self._loss is not None):
+            tell_once(self._trainer, f"{self._prefix}/lambda_max is not logged: {reason}.")
+            return
+        start = time.perf_counter()
+        self._batch = UpcomingBatch(self._trainer, self._module, self._loss)
+        self._values = self._batch.measured(f"{self._prefix}/lambda_max_before")
+        self._seconds = time.perf_counter() - start
+
+    def after(self) -> dict[str, float]:
+        if self._batch is None or not self._values:
+            return {}
+        start = time.perf_counter()
+        after = self._batch.measured(f"{self._prefix}/lambda_max_after")
+        seconds = self._seconds + time.perf_counter() - start
+        return {**self._values, **after, f"{self._prefix}/lambda_max_seconds": seconds}
+
+
+class SingularValues:
+    """Histograms of the singular values of the changed weights, before and after, for TensorBoard.
+
+    Args:
+        trainer: The Trainer.
+        prefix: Of the keys `{prefix}.singular_values_before/{weight}` and `…_after/…`.
+    """
+
+    def __init__(self, trainer: Trainer, prefix: str):
+        self._trainer, self._prefix = trainer, prefix
+        self._spectra: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
+        # Rank 0 alone writes the log, and cannot gather sharded weights alone.
+        shown = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
+        self._shown = shown and trainer.is_global_zero and not weights_are_sharded(trainer)
+
+    def before(self, change: Change) -> None:
+        if self._shown:
+            self._spectra = change.spectra()
+
+    def after(self) -> dict[str, float]:
+        for time_of, spectra in zip(("before", "after"), self._spectra, strict=True):
+            key = f"{self._prefix}.singular_values_{time_of}"
+            log_histograms_now(self._trainer, {f"{key}/{name}": values for name, values in spectra.items()})
+        return {}

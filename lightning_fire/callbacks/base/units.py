@@ -1,0 +1,155 @@
+"""The base of methods that watch hidden units during training, and what all methods on units say."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.probing.batches import Forward, forward_on_new_data
+from lightning_fire.callbacks.probing.side_effects import is_compiled
+from lightning_fire.methods.unit_reset import StepwiseReset
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+
+class UnitCallback(MethodCallback):
+    """Lets a `StepwiseReset` watch the batches of training, and calls its `step` after each optimizer step.
+
+    A method subclasses it and writes `make`. Logs what `report` returns at the end of each epoch in which it acts.
+
+    Args:
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        start_chunk: Do nothing before the data has changed this often.
+        forward: Runs the module on a batch, to find its units. Default: its `loss_on`, otherwise `training_step`.
+        seed: Seed of the new draws, the same on every rank.
+        name: Prefix of the logged keys. Default: that of the class.
+
+    Raises:
+        ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units, or one of a layer
+            without `reset_parameters`.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`, and
+            `forward` is not given.
+    """
+
+    def __init__(
+        self,
+        where: HiddenUnits | None,
+        start_chunk: int,
+        forward: Forward | None,
+        seed: int,
+        name: str | None,
+    ):
+        super().__init__(name)
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        self.where = where if where is not None else HiddenUnits()
+        self.start_chunk, self.forward, self.seed = start_chunk, forward, seed
+        self._method: StepwiseReset[Any] | None = None
+        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # while there is no method
+        self._watched = False  # since the last step
+
+    def make(self, pl_module: LightningModule, run: Any) -> StepwiseReset[Any]:
+        """Return the method.
+
+        Args:
+            pl_module: The module.
+            run: Runs it once, on a batch.
+        """
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        """Return what to log at the end of an epoch: `{name}/units`, the units reset so far."""
+        return {f"{self.name}/units": float(self.num_reset)}
+
+    @property
+    def num_reset(self) -> int:
+        """Units reset so far."""
+        return self._state["num_reset"] if self._method is None else self._method.num_reset
+
+    def describe(self) -> str:
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return units_shown_later(self)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._let_go()
+        self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1, self.forward))
+        self._method.watching = False
+        self._method.load_state_dict(self._state)
+        if is_compiled(pl_module):
+            torch.compiler.reset()  # what was compiled before does not call the new hooks
+        tell_units(self, self._method.layers)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self._method.watching = self.chunk >= self.start_chunk
+        self._watched |= self._method.watching
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        self._method.watching = False
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._watched:  # the same on every rank, whatever its layers have seen
+            self._watched = False
+            self._method.step(trainer.optimizers)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.chunk >= self.start_chunk:
+            log_now(trainer, self.report(), at_epoch_end=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._let_go()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep what a later fit of the same training needs, and nothing of the module."""
+        if self._method is not None:
+            self._state = self._method.state_dict()
+            self._method.close()
+        self._method, self._watched = None, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and the statistics of the units."""
+        return {**super().state_dict(), **(self._state if self._method is None else self._method.state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        super().load_state_dict(state_dict)
+        self._state = {name: state_dict[name] for name in ("num_reset", "records")}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave hooks and layers of the module out of copies and pickles."""
+        state = self._state if self._method is None else self._method.state_dict()
+        return {**super().__getstate__(), "_method": None, "_state": state}
+
+
+def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
+    """Say how many hidden units a callback watches.
+
+    Args:
+        callback: The callback.
+        layers: Their layers.
+    """
+    units = sum(layer.size for layer in layers)
+    rank_zero_info(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
+
+
+def units_shown_later(callback: Any) -> str:
+    """Return what a callback on hidden units shows for a selection: it needs a batch.
+
+    Args:
+        callback: The callback, with `where`.
+    """
+    return (
+        f"{type(callback).__name__}(where={callback.where}) finds its units when training starts, by watching one"
+        f" batch. In Python, print({callback.where}.select(model, lambda: model(batch))) shows them."
+    )

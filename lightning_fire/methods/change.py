@@ -1,0 +1,237 @@
+"""A change of a model: every new value is computed before the first is written."""
+
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, distributed, nn
+
+from lightning_fire.distributed import assign, is_sharded, local, put, rank, sum_over_ranks, world_size
+from lightning_fire.functional import as_matrices, singular_values
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
+from lightning_fire.methods.report import Report, difference, no_difference, report_of
+from lightning_fire.where import Weights, WeightView
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of a model that is computed and not yet made.
+
+    Attributes:
+        report: What it does.
+        values: New values by tensor, sharded as it is.
+        weights: The weights that the report is about.
+        then: What else to do, such as dropping optimizer state. A second call must have the same result.
+    """
+
+    report: Report = field(default_factory=Report)
+    values: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    weights: Sequence[WeightView] = ()
+    then: Callable[[], None] = lambda: None
+
+    def apply(self) -> Report:
+        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised.
+
+        Returns:
+            The report.
+        """
+        to_the_end(self.make)
+        return self.report
+
+    @torch.no_grad()
+    def make(self) -> None:
+        """Write the new values in place, then do what else there is to do. A second call changes nothing."""
+        for tensor, new in self.values.items():
+            local(tensor).copy_(local(new))
+        self.then()
+
+    @torch.no_grad()
+    def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return the singular values of each weight before and after the change, for histograms.
+
+        Call it before `apply`.
+
+        Returns:
+            By name, of all groups and kernel positions together, shape `(matrices · min(m, n),)`, on the CPU. A weight
+            that has a NaN or Inf is left out.
+        """
+        return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
+
+
+def to_the_end(change: Callable[[], None]) -> None:
+    """Make a change; if it is interrupted, make it again from the start, then re-raise.
+
+    Args:
+        change: Makes the change; a second call must have the same result.
+    """
+    try:
+        change()
+    except BaseException:
+        change()
+        raise
+
+
+@torch.no_grad()
+def change_weights(
+    weights: Sequence[WeightView],
+    new_weight: Callable[[WeightView, Tensor], Tensor],
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+    share_work: bool = False,
+    others: Mapping[Tensor, Tensor] | None = None,
+) -> Change:
+    """Compute a new weight for each selected one.
+
+    Args:
+        weights: The weights; left as they are.
+        new_weight: From a view and its weight, shape `(out, in / groups, *kernel)`, to the new weight, same shape.
+        optimizers: Their state is treated as `optimizer_state` says.
+        optimizer_state: See `follow_policy`.
+        share_work: Whether each rank computes some of the weights and sends them to the others. All ranks must have the
+            same weights and call this.
+        others: New values of further tensors.
+
+    Raises:
+        ValueError: If a weight has a NaN or Inf; names the weight.
+    """
+    start, ranks = time.perf_counter(), world_size() if share_work else 1
+    own = rank() if share_work else 0
+    owners = assign([cost(view.shape) for view in weights], ranks)
+    # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
+    read = [whole if owner == own else None for owner, whole in zip(owners, map(WeightView.read, weights), strict=True)]
+    device = weights[0].parameter.device if weights else torch.device("cpu")
+    seen = [torch.zeros((), device=device) if whole is None else whole for whole in read]
+    require_finite({view.name: whole for view, whole in zip(weights, seen, strict=True)}, by_ranks=ranks > 1)
+    del seen
+    values = {parameter: parameter.detach().clone() for parameter in dict.fromkeys(view.parameter for view in weights)}
+    copies = _copies(weights, values)
+    rows, kept = [], {}
+    for index, (view, copy) in enumerate(zip(weights, copies, strict=True)):
+        old, read[index] = read[index], None  # frees what was gathered
+        if old is None:
+            rows.append(no_difference(device))
+            continue
+        new = new_weight(view, old)
+        rows.append(difference(old, new, view.groups))
+        if is_sharded(view.parameter):
+            kept[copy] = new
+        else:
+            copy.write(new)
+    if ranks > 1:
+        _exchange(copies, owners, own, kept)
+        rows = list(sum_over_ranks(torch.stack(rows))) if rows else rows  # zeros from all but the owner
+    report = report_of([view.name for view in weights], rows, time.perf_counter() - start)
+    return _change({**values, **(others or {})}, weights, report, optimizers, optimizer_state)
+
+
+@torch.no_grad()
+def change_values(
+    pairs: Iterable[tuple[Tensor, Tensor]],
+    weights: Sequence[WeightView],
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+) -> Change:
+    """Take over new values of whole tensors.
+
+    Args:
+        pairs: Each tensor with the new values of the whole of it, of any dtype and device.
+        weights: The weights to measure.
+        optimizers: Their state is treated as `optimizer_state` says.
+        optimizer_state: See `follow_policy`.
+    """
+    start, values = time.perf_counter(), {}
+    for tensor, whole in pairs:
+        values[tensor] = torch.empty_like(tensor)
+        put(values[tensor], whole)
+    copies = _copies(weights, values)
+    rows = [difference(view.read(), copy.read(), view.groups) for view, copy in zip(weights, copies, strict=True)]
+    report = report_of([view.name for view in weights], rows, time.perf_counter() - start)
+    return _change(values, weights, report, optimizers, optimizer_state)
+
+
+def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
+    """Return the weights of a model to report on: those of `Weights()`, none where that finds none.
+
+    Args:
+        model: Any module.
+        touched: Those of its parameters to choose from.
+    """
+    try:
+        return [view for view in Weights().select(model) if view.parameter in touched]
+    except ValueError:
+        return ()
+
+
+def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> None:
+    """Refuse weights that hold a NaN or Inf.
+
+    Args:
+        tensors: The weights by name, any shapes; of sharded ones, each rank looks at its part.
+        by_ranks: Whether each rank may have looked at some of them only, and has something finite for the others.
+
+    Raises:
+        ValueError: On all ranks that share the work; names each such weight.
+    """
+    if not tensors:
+        return
+    flags = torch.stack([~_is_finite(tensor) for tensor in tensors.values()]).int()
+    if by_ranks or any(is_sharded(tensor) for tensor in tensors.values()):
+        distributed.all_reduce(flags)
+    if broken := [name for name, flag in zip(tensors, flags.tolist(), strict=True) if flag]:
+        raise ValueError(
+            f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
+            " Resume from an earlier checkpoint, or lower the learning rate."
+        )
+
+
+def _change(
+    values: dict[Tensor, Tensor],
+    weights: Sequence[WeightView],
+    report: Report,
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+) -> Change:
+    return Change(report, values, weights, lambda: follow_policy(optimizer_state, optimizers, values))
+
+
+def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> list[WeightView]:
+    """Return the same views of the new values."""
+    return [replace(view, parameter=values.get(view.parameter, view.parameter)) for view in weights]
+
+
+def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:
+    matrices = {view.name: as_matrices(view.read(), view.groups) for view in weights}
+    finite = {name: matrix for name, matrix in matrices.items() if matrix.isfinite().all()}
+    return {name: singular_values(matrix).flatten().cpu() for name, matrix in finite.items()}
+
+
+def cost(shape: Sequence[int]) -> int:
+    """Return the cost of a new weight relative to others: the multiplications of one Gram matrix.
+
+    Args:
+        shape: Shape `(out, in / groups, *kernel)`.
+    """
+    return math.prod(shape) * min(shape[:2])
+
+
+def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, kept: dict[WeightView, Tensor]) -> None:
+    """Send each weight from its owner to the others; of sharded ones, the new weights that the owner has kept."""
+    for view, owner in zip(weights, owners, strict=True):
+        if owner == own:
+            new = kept.pop(view) if view in kept else view.read()
+            new = new.contiguous()
+        else:
+            new = torch.empty(view.shape, dtype=view.parameter.dtype, device=view.parameter.device)
+        distributed.broadcast(new, owner)
+        if owner != own or is_sharded(view.parameter):
+            view.write(new)
+
+
+def _is_finite(tensor: Tensor) -> Tensor:
+    """Return whether no entry is a NaN or Inf, by the extremes: ten times as fast, as some act at each step."""
+    tensor = local(tensor)
+    if tensor.is_complex() or not tensor.numel():
+        return tensor.isfinite().all()
+    return torch.stack(torch.aminmax(tensor)).isfinite().all()

@@ -1,0 +1,196 @@
+"""Continual backprop (Dohare et al., Nature 2024)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.functional import contribution_utility, least_useful
+from lightning_fire.methods.unit_reset import Forward, StepwiseReset
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+
+class ContinualBackprop(StepwiseReset["_Statistics"]):
+    """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
+
+    The utility of a unit is an exponential moving average of mean |h| · Σ |outgoing weights|. At each step the layer
+    accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the one
+    with the least utility is re-initialized: incoming weights drawn by the layer's `reset_parameters`, bias and entries
+    of normalisation layers at their start, outgoing weights 0, and 0 in the matching entries of the optimizer's
+    moments. The mean output of the old unit goes into the bias of the next layers.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch, to find its units.
+        replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (FIRE paper: tuned, 1e-4 or
+            1e-5; its tables call it τ).
+        maturity: m, steps for which a new unit is safe, at least 0 (FIRE paper: tuned, 100 or 1000).
+        decay: η of the moving averages, in [0, 1).
+        compensate: Add the mean output of a replaced unit to the bias of the layers after it, where they have one.
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        seed: Seed of the new draws, the same on every rank.
+
+    Raises:
+        ValueError: If an argument is out of range, or `where` finds no units.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> optimizer, x = torch.optim.Adam(model.parameters()), torch.rand(16, 2)
+        >>> method = ContinualBackprop(model, lambda: model(x), replacement_rate=0.1, maturity=0)
+        >>> for _ in range(3):
+        ...     model(x).square().mean().backward()
+        ...     optimizer.step()
+        ...     _ = method.step(optimizer)
+        >>> method.num_reset
+        2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        replacement_rate: float = 1e-4,
+        maturity: int = 100,
+        decay: float = 0.99,
+        compensate: bool = True,
+        where: HiddenUnits | None = None,
+        seed: int = 0,
+    ):
+        check(replacement_rate, maturity, decay)
+        self.replacement_rate, self.maturity = replacement_rate, maturity
+        self.decay, self.compensate = decay, compensate
+        super().__init__(model, forward, where, seed)
+
+    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
+        """Return the statistics of a layer, see `StepwiseReset`."""
+        return _Statistics.of(layer.size, device, state)
+
+    def choose(self) -> list[tuple[UnitLayer, Tensor]]:
+        """Update the utilities after a step; return the units to re-initialize."""
+        seen = [torch.stack([each.sum_abs, each.sum]) / max(each.count, 1) for each in self.statistics]
+        means = mean_over_ranks(torch.cat(seen, dim=1)).split([layer.size for layer in self.layers], dim=1)
+        chosen = []
+        for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
+            statistics.end_step(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)
+            units = statistics.choose(self.replacement_rate, self.maturity, self.decay)
+            if not len(units):
+                continue
+            if self.compensate:
+                _compensate(layer, units, statistics.corrected(statistics.mean, self.decay))
+            statistics.forget(units)
+            chosen.append((layer, units))
+        return chosen
+
+
+def check(replacement_rate: float, maturity: int, decay: float) -> None:
+    """Refuse arguments of `ContinualBackprop` that are out of range.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    if not 0 <= replacement_rate <= 1:
+        raise ValueError(f"`replacement_rate` must be in [0, 1], got {replacement_rate}")
+    if maturity < 0:
+        raise ValueError(f"`maturity` must be at least 0, got {maturity}")
+    if not 0 <= decay < 1:
+        raise ValueError(f"`decay` must be in [0, 1), got {decay}")
+
+
+@dataclass
+class _Statistics:
+    """What is known of the units of a layer; every tensor has the shape `(units,)`.
+
+    Attributes:
+        utility: Moving average of the utility, not corrected for its start at 0.
+        mean: Moving average of the mean output, not corrected for its start at 0.
+        age: Steps since the unit was new; on the CPU, so that nothing waits for the GPU.
+        owed: Units to replace, accumulated so far, a fraction.
+        sum_abs: Sum of |h| over the samples and positions since the last step.
+        sum: Sum of h over the same.
+        count: How many those are.
+    """
+
+    utility: Tensor
+    mean: Tensor
+    age: Tensor
+    owed: float
+    sum_abs: Tensor
+    sum: Tensor
+    count: int = 0
+
+    @classmethod
+    def of(cls, size: int, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
+        """Return new statistics, or those that `state_dict` returned."""
+        zeros = torch.zeros(size)
+        state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
+        return cls(
+            utility=state["utility"].to(device, copy=True),
+            mean=state["mean"].to(device, copy=True),
+            age=state["age"].clone(),
+            owed=state["owed"],
+            sum_abs=zeros.to(device, copy=True),
+            sum=zeros.to(device, copy=True),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "utility": self.utility.cpu().clone(),
+            "mean": self.mean.cpu().clone(),
+            "age": self.age.clone(),
+            "owed": self.owed,
+        }
+
+    def update(self, activity: Tensor, batch_size: int) -> None:
+        self.sum_abs += torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
+        self.sum += activity.sum(0, dtype=torch.float32)
+        self.count += len(activity)
+
+    def end_step(self, utility: Tensor, mean: Tensor, decay: float) -> None:
+        """Update the moving averages with the values of this step; those that are not finite would stay in them."""
+        finite = utility.isfinite() & mean.isfinite()
+        self.utility.lerp_(torch.where(finite, utility, self.utility), 1 - decay)
+        self.mean.lerp_(torch.where(finite, mean, self.mean), 1 - decay)
+        self.age += 1
+        self.sum_abs.zero_()
+        self.sum.zero_()
+        self.count = 0
+
+    def corrected(self, average: Tensor, decay: float) -> Tensor:
+        """Return a moving average, corrected for its start at 0."""
+        return average / (1 - decay ** self.age.to(average.device, torch.float32))
+
+    def choose(self, rate: float, maturity: int, decay: float) -> Tensor:
+        """Return the units to replace at this step, int64 (n,)."""
+        eligible = self.age > maturity
+        self.owed += rate * int(eligible.sum())
+        number = int(self.owed)
+        if not number:
+            return torch.empty(0, dtype=torch.int64)
+        self.owed -= number
+        return least_useful(self.corrected(self.utility, decay), eligible.to(self.utility.device), number)
+
+    def forget(self, units: Tensor) -> None:
+        """Begin the statistics of some units again."""
+        self.utility[units], self.mean[units] = 0.0, 0.0
+        self.age[units.cpu()] = 0
+
+
+def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
+    """Return the sum of the absolute outgoing weights of each unit, shape `(units,)`."""
+    sums: Sequence[Tensor] = [
+        outgoing.view.read().abs().transpose(0, 1).flatten(1).sum(1).view(layer.size, outgoing.block).sum(1)
+        for outgoing in layer.outgoing
+    ]
+    return torch.stack(list(sums)).sum(0).float()
+
+
+def _compensate(layer: UnitLayer, units: Tensor, mean: Tensor) -> None:
+    """Add the mean output of units, through their outgoing weights, to the biases of the layers after them."""
+    for outgoing in layer.outgoing:
+        if outgoing.bias is not None:
+            weights = outgoing.view.read()[:, outgoing.columns(units)]  # (out, inputs of the units, *kernel)
+            weights = weights.flatten(2).sum(2) if weights.ndim > 2 else weights
+            outgoing.bias.add_(weights @ mean[units].repeat_interleave(outgoing.block).to(weights.dtype))

@@ -1,0 +1,125 @@
+"""DASH: direction-aware shrinking (Shin et al., NeurIPS 2024)."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.functional import dash
+from lightning_fire.methods.change import Change, change_weights, require_finite
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.report import Report
+from lightning_fire.where import Weights, WeightView
+
+Gradients = Callable[[Sequence[Parameter]], Iterable[Sequence[Tensor]]]
+
+
+def dash_(
+    model: nn.Module,
+    losses: Iterable[Tensor],
+    alpha: float = 0.3,
+    minimum: float = 0.3,
+    where: Weights | None = None,
+    *,
+    optimizers: Optimizers = (),
+    optimizer_state: OptimizerPolicy = "touched",
+) -> Report:
+    """Shrink weights of a model that do not point to where new data moves them, in place.
+
+    The direction g of each weight is the exponential moving average of its negative gradients,
+    g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a matrix
+    and each bias. Other parameters and all buffers stay.
+
+    Args:
+        model: Any module.
+        losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
+            `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
+        alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
+        minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
+        where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
+            convolution weight.
+        optimizers: The optimizers that train the model, one or several.
+        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is changed, `"all"` everything.
+
+    Returns:
+        What happened to the weights, see `fire_`, and `batches`, the number of losses.
+
+    Raises:
+        ValueError: If an argument is out of range, `where` matches no weight, or a weight or a gradient has a NaN or
+            Inf. The model is unchanged then.
+
+    Example:
+        >>> model, x = nn.Linear(2, 3), torch.ones(4, 2)
+        >>> report = dash_(model, (model(x).square().sum() for _ in range(5)))
+        >>> report["batches"]
+        5.0
+    """
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    def gradients(parameters: Sequence[Parameter]) -> Iterator[list[Tensor]]:
+        for loss in losses:
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
+
+    try:
+        change = plan_dash(model, gradients, alpha, minimum, where, optimizers, optimizer_state)
+    finally:
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    return change.apply()
+
+
+def plan_dash(
+    model: nn.Module,
+    gradients: Gradients,
+    alpha: float,
+    minimum: float,
+    where: Weights | None,
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+) -> Change:
+    """Compute what `dash_` does, with the same arguments but `gradients`, and change nothing yet.
+
+    Args:
+        gradients: From parameters to their gradients on one batch after the other.
+    """
+    if not 0 < alpha <= 1:
+        raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
+    dash(torch.zeros(1), torch.zeros(1), minimum)  # refuses what is out of range
+    weights = (Weights(preset="cnn") if where is None else where).select(model)
+    biases = _biases_of(model, weights)
+    require_finite({**{view.name: view.read() for view in weights}, **biases})
+    parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
+    average = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+    batches = 0
+    for batch in gradients(parameters):
+        batches += 1
+        for mean, gradient in zip(average, batch, strict=True):
+            mean.lerp_(-gradient.float(), alpha)
+    reduced = [mean_over_ranks(mean) for mean in average]
+    if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
+        raise ValueError("NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed.")
+    directions = dict(zip(parameters, reduced, strict=True))
+
+    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+        return dash(weight, replace(view, parameter=directions[view.parameter]).read(), minimum)
+
+    others = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
+    change = change_weights(weights, new_weight, optimizers, optimizer_state, others=others)
+    report = replace(change.report, values={**change.report.values, "batches": float(batches)})
+    return replace(change, report=report)
+
+
+def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Parameter]:
+    """Return by name the trainable biases of the layers that some of the weights belong to."""
+    selected = {view.parameter for view in weights}
+    return {
+        f"{name}.bias": layer.bias
+        for name, layer in model.named_modules()
+        if getattr(layer, "weight", None) in selected
+        and isinstance(getattr(layer, "bias", None), Parameter)
+        and layer.bias.requires_grad
+    }

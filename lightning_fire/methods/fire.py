@@ -1,0 +1,78 @@
+"""FIRE: Frobenius-isometry reinitialization (ICLR 2026)."""
+
+from typing import Literal
+
+from torch import Tensor, nn
+
+from lightning_fire.distributed import warn
+from lightning_fire.functional import fire
+from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.methods.change import Change, change_weights
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.report import Report
+from lightning_fire.where import Weights, WeightView
+
+
+def fire_(
+    model: nn.Module,
+    where: Weights | None = None,
+    steps: int | Literal["exact"] = 10,
+    coefficients: Coefficients = "cubic",
+    scale: Scale = "paper",
+    *,
+    optimizers: Optimizers = (),
+    optimizer_state: OptimizerPolicy = "touched",
+    share_work: bool = False,
+) -> Report:
+    """Replace selected weights of a model by the nearest orthogonal ones, in place.
+
+    Args:
+        model: Any module.
+        where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
+            models with attention the query and key projections, otherwise every Linear and convolution weight.
+        steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.
+        coefficients: Of the Newton–Schulz polynomial, see `functional.orthogonalize`.
+        scale: Scale of the new weights, see `functional.fire`.
+        optimizers: The optimizers that train the model, one or several.
+        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of new weights, `"all"` everything.
+        share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
+            All ranks must call this and have the same weights. Without it they compute the same values on their own.
+
+    Returns:
+        Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
+
+    Raises:
+        ValueError: If an argument is out of range, `where` matches no weight, or a weight has a NaN or Inf. The model
+            is unchanged then.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> report = fire_(model, optimizers=optimizer)
+        >>> report["dfi_normalized_after"] < report["dfi_normalized_before"]
+        True
+    """
+    return plan_fire(model, where, steps, coefficients, scale, optimizers, optimizer_state, share_work).apply()
+
+
+def plan_fire(
+    model: nn.Module,
+    where: Weights | None,
+    steps: int | Literal["exact"],
+    coefficients: Coefficients,
+    scale: Scale,
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+    share_work: bool,
+) -> Change:
+    """Compute what `fire_` does, with the same arguments, and change nothing yet."""
+
+    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+        return fire(weight, steps, coefficients, scale, view.groups)
+
+    weights = (Weights() if where is None else where).select(model)
+    change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work)
+    if zeros := change.report.zeros:
+        warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
+    return change

@@ -1,0 +1,62 @@
+"""Full reset: back to the initial values, or to a fresh draw."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from lightning_fire.methods.change import Change, change_values, measurable
+from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.report import Report
+from lightning_fire.where import Parameters
+
+
+def full_reset_(
+    model: nn.Module,
+    target: Mapping[str, Tensor],
+    where: Parameters | None = None,
+    *,
+    optimizers: Optimizers = (),
+    optimizer_state: OptimizerPolicy = "touched",
+) -> Report:
+    """Reset parameters and buffers of a model to given values, in place.
+
+    Args:
+        model: Any module.
+        target: The values by name: `initial_values(model)`, called when the model was new, or
+            `fresh_values(model, seed)`. The same on all ranks.
+        where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
+        optimizers: The optimizers that train the model, one or several.
+        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is reset, `"all"` everything.
+
+    Returns:
+        What happened to the weights that `Weights()` selects, see `fire_`.
+
+    Raises:
+        ValueError: If `where` matches no parameter.
+        KeyError: If `target` lacks a parameter or buffer.
+
+    Example:
+        >>> from lightning_fire.methods import initial_values
+        >>> model = nn.Linear(2, 3)
+        >>> initial = initial_values(model)
+        >>> _ = nn.init.zeros_(model.weight)
+        >>> report = full_reset_(model, initial)
+        >>> bool((model.weight == initial["weight"]).all())
+        True
+    """
+    return plan_full_reset(model, target, where, optimizers, optimizer_state).apply()
+
+
+def plan_full_reset(
+    model: nn.Module,
+    target: Mapping[str, Tensor],
+    where: Parameters | None,
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+) -> Change:
+    """Compute what `full_reset_` does, with the same arguments, and change nothing yet."""
+    tensors = tensors_of(model)
+    chosen = set(tensors.values() if where is None else where.select(model).values())
+    pairs = [(tensor, target[name]) for name, tensor in tensors.items() if tensor in chosen]
+    return change_values(pairs, measurable(model, chosen), optimizers, optimizer_state)

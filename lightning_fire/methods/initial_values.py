@@ -1,0 +1,92 @@
+"""The two states to which a network can be reset: its initial values, and a fresh draw."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from lightning_fire.distributed import gathered
+from lightning_fire.methods.change import to_the_end
+
+
+def initial_values(model: nn.Module) -> dict[str, Tensor]:
+    """Copy the values of a model, to be called when it is new.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        All parameters and buffers by name, on the CPU; those of sharded ones whole. Lazy parameters, and those on the
+        meta device, are left out.
+
+    Example:
+        >>> list(initial_values(nn.Linear(2, 3)))
+        ['weight', 'bias']
+    """
+    tensors = tensors_of(model).items()
+    there = {name: tensor for name, tensor in tensors if not is_lazy(tensor) and not tensor.is_meta}
+    return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}
+
+
+@torch.no_grad()
+def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw values of a model by each layer's own `reset_parameters`.
+
+    Args:
+        model: Any module; it and the global random state are left as they are.
+        seed: Seed of the draw.
+
+    Returns:
+        All parameters and buffers by name; where no `reset_parameters` touches one, its present value.
+    """
+    tensors = tensors_of(model)
+    present = {name: tensor.clone() for name, tensor in tensors.items()}
+    device = next(model.parameters()).device
+
+    def put_back() -> None:
+        for name, tensor in tensors.items():
+            tensor.copy_(present[name])
+
+    try:
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            for layer in model.modules():
+                if callable(reset := getattr(layer, "reset_parameters", None)):
+                    reset()
+        return {name: tensor.clone() for name, tensor in tensors.items()}
+    finally:
+        to_the_end(put_back)
+
+
+def seed_of_draw(seed: int, number: int) -> int:
+    """Return the seed of one of several draws, far from those of other draws and other seeds nearby.
+
+    Args:
+        seed: Seed of the method.
+        number: Number of the draw.
+    """
+    return seed + 1_000_003 * number
+
+
+def not_resettable(model: nn.Module) -> list[str]:
+    """Return the names of layers that have parameters, and no `reset_parameters` to draw them.
+
+    Args:
+        model: Any module.
+    """
+    return [
+        name or type(layer).__name__
+        for name, layer in model.named_modules()
+        if next(layer.parameters(recurse=False), None) is not None
+        and not callable(getattr(layer, "reset_parameters", None))
+    ]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name, tied ones once; not those of frozen copies of a head.
+
+    Args:
+        model: Any module.
+    """
+    copies = [f"{name}." for name, part in model.named_modules() if getattr(part, "is_frozen_copy", False)]
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}

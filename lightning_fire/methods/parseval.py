@@ -1,0 +1,88 @@
+"""Parseval regularization: a penalty that pulls weights towards orthogonal rows (Chung et al., NeurIPS 2024)."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lightning_fire.functional import (
+    parseval_gradient,
+    parseval_penalty,
+    unit_scale_gradient,
+    unit_scale_penalty,
+)
+from lightning_fire.methods.penalty import Penalty
+from lightning_fire.where import Weights, WeightView
+
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+
+
+class Parseval(Penalty):
+    """Adds λ·Σ ‖WWᵀ − s·I‖_F² to the loss, over the selected weights.
+
+    Args:
+        model: Any module.
+        strength: λ, the factor of the penalty, at least 0.
+        scale: s, above 0: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
+        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
+            do in their code.
+
+    Raises:
+        ValueError: If an argument is out of range, or `where` matches no weight.
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = nn.init.eye_(model.weight)
+        >>> parseval = Parseval(model, strength=0.5, scale=2.0)
+        >>> parseval.penalty()
+        1.0
+        >>> model(torch.zeros(1, 2)).sum().backward()
+        >>> parseval.add_gradients()
+        >>> model.weight.grad
+        tensor([[-2.,  0.],
+                [ 0., -2.]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: float,
+        scale: float = 1.0,
+        where: Weights | None = None,
+        norms: bool = False,
+    ):
+        if not scale > 0:
+            raise ValueError(f"`scale` must be above 0, got {scale}")
+        self.scale = scale
+        names: dict[Parameter, str] = {}
+        self._views: dict[str, list[WeightView]] = {}  # one, or the selected parts of a fused weight
+        for view in (Weights(preset="cnn") if where is None else where).select(model):
+            self._views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
+        weights = {name: parameter for parameter, name in names.items()}
+        super().__init__(weights | (_scales_of(model) if norms else {}), strength)
+
+    def penalty_of(self, name: str, weight: Tensor) -> Tensor:
+        """Return the penalty of one weight or scale of a normalisation layer, a scalar."""
+        if name not in self._views:
+            return unit_scale_penalty(weight)
+        penalties = [parseval_penalty(view.read(), self.scale, view.groups) for view in self._views[name]]
+        return sum(penalties[1:], penalties[0])
+
+    def gradient_of(self, name: str, weight: Tensor) -> Tensor:
+        """Return the gradient of the penalty, of the shape of `weight`."""
+        if name not in self._views:
+            return unit_scale_gradient(weight)
+        gradient = torch.zeros_like(weight)
+        for view in self._views[name]:
+            replace(view, parameter=gradient).write(parseval_gradient(view.read(), self.scale, view.groups))
+        return gradient
+
+
+def _scales_of(model: nn.Module) -> dict[str, Parameter]:
+    return {
+        f"{name}.weight": layer.weight
+        for name, layer in model.named_modules()
+        if isinstance(layer, _NORMS) and layer.weight is not None and layer.weight.requires_grad
+    }

@@ -1,0 +1,69 @@
+"""Penalties on weights whose gradients are added in closed form, without a graph."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+class Penalty:
+    """A penalty λ·P on parameters of a model.
+
+    A method subclasses it, and writes `penalty_of` and `gradient_of`.
+
+    Args:
+        parameters: The parameters that it is on, by name.
+        strength: λ, at least 0.
+
+    Raises:
+        ValueError: If `strength` is below 0.
+    """
+
+    def __init__(self, parameters: Mapping[str, Parameter], strength: float):
+        if strength < 0:
+            raise ValueError(f"`strength` must be at least 0, got {strength}")
+        self.parameters, self.strength = parameters, strength
+
+    def penalty_of(self, name: str, weight: Tensor) -> Tensor:
+        """Return the penalty P of one parameter, a scalar.
+
+        Args:
+            name: Its name.
+            weight: Its value, any shape.
+        """
+        raise NotImplementedError
+
+    def gradient_of(self, name: str, weight: Tensor) -> Tensor:
+        """Return the gradient of the penalty P by one parameter, of its shape.
+
+        Args:
+            name: Its name.
+            weight: Its value, any shape.
+        """
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def penalty(self) -> float:
+        """Return λ·P, of all parameters together."""
+        total = sum(self.penalty_of(name, parameter) for name, parameter in self.parameters.items())
+        return self.strength * float(total)
+
+    @torch.no_grad()
+    def add_gradients(self, of: Collection[Tensor] | None = None, gradient_scale: float = 1.0) -> None:
+        """Add the gradient of λ·P to `.grad`; to be called before each optimizer step.
+
+        That equals the penalty in the loss. Call it after gradient accumulation and before gradient clipping. If none
+        of the parameters has a gradient, none is made.
+
+        Args:
+            of: The parameters that are about to be stepped. Default: all.
+            gradient_scale: Factor that is on the gradients, as of a `GradScaler` before `unscale_`.
+        """
+        chosen = {name: p for name, p in self.parameters.items() if p.requires_grad and (of is None or p in of)}
+        if not self.strength or all(parameter.grad is None for parameter in chosen.values()):
+            return
+        for name, parameter in chosen.items():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            parameter.grad.add_(self.gradient_of(name, parameter), alpha=self.strength * gradient_scale)

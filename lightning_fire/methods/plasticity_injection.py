@@ -1,0 +1,268 @@
+"""Plasticity injection (Nikishin et al., NeurIPS 2023)."""
+
+import copy
+from collections.abc import Callable, Sequence
+from inspect import ismethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from lightning_fire.methods.change import Change, require_finite
+from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
+from lightning_fire.methods.report import Report
+
+
+def inject_plasticity_(
+    model: nn.Module,
+    heads: Sequence[str],
+    seed: int = 0,
+    *,
+    optimizers: Optimizers = (),
+    optimizer_state: OptimizerPolicy = "touched",
+) -> Report:
+    """Freeze heads of a model and add new ones, in place, without a change of the output: see `InjectedHead`.
+
+    Args:
+        model: Any module.
+        heads: Names of its heads, such as `["head"]`; with a target network, also that of its copy of the head, which
+            gets the same new weights. Each is wrapped in an `InjectedHead`.
+        seed: Seed of the new weights, the same on every rank.
+        optimizers: The optimizers that train the model, one or several.
+        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of the first head, `"all"` everything.
+
+    Returns:
+        `frozen_parameters`, the parameters that the first head holds beside its trained ones.
+
+    Raises:
+        ValueError: As `wrap_heads`, or if a parameter of a head has a NaN or Inf. No value is changed then.
+
+    Example:
+        >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(1, 2)
+        >>> before = model(x)
+        >>> report = inject_plasticity_(model, ["2"], seed=1)
+        >>> torch.allclose(model(x), before, atol=1e-6), report["frozen_parameters"]
+        (True, 18.0)
+    """
+    return plan_injection(model, heads, seed, optimizers, optimizer_state).apply()
+
+
+def plan_injection(
+    model: nn.Module, heads: Sequence[str], seed: int, optimizers: Optimizers, optimizer_state: OptimizerPolicy
+) -> Change:
+    """Compute what `inject_plasticity_` does, with the same arguments; the heads are wrapped, no value is changed."""
+    wrappers = wrap_heads(model, heads)
+    for head, wrapper in zip(heads, wrappers, strict=True):
+        require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
+    injections = [wrapper.prepared_injection(seed) for wrapper in wrappers]
+    trained = wrappers[0].trained
+
+    def change() -> None:
+        for inject in injections:
+            inject()
+        follow_policy(optimizer_state, optimizers, trained.parameters())
+
+    held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
+    return Change(Report({"frozen_parameters": float(held)}), then=change)
+
+
+class InjectedHead(nn.Module):
+    """Head whose weights can be re-initialized without changing its output.
+
+    Before the first injection it is the head alone. Injection n freezes a copy θₙ of its weights and draws new ones θ′,
+    of which another frozen copy θ′ₙ is subtracted: the output is Σₙ (h_θₙ − h_θ′ₙ) + h_θ′, the same as before as
+    long as θ′ = θ′ₙ, and gradients flow to the inputs through all of them. The trained parameters are the same objects
+    throughout; frozen copies are buffers. Attributes that it lacks are those of the head.
+
+    Only calls use the frozen copies: methods of the head other than `forward` are not available.
+
+    Args:
+        head: Any module, from any inputs to tensors, or to nested lists, tuples and dicts of them.
+
+    Attributes:
+        trained: The trained head, θ′.
+        frozen: θ₁, θ₂, ….
+        taken_away: θ′₁, θ′₂, ….
+    """
+
+    def __init__(self, head: nn.Module):
+        super().__init__()
+        self.trained = head
+        self.frozen, self.taken_away = nn.ModuleList(), nn.ModuleList()
+        self._injections = 0  # len(self.frozen), the change of which compiled code of torch 2.6 does not notice
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the output of the head, with those of the frozen copies added and subtracted."""
+        if self._injections == 0:
+            return self.trained(*args, **kwargs)
+
+        def output_of(head: nn.Module) -> Any:  # each on inputs of its own, as a head may change them in place
+            return head(*tree_map(_cloned, args), **tree_map(_cloned, kwargs))
+
+        *before, last = map(output_of, self.taken_away)
+        output = tree_map(torch.sub, output_of(self.trained), last)  # exactly 0 right after an injection
+        for minus in before:
+            output = tree_map(torch.sub, output, minus)
+        for plus in map(output_of, self.frozen):
+            output = tree_map(torch.add, output, plus)
+        return output
+
+    def inject(self, seed: int) -> None:
+        """Freeze the head and re-initialize it, with the same output.
+
+        Args:
+            seed: Seed of the new weights; the global random state is left alone.
+        """
+        self.prepared_injection(seed)()
+
+    def prepared_injection(self, seed: int) -> Callable[[], None]:
+        """Prepare an injection, and change nothing yet.
+
+        Args:
+            seed: See `inject`.
+
+        Returns:
+            Makes the injection. A second call has the same result.
+        """
+        number, drawn = len(self.frozen), fresh_values(self.trained, seed)
+        frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
+
+        @torch.no_grad()
+        def inject() -> None:
+            for head in (taken_away, self.trained):
+                for name, tensor in tensors_of(head).items():
+                    tensor.copy_(drawn[name])
+            self.frozen.add_module(str(number), frozen)
+            self.taken_away.add_module(str(number), taken_away)
+            self._injections = number + 1
+
+        return inject
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            value = getattr(super().__getattr__("trained"), name)
+        if ismethod(value):
+            raise AttributeError(
+                f"{name}() of an injected head would leave the frozen copies out: call the head itself"
+            )
+        return value
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Make as many frozen copies as the checkpoint has; it may be of the head before it was wrapped."""
+        plain = self.trained.state_dict()
+        if all(prefix + name in state_dict for name in plain):
+            for name in plain:
+                state_dict[f"{prefix}trained.{name}"] = state_dict.pop(prefix + name)
+        if any(key.startswith(prefix) for key in state_dict):
+            for name, kind in (("frozen", self.frozen), ("taken_away", self.taken_away)):
+                start = f"{prefix}{name}."
+                number = len({key[len(start) :].partition(".")[0] for key in state_dict if key.startswith(start)})
+                while len(kind) < number:
+                    kind.append(_frozen_copy(self.trained))
+                del kind[number:]
+            self._injections = len(self.frozen)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
+    """Replace each head by an `InjectedHead`, so that a checkpoint of such a module can be loaded.
+
+    Args:
+        module: Any module.
+        heads: Names of its heads, such as `net.head`. One that is wrapped already stays.
+
+    Returns:
+        The wrappers.
+
+    Raises:
+        ValueError: If there is no such head, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout:
+            two copies of it would differ in their outputs.
+    """
+    return [_wrapped(module, name) for name in heads]
+
+
+def frozen_copies_of(module: nn.Module, name: str) -> list[str]:
+    """Return the names of frozen parts of a module with target networks that are built like one of its heads."""
+    parts = dict(module.named_modules())
+    if not callable(getattr(module, "sync_targets", None)) or name not in parts:
+        return []
+    shapes = [parameter.shape for parameter in parts[name].parameters()]
+    return [
+        other
+        for other, part in parts.items()
+        if part is not parts[name]
+        and type(part) is type(parts[name])
+        and [parameter.shape for parameter in part.parameters()] == shapes
+        and not any(parameter.requires_grad for parameter in part.parameters())
+    ]
+
+
+def _wrapped(module: nn.Module, name: str) -> InjectedHead:
+    modules = dict(module.named_modules(remove_duplicate=False))
+    if not name or name not in modules:
+        names = ", ".join(child for child in modules if child and child.count(".") < 2)
+        raise ValueError(
+            f"`head` or `target` is {name!r}, which is not a part of {type(module).__name__} (make it in __init__);"
+            f" there are: {names or 'none'}"
+        )
+    head = modules[name]
+    if isinstance(head, InjectedHead):
+        return head
+    if reason := _why_not(module, head):
+        raise ValueError(f"{name!r} {reason}")
+    wrapper = InjectedHead(head).train(head.training)
+    for parent in set(modules.values()) - {*head.modules()}:
+        for leaf, child in list(parent._modules.items()):
+            if child is head:  # under all its names
+                setattr(parent, leaf, wrapper)
+    return wrapper
+
+
+def _why_not(module: nn.Module, head: nn.Module) -> str:
+    """Return the reason why a head cannot be re-initialized without changing the output; empty if it can."""
+    if next(head.parameters(), None) is None:
+        return f"({type(head).__name__}) has no parameters"
+    if stuck := not_resettable(head):
+        return f"cannot be re-initialized: {', '.join(stuck)} has parameters and no reset_parameters(); give it one"
+    inside = set(head.modules())
+    outside = {p for part in module.modules() if part not in inside for p in part._parameters.values() if p is not None}
+    if outside & set(head.parameters()):
+        return "shares a weight with another part of the model, which would change with it"
+    unsteady = [type(part).__name__ for part in head.modules() if _is_random_or_counts(part)]
+    if unsteady:
+        return (
+            f"has {unsteady[0]}: two copies with the same weights would have different outputs in training, so"
+            " that the output would change at an injection"
+        )
+    try:
+        copy.deepcopy(head)
+    except RuntimeError as error:  # torch: tensors that are computed, as by hooks of weight_norm
+        return f"cannot be copied: {error}"
+    return ""
+
+
+def _is_random_or_counts(part: nn.Module) -> bool:
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        return part.p > 0
+    if isinstance(part, nn.RNNBase):
+        return part.dropout > 0
+    return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _frozen_copy(head: nn.Module) -> nn.Module:
+    """Copy a module with buffers instead of parameters: optimizers and parameter counts do not see them."""
+    frozen = copy.deepcopy(head)
+    frozen.is_frozen_copy = True  # no method resets it
+    for part in frozen.modules():
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            del part._parameters[name]
+            part.register_buffer(name, parameter.detach())
+    return frozen

@@ -1,0 +1,142 @@
+"""ReDo: recycling dormant neurons (Sokar et al., ICML 2023)."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.functional import dormant
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.initial_values import seed_of_draw
+from lightning_fire.methods.optimizer_state import Optimizers
+from lightning_fire.methods.report import Report
+from lightning_fire.methods.unit_reset import Forward, reset_units, select_units
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+
+class ReDo:
+    """Re-initializes the dormant hidden units of a model.
+
+    A unit is dormant if its mean |activation|, after normalisation and nonlinearity, is at most τ times that of its
+    layer. Incoming weights of a dormant unit are drawn by the layer's `reset_parameters`, its bias and entries of
+    normalisation layers return to their start, its outgoing weights become 0, and so do the matching entries of the
+    optimizer's moments.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch, to find its units.
+        threshold: τ, at least 0 (ReDo: 0.025; the FIRE paper: tuned, 0.01 to 0.5).
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        seed: Seed of the new draws, the same on every rank.
+
+    Attributes:
+        layers: The layers of units.
+
+    Raises:
+        ValueError: If `threshold` is below 0, or `where` finds no units.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> _ = nn.init.constant_(model[0].bias, -100.0)
+        >>> x = torch.rand(16, 2)
+        >>> redo = ReDo(model, lambda: model(x))
+        >>> redo.step(lambda: model(x))["units"]
+        8.0
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        threshold: float = 0.025,
+        where: HiddenUnits | None = None,
+        seed: int = 0,
+    ):
+        if threshold < 0:
+            raise ValueError(f"`threshold` must be at least 0, got {threshold}")
+        self.threshold, self.seed, self.num_steps = threshold, seed, 0
+        self.layers = select_units(model, forward, where)
+
+    def step(self, forward: Forward, optimizers: Optimizers = ()) -> Report:
+        """Re-initialize the units that are dormant in one or several forward passes.
+
+        Args:
+            forward: Runs the model, on batches of training data.
+            optimizers: The optimizers that train the model, one or several.
+
+        Returns:
+            `dormant_fraction`, in all layers and by layer, and `units`, the number of units that are new.
+        """
+        report = self.plan(forward, optimizers, self.num_steps + 1).apply()
+        self.num_steps += 1
+        return report
+
+    def plan(self, forward: Forward, optimizers: Optimizers, number: int) -> Change:
+        """Compute what `step` does, and change nothing yet.
+
+        Args:
+            forward: As in `step`.
+            optimizers: As in `step`.
+            number: Number of this step, counted from 1.
+        """
+        means = mean_over_ranks(mean_activities(self.layers, forward))
+        activities = means.split([layer.size for layer in self.layers])
+        chosen = [
+            (layer, dormant(activity, self.threshold).nonzero().flatten())
+            for layer, activity in zip(self.layers, activities, strict=True)
+        ]
+        seed = seed_of_draw(self.seed, number)
+        units = sum(len(found) for _, found in chosen)
+        report = Report(
+            {"dormant_fraction": units / sum(layer.size for layer in self.layers), "units": float(units)},
+            layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in chosen}},
+        )
+        return Change(report, then=lambda: reset_units(chosen, seed, optimizers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps, from which the next draw follows."""
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Args:
+            state: The state.
+        """
+        self.num_steps = state["num_steps"]
+
+
+@torch.no_grad()
+def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
+    """Return the mean |h| of each hidden unit over samples and positions.
+
+    Args:
+        layers: Layers of hidden units, one at least.
+        forward: Runs the model, once or several times.
+
+    Returns:
+        Shape `(units of all layers,)`, float32; NaN for a layer that has not run.
+    """
+    sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
+    counts = [0] * len(layers)
+
+    def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if layer.counts_now():
+                activity = layer.activity(args[0].detach())
+                sums[index] += activity.abs().sum(0, dtype=torch.float32)
+                counts[index] += len(activity)
+
+        return hook
+
+    handles = [layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(layers)]
+    try:
+        with torch.enable_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

@@ -1,0 +1,144 @@
+"""What an event does to weights: deviation from isometry before and after, squared Frobenius error."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional import as_matrices, dfi, dfi_normalized, sfe
+from lightning_fire.where import WeightView
+
+_COLUMNS = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "squared_norm", "zero")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What an event has done.
+
+    `report["sfe"]` reads a value, `print(report)` shows all of them.
+
+    Attributes:
+        values: Metrics of all weights together, by name. Of a change of weights: the means over them of
+            `dfi_normalized_before` and `dfi_normalized_after`; the sum of `sfe`, and `sfe_normalized`, that sum through
+            the sum of ‖W‖_F²; `seconds`, the time it took.
+        raw: Metrics that depend on the scale of the weights: `dfi_before` and `dfi_after`, each the mean over the
+            weights of the mean over the kernel positions.
+        layers: By metric, the value of each weight or layer by its name.
+        zeros: Names of the weights that hold a matrix of zeros.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    raw: Mapping[str, float] = field(default_factory=dict)
+    layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    zeros: Sequence[str] = ()
+
+    def __getitem__(self, name: str) -> float:
+        return self.values[name]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+
+    def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
+        """Return everything under the keys of a log.
+
+        Args:
+            prefix: First part of each key, such as `fire`.
+            layers: Whether to include the values of each layer.
+        """
+        keyed = {f"{prefix}/{name}": value for name, value in self.values.items()}
+        keyed |= {f"{prefix}.raw/{name}": value for name, value in self.raw.items()}
+        for metric, by_name in self.layers.items() if layers else ():
+            keyed |= {f"{prefix}.layers/{metric}/{name}": value for name, value in by_name.items()}
+        return keyed
+
+
+def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
+    """Measure a weight and its replacement, for `report_of`.
+
+    Args:
+        old: Shape `(out, in / groups, *kernel)`.
+        new: Same shape.
+        groups: Number of convolution groups.
+
+    Returns:
+        Shape `(7,)`, float32.
+    """
+    before, after = as_matrices(old, groups), as_matrices(new, groups)
+    zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
+    changed = torch.stack([sfe(before, after).sum().float(), before.float().square().sum(), zero.float()])
+    return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
+
+
+def no_difference(device: torch.device) -> Tensor:
+    """Return zeros of the shape of `difference`, for a weight that another rank measures.
+
+    Args:
+        device: Where to.
+    """
+    return torch.zeros(len(_COLUMNS), device=device)
+
+
+def report_of(names: Sequence[str], differences: Sequence[Tensor], seconds: float) -> Report:
+    """Make the report of a change.
+
+    Args:
+        names: Names of the weights.
+        differences: What `difference` returned, for each of them.
+        seconds: Time that the change took.
+    """
+    if not names:
+        return Report()
+    rows = torch.stack(list(differences)).T.tolist()  # the one place that waits for the GPU
+    table = dict(zip(_COLUMNS, rows, strict=True))
+    means = {metric: sum(table[metric]) / len(names) for metric in _COLUMNS[:4]}
+    errors, norms = table["sfe"], table["squared_norm"]
+    table["sfe_normalized"] = [_relative(error, norm) for error, norm in zip(errors, norms, strict=True)]
+    layers = {metric: dict(zip(names, table[metric], strict=True)) for metric in (*_COLUMNS[:5], "sfe_normalized")}
+    return Report(
+        values={
+            **{metric: means[metric] for metric in _COLUMNS[2:4]},
+            "sfe": sum(errors),
+            "sfe_normalized": _relative(sum(errors), sum(norms)),
+            "seconds": seconds,
+        },
+        raw={metric: means[metric] for metric in _COLUMNS[:2]},
+        layers=layers,
+        zeros=[name for name, zero in zip(names, table["zero"], strict=True) if zero],
+    )
+
+
+def health(weights: Sequence[WeightView]) -> Report:
+    """Measure weights as they are.
+
+    Args:
+        weights: The weights, one at least.
+
+    Returns:
+        `dfi` and `dfi_normalized`, means over the weights, also by layer; `weight_norm`, the Frobenius norm of all of
+        them together.
+    """
+    matrices = [as_matrices(view.read(), view.groups) for view in weights]
+    rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
+    deviations, normalized, squared_norms = torch.stack(rows).T.tolist()
+    layers = {"dfi": deviations, "dfi_normalized": normalized}
+    return Report(
+        values={
+            **{metric: sum(column) / len(weights) for metric, column in layers.items()},
+            "weight_norm": math.sqrt(sum(squared_norms)),
+        },
+        layers={
+            metric: {view.name: value for view, value in zip(weights, column, strict=True)}
+            for metric, column in layers.items()
+        },
+    )
+
+
+def _isometry(matrices: Tensor) -> Tensor:
+    """Return DfI and normalized DfI, means over groups and kernel positions, shape (2,), float32."""
+    return torch.stack([dfi(matrices).mean().float(), dfi_normalized(matrices).mean().float()])
+
+
+def _relative(error: float, norm: float) -> float:
+    return error / norm if norm else (math.inf if error else 0.0)

@@ -1,0 +1,187 @@
+"""SNR: self-normalized resets (Farias and Jozefiak, ICLR 2025)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.distributed import sum_over_ranks
+from lightning_fire.functional import NEVER, silence_threshold
+from lightning_fire.methods.unit_reset import Forward, StepwiseReset
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+
+class SelfNormalizedReset(StepwiseReset["_Statistics"]):
+    """Re-initializes hidden units that have not fired for longer than their own past makes likely.
+
+    A unit fires on a batch if it is above 0, after normalisation and nonlinearity, at any sample and position. Its
+    inter-firing intervals, in samples, are recorded. After an optimizer step a unit is re-initialized if the time a
+    since it fired last is improbable by its own past, P(interval ≥ a) ≤ τ: incoming weights drawn by the layer's
+    `reset_parameters`, bias and entries of normalisation layers at their start, outgoing weights 0, and 0 in the
+    matching entries of the optimizer's moments.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch, to find its units.
+        rejection: τ, in (0, 1) (FIRE paper: tuned, 0.01 to 0.08; the SNR paper calls it η).
+        refresh_every: Optimizer steps after which each unit's threshold is taken from the intervals since the last time
+            (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes a unit and step.
+        max_silence: Largest threshold, in samples; half of it is the first one (FIRE's authors: 20000).
+        expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        seed: Seed of the new draws, the same on every rank.
+
+    Raises:
+        ValueError: If an argument is out of range, or `where` finds no units.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> _ = nn.init.constant_(model[0].bias, -100.0)
+        >>> optimizer, x = torch.optim.SGD(model.parameters()), torch.rand(16, 2)
+        >>> method = SelfNormalizedReset(model, lambda: model(x), max_silence=64)
+        >>> for _ in range(3):
+        ...     model(x).square().mean().backward()
+        ...     optimizer.step()
+        ...     _ = method.step(optimizer)
+        >>> method.num_reset
+        8
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        rejection: float = 0.02,
+        refresh_every: int = 16,
+        max_silence: int = 20000,
+        expansion: float = 2.0,
+        where: HiddenUnits | None = None,
+        seed: int = 0,
+    ):
+        check(rejection, refresh_every, max_silence, expansion)
+        self.rejection, self.refresh_every = rejection, refresh_every
+        self.max_silence, self.expansion = max_silence, expansion
+        super().__init__(model, forward, where, seed)
+
+    @property
+    def mean_threshold(self) -> float:
+        """Samples for which a unit may be silent, mean over the units."""
+        return float(torch.cat([each.threshold for each in self.statistics]).float().mean())
+
+    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
+        """Return the statistics of a layer, see `StepwiseReset`."""
+        return _Statistics.of(layer.size, device, state, self.max_silence // 2)
+
+    def choose(self) -> list[tuple[UnitLayer, Tensor]]:
+        """Update the intervals after a step; return the units to re-initialize."""
+        sizes = [layer.size for layer in self.layers]
+        counts = torch.tensor([float(each.count) for each in self.statistics], device=self.statistics[0].age.device)
+        seen = torch.cat([*(each.fired.float() for each in self.statistics), counts])
+        *fired, counts = sum_over_ranks(seen).split([*sizes, len(sizes)])
+        silent_too_long = []
+        for statistics, on_any_rank, samples in zip(self.statistics, fired, counts.long(), strict=True):
+            statistics.end_step(on_any_rank > 0, samples)
+            if statistics.steps == self.refresh_every:
+                statistics.refresh(self.rejection, self.expansion, self.max_silence)
+            silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
+        if not torch.cat(silent_too_long).any():  # a GPU is waited for once a step, not once a layer
+            return []
+        for statistics, mask in zip(self.statistics, silent_too_long, strict=True):
+            statistics.forget(mask)
+        return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
+
+
+def check(rejection: float, refresh_every: int, max_silence: int, expansion: float) -> None:
+    """Refuse arguments of `SelfNormalizedReset` that are out of range.
+
+    Raises:
+        ValueError: Names the argument.
+    """
+    if not 0 < rejection < 1:
+        raise ValueError(f"`rejection` must be between 0 and 1, got {rejection}")
+    if refresh_every < 1:
+        raise ValueError(f"`refresh_every` must be at least 1, got {refresh_every}")
+    if max_silence < 2:
+        raise ValueError(f"`max_silence` must be at least 2, got {max_silence}")
+    if expansion < 1:
+        raise ValueError(f"`expansion` must be at least 1, got {expansion}")
+
+
+@dataclass
+class _Statistics:
+    """What is known of the units of a layer; every tensor has the shape `(units,)`.
+
+    Attributes:
+        age: Samples since the unit fired last, or was new, int64.
+        threshold: Samples for which it may be silent, int64.
+        fired: Whether it fired since the last step.
+        intervals: Length of the interval whenever it fired or was reset since the last refresh, `NEVER` where it did
+            neither: a tensor for each step, and for each step with a reset.
+        largest: Samples of the largest step so far, int64, a scalar: no threshold is below it.
+        steps: Steps since the last refresh.
+        count: Samples since the last step.
+    """
+
+    age: Tensor
+    threshold: Tensor
+    fired: Tensor
+    intervals: list[Tensor]
+    largest: Tensor
+    steps: int
+    count: int = 0
+
+    @classmethod
+    def of(cls, size: int, device: torch.device, state: Mapping[str, Any], first_threshold: int) -> "_Statistics":
+        """Return new statistics, or those that `state_dict` returned."""
+        zeros = torch.zeros(size, dtype=torch.int64)
+        state = state or {
+            "age": zeros,
+            "threshold": torch.full_like(zeros, first_threshold),
+            "silences": zeros[:0].view(0, 0),
+            "largest": torch.tensor(0),
+            "steps": 0,
+        }
+        return cls(
+            age=state["age"].to(device, copy=True),
+            threshold=state["threshold"].to(device, copy=True),
+            fired=torch.zeros(size, dtype=torch.bool, device=device),
+            intervals=[row.to(device, copy=True) for row in state["silences"]],
+            largest=state["largest"].to(device, copy=True),
+            steps=state["steps"],
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        intervals = torch.stack(self.intervals) if self.intervals else self.age[:0].view(0, 0)
+        return {
+            "age": self.age.cpu().clone(),
+            "threshold": self.threshold.cpu().clone(),
+            "silences": intervals.cpu(),
+            "largest": self.largest.cpu().clone(),
+            "steps": self.steps,
+        }
+
+    def update(self, activity: Tensor, batch_size: int) -> None:
+        self.fired |= activity.amax(0) > 0
+        self.count += batch_size
+
+    def end_step(self, fired: Tensor, samples: Tensor) -> None:
+        """Record a step of some samples, and the units that fired in it."""
+        self.intervals.append(torch.where(fired, self.age, NEVER))
+        self.age = torch.where(fired, 0, self.age + samples)
+        self.largest = self.largest.maximum(samples)
+        self.steps += 1
+        self.fired.zero_()
+        self.count = 0
+
+    def refresh(self, rejection: float, expansion: float, longest: int) -> None:
+        """Take the thresholds from the intervals since the last time."""
+        fresh = silence_threshold(torch.stack(self.intervals, dim=1), self.threshold, rejection, expansion)
+        self.threshold = fresh.clamp_max(longest).maximum(self.largest)
+        self.intervals, self.steps = [], 0
+
+    def forget(self, mask: Tensor) -> None:
+        """Begin the intervals of some units again; those that were cut off are recorded."""
+        self.intervals.append(torch.where(mask, self.age, NEVER))
+        self.age = torch.where(mask, 0, self.age)

@@ -1,0 +1,78 @@
+"""Shrink and perturb (Ash & Adams, NeurIPS 2020)."""
+
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor, nn
+
+from lightning_fire.distributed import gathered
+from lightning_fire.functional import shrink_and_perturb
+from lightning_fire.methods.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.report import Report
+from lightning_fire.where import Parameters
+
+
+def shrink_and_perturb_(
+    model: nn.Module,
+    target: Mapping[str, Tensor],
+    strength: float = 0.8,
+    perturb: float | None = None,
+    where: Parameters | None = None,
+    *,
+    optimizers: Optimizers = (),
+    optimizer_state: OptimizerPolicy = "touched",
+    measure: bool = True,
+) -> Report:
+    """Move parameters of a model towards given values, in place: θ ← (1 − λ)·θ + λ·θ₀. Buffers stay.
+
+    Args:
+        model: Any module.
+        target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
+            same on all ranks.
+        strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
+        perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1` and fresh values.
+        where: The parameters to move. Default: `Parameters()`, all.
+        optimizers: The optimizers that train the model, one or several.
+        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is moved, `"all"` everything.
+        measure: Whether to fill the report, which costs some matrix products.
+
+    Returns:
+        What happened to the weights that `Weights()` selects, see `fire_`.
+
+    Raises:
+        ValueError: If an argument is out of range, `where` matches no parameter, or a parameter has a NaN or Inf, which
+            it would keep. The model is unchanged then.
+        KeyError: If `target` lacks a parameter.
+
+    Example:
+        >>> from lightning_fire.methods import fresh_values
+        >>> model = nn.Linear(2, 3)
+        >>> report = shrink_and_perturb_(model, fresh_values(model, seed=1), strength=0.8)
+        >>> sorted(report.values)
+        ['dfi_normalized_after', 'dfi_normalized_before', 'seconds', 'sfe', 'sfe_normalized']
+    """
+    change = plan_shrink_and_perturb(model, target, strength, perturb, where, optimizers, optimizer_state, measure)
+    return change.apply()
+
+
+def plan_shrink_and_perturb(
+    model: nn.Module,
+    target: Mapping[str, Tensor],
+    strength: float,
+    perturb: float | None,
+    where: Parameters | None,
+    optimizers: Optimizers,
+    optimizer_state: OptimizerPolicy,
+    measure: bool,
+) -> Change:
+    """Compute what `shrink_and_perturb_` does, with the same arguments, and change nothing yet."""
+    selected = (Parameters() if where is None else where).select(model)
+    require_finite(selected)
+    chosen = set(selected.values())
+
+    def moved() -> Iterator[tuple[Tensor, Tensor]]:
+        for name, parameter in model.named_parameters():
+            if parameter in chosen:
+                yield parameter, shrink_and_perturb(gathered(parameter), target[name], strength, perturb)
+
+    return change_values(moved(), measurable(model, chosen) if measure else (), optimizers, optimizer_state)

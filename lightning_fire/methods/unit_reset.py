@@ -1,0 +1,225 @@
+"""Re-initialize hidden units: incoming and outgoing weights, and everything else that belongs to them."""
+
+import contextlib
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from lightning_fire.methods.initial_values import seed_of_draw
+from lightning_fire.methods.optimizer_state import Optimizers, with_inner
+from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
+
+Forward = Callable[[], Any]
+_ignoring = False
+
+
+@contextlib.contextmanager
+def ignored_passes() -> Iterator[None]:
+    """Context manager: forward passes in it do not count for the statistics of hidden units."""
+    global _ignoring
+    before, _ignoring = _ignoring, True
+    try:
+        yield
+    finally:
+        _ignoring = before
+
+
+def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:
+    """Find the hidden units of a model that can be re-initialized.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch.
+        where: The units. Default: `HiddenUnits()`, all that can be resolved.
+
+    Raises:
+        ValueError: If `where` finds no units, or one of a layer without `reset_parameters`.
+    """
+    layers = (HiddenUnits() if where is None else where).select(model, forward)
+    if stuck := [layer.name for layer in layers if not _can_be_drawn(layer)]:
+        raise ValueError(
+            f"{', '.join(stuck)} cannot be re-initialized, without reset_parameters(): give it one, or leave it out,"
+            f" where=HiddenUnits(exclude={[re.escape(name) for name in stuck]})"
+        )
+    return layers
+
+
+@torch.no_grad()
+def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers) -> None:
+    """Re-initialize hidden units in place.
+
+    Their incoming weights are drawn by the layer's `reset_parameters`; bias and entries of normalisation layers return
+    to their start, outgoing weights become 0, also those into other new units. The entries of the optimizer's moments
+    that belong to any of these become 0. Nothing else changes.
+
+    Args:
+        chosen: Layers, and indices of units in each, int64 (n,).
+        seed: Seed of the draw; the global random state is left alone.
+        optimizers: One or several. State tensors of the shape of a parameter count as its moments.
+
+    Raises:
+        ValueError: If a layer has no `reset_parameters`; the model is unchanged then.
+    """
+    chosen = [(layer, units) for layer, units in chosen if len(units)]
+    drawn = [_fresh_weight(layer, seed + index) for index, (layer, _) in enumerate(chosen)]
+    inner = with_inner([optimizers] if isinstance(optimizers, Optimizer) else optimizers)
+    for (layer, units), fresh in zip(chosen, drawn, strict=True):
+        _rows(layer.incoming)[units] = fresh[units]
+        for moment in _moments(inner, layer.incoming):
+            _rows(moment)[units] = 0.0
+        for entries in layer.entries:
+            entries.tensor[units] = entries.start
+            for tensor in _moment_tensors(inner, entries.tensor):
+                tensor[units] = 0.0
+    for layer, units in chosen:
+        for outgoing in layer.outgoing:
+            for view in (outgoing.view, *_moments(inner, outgoing.view)):
+                _rows(view)[:, outgoing.columns(units)] = 0.0
+
+
+class UnitStatistics(Protocol):
+    """What a method knows of the units of one layer."""
+
+    def update(self, activity: Tensor, batch_size: int) -> None:
+        """Take in the outputs of the units in one forward pass, shape `(samples and positions, units)`."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and tensors on the CPU."""
+
+
+S = TypeVar("S", bound=UnitStatistics)
+
+
+class StepwiseReset(Generic[S]):
+    """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
+
+    Forward passes under `no_grad` do not count where the model also runs with gradients. A method subclasses it and
+    writes `new_statistics` and `choose`.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch, to find its units.
+        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
+        seed: Seed of the new draws, the same on every rank.
+
+    Attributes:
+        layers: The layers of units.
+        statistics: What is known of each layer, in the same order.
+        num_reset: Units re-initialized so far.
+        watching: Whether forward passes count.
+
+    Raises:
+        ValueError: If `where` finds no units, or one of a layer without `reset_parameters`.
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int):
+        self.layers = select_units(model, forward, where)
+        self.seed, self.num_reset, self.watching = seed, 0, True
+        device = next(model.parameters()).device
+        self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
+        self._handles: list[RemovableHandle] = [
+            layer.observed.register_forward_pre_hook(self._watch(index, layer))
+            for index, layer in enumerate(self.layers)
+        ]
+
+    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
+        """Return the statistics of a layer: new ones, or those that `state_dict` returned.
+
+        Args:
+            layer: The layer.
+            device: Where the model is.
+            state: What `state_dict` of its statistics returned; empty for new ones.
+        """
+        raise NotImplementedError
+
+    def choose(self) -> Sequence[tuple[UnitLayer, Tensor]]:
+        """Update the statistics after a step; return the units to re-initialize, the same on every rank."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, optimizers: Optimizers = ()) -> int:
+        """Update the statistics and re-initialize units; to be called after each optimizer step, on all ranks.
+
+        Args:
+            optimizers: The optimizers that train the model, one or several: the moments of new units are set to 0.
+
+        Returns:
+            The number of units that are new.
+        """
+        chosen = self.choose()
+        number = sum(len(units) for _, units in chosen)
+        if chosen:
+            reset_units(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
+        self.num_reset += number
+        return number
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the statistics and the number of units reset, plain values and tensors on the CPU."""
+        statistics = {layer.name: each.state_dict() for layer, each in zip(self.layers, self.statistics, strict=True)}
+        return {"num_reset": self.num_reset, "records": statistics}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned. Layers that it does not know begin with new statistics.
+
+        Args:
+            state: The state.
+        """
+        self.num_reset, known = state["num_reset"], state["records"]
+        self.statistics = [
+            self.new_statistics(layer, layer.incoming.parameter.device, known.get(layer.name) or {})
+            for layer in self.layers
+        ]
+
+    def _watch(self, index: int, layer: UnitLayer) -> Callable[..., None]:
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            recomputed = torch._C._current_graph_task_id() != -1  # in backward, by gradient checkpointing
+            if self.watching and layer.counts_now() and not recomputed and not _ignoring:
+                self.statistics[index].update(layer.activity(args[0].detach()), len(args[0]))
+
+        return hook
+
+
+def _rows(view: WeightView) -> Tensor:
+    """Return the weight as `(out, in, *kernel)`, to be written into."""
+    return view.grid()[0]
+
+
+def _can_be_drawn(layer: UnitLayer) -> bool:
+    return callable(getattr(layer.layer, "reset_parameters", None))
+
+
+def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
+    if not _can_be_drawn(layer):
+        raise ValueError(f"{layer.name} has no reset_parameters() to draw new weights with; leave it out with exclude")
+    device = layer.incoming.parameter.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        stand_in = copy.copy(layer.layer)  # shares everything but its parameters
+        stand_in._parameters = {
+            name: None if value is None else nn.Parameter(torch.empty_like(value))
+            for name, value in layer.layer._parameters.items()
+        }
+        stand_in.reset_parameters()
+    return replace(layer.incoming, parameter=stand_in.weight).read()
+
+
+def _moments(optimizers: Sequence[Optimizer], view: WeightView) -> list[WeightView]:
+    return [replace(view, parameter=tensor) for tensor in _moment_tensors(optimizers, view.parameter)]
+
+
+def _moment_tensors(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[Tensor]:
+    values = [value for optimizer in optimizers for value in optimizer.state.get(parameter, {}).values()]
+    return [value for value in values if isinstance(value, Tensor) and value.shape == parameter.shape]

@@ -1,0 +1,117 @@
+"""Every method in a plain PyTorch loop, without lightning: the weights that its callback gives."""
+
+import os
+import subprocess
+import sys
+
+import lightning.pytorch as pl
+import plain_loops
+import pytest
+import torch
+from plain_loops import CHUNK, EPOCHS, METHODS, Loop, batches, network
+from small_training import trainer
+
+import lightning_fire as lf
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = network()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=1e-2)
+
+
+class Data(pl.LightningDataModule):
+    num_chunks = EPOCHS // CHUNK
+
+    @property
+    def chunk(self) -> int:
+        return self.trainer.current_epoch // CHUNK
+
+    def train_dataloader(self):
+        return torch.utils.data.DataLoader(batches(self.trainer.current_epoch), batch_size=None)
+
+
+CALLBACKS = {
+    "fire": lambda: lf.FIRECallback(where=lf.Weights(preset="cnn")),
+    "shrink_and_perturb": lambda: lf.ShrinkAndPerturb(),
+    "shrink_and_perturb_fresh": lambda: lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, target="fresh", seed=3),
+    "full_reset": lambda: lf.FullReset(),
+    "reset_of_the_head": lambda: lf.FullReset(where=lf.Parameters(include=[r"net\.5"])),
+    "optimizer_reset": lambda: lf.OptimizerReset(),
+    "dash": lambda: lf.DASH(num_batches=4),
+    "plasticity_injection": lambda: lf.PlasticityInjection("net.5", seed=7),
+    "redo": lambda: lf.ReDo(threshold=0.5, num_batches=2, seed=5),
+    "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
+    "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
+    "parseval": lambda: lf.Parseval(1e-2, norms=True),
+    "l2_init": lambda: lf.L2Init(1e-1),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> dict[str, dict[str, torch.Tensor]]:
+    """The weights of all methods, from a process in which neither lightning nor torchvision can be imported."""
+    path = tmp_path_factory.mktemp("plain") / "weights.pt"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, plain_loops.__file__, str(path)]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return torch.load(path, weights_only=True)
+
+
+def test_every_method_is_here():
+    assert set(CALLBACKS) == set(METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_plain_loop_gives_the_weights_of_the_callback(name, plain):
+    module = Module()
+    trainer(CALLBACKS[name](), max_epochs=EPOCHS).fit(module, datamodule=Data())
+    for key, expected in module.net.state_dict().items():
+        assert torch.equal(plain[name][key], expected), key
+
+
+def test_the_methods_make_a_difference(plain):
+    vanilla = Loop().run()
+    for name, weights in plain.items():
+        assert any(not torch.equal(weights[key], vanilla[key]) for key in vanilla if key in weights), name
+
+
+@pytest.mark.parametrize("kind", ["ContinualBackprop", "SelfNormalizedReset"])
+def test_a_plain_loop_resumes_to_equal_weights(kind):
+    """Statistics, units and weights from their state_dicts, in the middle of a training."""
+    name = {"ContinualBackprop": "continual_backprop", "SelfNormalizedReset": "snr"}[kind]
+    whole = plain_loops.trained(name)
+
+    def loop_with_method():
+        loop, made = Loop(), []
+        original = getattr(plain_loops.methods, kind)
+
+        def note(*args, **options):
+            made.append(original(*args, **options))
+            return made[-1]
+
+        setattr(plain_loops.methods, kind, note)
+        try:
+            METHODS[name](loop)
+        finally:
+            setattr(plain_loops.methods, kind, original)
+        return loop, made[0]
+
+    first, method = loop_with_method()
+    first.run(until=3)
+    assert method.num_reset > 0
+    states = [part.state_dict() for part in (first.model, first.optimizer, method)]
+    second, restored = loop_with_method()
+    for part, state in zip((second.model, second.optimizer, restored), states, strict=True):
+        part.load_state_dict(state)
+    second.epoch = 3
+    resumed = second.run()
+    assert all(torch.equal(resumed[key], whole[key]) for key in whole)
