@@ -89,7 +89,7 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
     """Build everything, let one event happen, and return its seconds and bytes."""
     when = AtEpochs([1])
     method, result = METHODS[name](when, batches), {}
-    act = method._act_and_measure
+    act = method.act
 
     def timed(trainer, module):
         forget_peak()
@@ -99,7 +99,7 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
         result.update(seconds=taken, bytes=held_bytes()[1] - held)
         return values
 
-    method._act_and_measure = timed
+    method.act = timed
     torch.manual_seed(0)
     images = batch * batches
     data = TensorDataset(torch.randn(images, 3, size, size), torch.randint(0, 200, (images,)))

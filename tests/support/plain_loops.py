@@ -1,5 +1,6 @@
 """Every method in a plain PyTorch loop; run as a program, without lightning and torchvision: `plain_loops.py FILE`."""
 
+# ruff: noqa: E402
 import sys
 from collections.abc import Callable, Iterator
 
@@ -46,7 +47,7 @@ class Loop:
 
     def run(self, until: int = EPOCHS) -> dict[str, Tensor]:
         """Train up to an epoch; return the weights."""
-        for self.epoch in range(self.epoch, until):
+        while self.epoch < until:
             first = self.epoch % CHUNK == 0
             if AtNewData().due(Clock(self.epoch, 0, chunk=self.epoch // CHUNK, new_data=first)):
                 self.event += 1
@@ -59,7 +60,7 @@ class Loop:
                 self.optimizer.step()
                 self.after_step()
                 self.optimizer.zero_grad()
-        self.epoch = until
+            self.epoch += 1
         return {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
 
     def look(self, number: int = 1) -> None:
