@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import DASH, AtEpochs
+from lightning_fire import DASH, AtEpochs, Log
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
 
@@ -97,7 +97,7 @@ class Event:
 
     def ours(self) -> Timed:
         """Let `DASH` act in a Trainer."""
-        method = TimedDASH(AtEpochs([EPOCH]), self.alpha, MINIMUM, curvature=False)
+        method = TimedDASH(AtEpochs([EPOCH]), self.alpha, MINIMUM, log=Log(curvature=False))
         module = NoTraining(self.start(), num_classes=10, warmup=0)
         trainer = quiet_trainer(method, max_epochs=EPOCH + 1, limit_val_batches=0, reload_dataloaders_every_n_epochs=1)
         trainer.fit(module, datamodule=self.data())

@@ -15,7 +15,7 @@ from machine import parser_of, publish, wait_for_device
 from quiet_trainer import quiet_trainer
 from random_text import LANGUAGE_MODELS, RandomText
 
-from lightning_fire import FIRECallback, Weights
+from lightning_fire import FIRECallback, Log, Weights
 from lightning_fire.modules import LanguageModel
 
 STEPS, TOKENS = 20_000, 480 * 1024  # of phase 2, and of a step of it
@@ -54,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     model = TimedModel(LANGUAGE_MODELS[options.net](), warmup=0)
-    fire = Timed(where=Weights(preset="gpt"), steps=5, curvature=False)
+    fire = Timed(where=Weights(preset="gpt"), steps=5, log=Log(curvature=False))
     data = RandomText([1] * (1 + options.events), 1, options.batch, options.block)
     trainer = quiet_trainer(
         fire, max_epochs=data.total_epochs, reload_dataloaders_every_n_epochs=1, limit_val_batches=0

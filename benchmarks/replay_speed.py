@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss, softplus
 from torchvision.ops import MLP
 
-from lightning_fire import EveryNSteps, FIRECallback
+from lightning_fire import EveryNSteps, FIRECallback, Log
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import ask_cuda_itself
 from lightning_fire.data import ReplayDataModule
@@ -264,7 +264,7 @@ WAYS: dict[str, Callable[[Setting], float]] = {
     "bare": partial(loop, around=Single),
     "Lightning": partial(lightning, callbacks=list),
     "as the recipes": partial(
-        lightning, callbacks=lambda: [FIRECallback(EveryNSteps(10**9), curvature=False), ChunkProgressBar()]
+        lightning, callbacks=lambda: [FIRECallback(EveryNSteps(10**9), log=Log(curvature=False)), ChunkProgressBar()]
     ),
 }
 

@@ -51,7 +51,7 @@ def test_the_command_line_overrides_the_method(recipe):
     cli = main([*recipe, "--trainer.fast_dev_run", "1", "--intervention.init_args.steps", "exact"])
     assert method_of(cli).steps == "exact"
     words = ["fit", "-c", "base.yaml", "--intervention", "FullReset", "--trainer.fast_dev_run", "1"]
-    assert method_of(main(words), FullReset).target == "initial"
+    assert method_of(main(words), FullReset).fresh_seed is None
 
 
 def test_several_schedules_and_callbacks_in_yaml(recipe):
@@ -109,7 +109,7 @@ def test_help_documents_every_key_of_the_method(capsys):
     with pytest.raises(SystemExit):
         main(["fit", "--intervention.help", "FIRECallback"])
     text = capsys.readouterr().out
-    for key in ("when", "where", "steps", "coefficients", "scale", "optimizer", "log_layers"):
+    for key in ("when", "where", "steps", "coefficients", "scale", "optimizer", "log"):
         assert f"--intervention.{key} " in text or f"--intervention.init_args.{key} " in text, key
     assert "Newton–Schulz steps" in text  # from the class docstring
 

@@ -72,7 +72,7 @@ if __name__ == "__main__":
 REWRITES = """
         FIRECallback(AtEpochs([1, 4])),
         FullReset(AtEpochs([2])),
-        FullReset(AtEpochs([3]), target="fresh", seed=3, name="fresh"),
+        FullReset(AtEpochs([3]), fresh_seed=3, log=Log(name="fresh")),
         ShrinkAndPerturb(AtEpochs([4]), strength=0.5),
         DASH(AtEpochs([5])),
 """

@@ -29,6 +29,7 @@ from lightning_fire import (
     FIRECallback,
     FullReset,
     L2Init,
+    Log,
     OptimizerReset,
     Parameters,
     Parseval,
@@ -157,8 +158,8 @@ def stopped(build, mode: StopsAt) -> Callback:
         FIRECallback,
         DASH,
         partial(ShrinkAndPerturb, strength=0.3),
-        partial(ShrinkAndPerturb, strength=0.3, target="fresh", optimizer="all"),
-        partial(FullReset, target="fresh"),
+        partial(ShrinkAndPerturb, strength=0.3, fresh_seed=0, optimizer="all"),
+        partial(FullReset, fresh_seed=0),
         partial(FullReset, where=Parameters(include=["net.5"])),
         partial(PlasticityInjection, head="net.5"),
         partial(ReDo, AtNewData(), threshold=0.5),
@@ -374,7 +375,7 @@ class Snapshot(Callback):
         (FIRECallback, "net.0.weight"),
         (ShrinkAndPerturb, "net.0.weight"),
         (partial(ShrinkAndPerturb, strength=1.0), "net.0.weight"),
-        (partial(ShrinkAndPerturb, target="fresh", log_measures=False), "net.0.weight"),
+        (partial(ShrinkAndPerturb, fresh_seed=0, log=Log(weights=False)), "net.0.weight"),
         (DASH, "net.0.weight"),
         (partial(PlasticityInjection, head="net.5"), "net.5.weight"),
     ],
@@ -401,15 +402,15 @@ def test_what_keeps_something_of_a_network_refuses_one_that_has_diverged(tmp_pat
 
 
 @pytest.mark.parametrize("optimizer", ["touched", "all", "keep"])
-@pytest.mark.parametrize("target", ["initial", "fresh"])
-def test_a_full_reset_heals_a_network_that_has_diverged(target, optimizer):
+@pytest.mark.parametrize("fresh_seed", [None, 0], ids=["initial", "fresh"])
+def test_a_full_reset_heals_a_network_that_has_diverged(fresh_seed, optimizer):
     """With the moments of Adam, which are NaN as well, only if something drops them."""
-    method = FullReset(target=target, optimizer=optimizer)
+    method = FullReset(fresh_seed=fresh_seed, optimizer=optimizer)
     module = run(method, *([OptimizerReset()] if optimizer == "keep" else []), kind=Diverges)
     assert method.num_events == 2
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
     if optimizer == "keep":
-        module = run(FullReset(target=target, optimizer=optimizer), kind=Diverges)
+        module = run(FullReset(fresh_seed=fresh_seed, optimizer=optimizer), kind=Diverges)
         assert not any(parameter.isfinite().all() for parameter in module.parameters())
 
 
@@ -426,7 +427,7 @@ OTHERS = {
     "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
     "L2Init": lambda: L2Init(strength=0.1),
     "Parseval": lambda: Parseval(strength=0.1),
-    "PlasticityMonitor": lambda: PlasticityMonitor(curvature=True, data_every_n_steps=1),
+    "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
 }
 

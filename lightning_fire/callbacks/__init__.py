@@ -1,6 +1,7 @@
 """Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
 
 from lightning_fire.callbacks.base.event import EventCallback, announce_new_data
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.continual_backprop import ContinualBackprop
@@ -26,6 +27,7 @@ __all__ = [
     "FIRECallback",
     "FullReset",
     "L2Init",
+    "Log",
     "MethodCallback",
     "OptimizerReset",
     "Parseval",

@@ -6,7 +6,6 @@ from lightning.pytorch import LightningModule
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.units import UnitCallback
-from lightning_fire.callbacks.probing.batches import Forward
 from lightning_fire.methods.continual_backprop import check
 from lightning_fire.where import HiddenUnits
 
@@ -30,14 +29,11 @@ class ContinualBackprop(UnitCallback):
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         compensate: Put the mean output of a replaced unit into the bias of the layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        forward: Runs the module on a batch, to find its units. Default: its `loss_on`, otherwise `training_step`.
         seed: Seed of the new draws, the same on every rank.
-        name: Prefix of the logged keys in the place of `continual_backprop`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
-            `forward` is not given.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
     """
 
     name = "continual_backprop"
@@ -50,11 +46,9 @@ class ContinualBackprop(UnitCallback):
         start_chunk: int = 0,
         compensate: bool = True,
         where: HiddenUnits | None = None,
-        forward: Forward | None = None,
         seed: int = 0,
-        name: str | None = None,
     ):
-        super().__init__(where, start_chunk, forward, seed, name)
+        super().__init__(where, start_chunk, seed)
         check(replacement_rate, maturity, decay)
         self.replacement_rate, self.maturity = replacement_rate, maturity
         self.decay, self.compensate = decay, compensate

@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.probing.batches import Loss, gradients_on_new_data
+from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.probing.batches import gradients_on_new_data
 from lightning_fire.functional import dash
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.dash import plan_dash
@@ -36,20 +37,16 @@ class DASH(EventCallback):
             less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
         where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
             convolution weight.
-        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
-            has one, otherwise what `training_step` returns; what that logs is dropped.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
-        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
-            after, `dash.singular_values_before/…` and `…_after/…`.
-        curvature: Log λ_max, as `FIRECallback` does.
-        name: Prefix of the logged keys in the place of `dash`.
+        log: What to log. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range; before training, if `where` matches no weight; at an event, if a
             weight or a gradient has a NaN or Inf: nothing has been changed then.
-        MisconfigurationException: At an event, if the module optimises manually, without `loss` and `loss_on`.
+        MisconfigurationException: At an event, if the module optimises manually, and has no `loss_on`.
     """
 
+    logs_curvature = True
     name = "dash"
 
     def __init__(
@@ -59,13 +56,10 @@ class DASH(EventCallback):
         minimum: float = 0.3,
         num_batches: int | None = None,
         where: Weights | None = None,
-        loss: Loss | None = None,
         optimizer: OptimizerPolicy = "touched",
-        log_layers: bool = True,
-        curvature: bool = True,
-        name: str | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(when, name, log_layers, curvature, loss)
+        super().__init__(when, log)
         if not 0 < alpha <= 1:
             raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
         if num_batches is not None and num_batches < 1:
@@ -77,6 +71,14 @@ class DASH(EventCallback):
         self.where = where if where is not None else Weights(preset="cnn")
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        gradients = partial(gradients_on_new_data, trainer, pl_module, num_batches=self.num_batches, loss=self.loss)
-        how = self.alpha, self.minimum, self.where
-        return plan_dash(pl_module, gradients, *how, trainer.optimizers, self.optimizer)
+        gradients = partial(gradients_on_new_data, trainer, pl_module, num_batches=self.num_batches)
+        return plan_dash(
+            pl_module,
+            gradients,
+            self.alpha,
+            self.minimum,
+            self.where,
+            optimizers=trainer.optimizers,
+            optimizer_state=self.optimizer,
+            measure=self.logs.weights,
+        )

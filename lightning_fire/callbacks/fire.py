@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.probing.batches import Loss
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.change import Change
@@ -39,12 +39,7 @@ class FIRECallback(EventCallback):
             moves each matrix least, for networks without normalisation layers.
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
-        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
-            after, `fire.singular_values_before/…` and `…_after/…`.
-        curvature: Log λ_max of the loss on 16 samples: at most 16 products with the Hessian, each of 2 to 3 gradients.
-        loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
-            returns, of automatic optimization; what it logs is dropped.
-        name: Prefix of the logged keys in the place of `fire`, to tell two of these callbacks apart.
+        log: What to log. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -54,7 +49,7 @@ class FIRECallback(EventCallback):
         >>> trainer = Trainer(callbacks=[FIRECallback()], logger=False, enable_checkpointing=False)
     """
 
-    acts_on_shards = True
+    acts_on_shards = logs_curvature = True
     name = "fire"
 
     def __init__(
@@ -65,12 +60,9 @@ class FIRECallback(EventCallback):
         coefficients: Coefficients = "cubic",
         scale: Scale = "paper",
         optimizer: OptimizerPolicy = "touched",
-        log_layers: bool = True,
-        curvature: bool = True,
-        loss: Loss | None = None,
-        name: str | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(when, name, log_layers, curvature, loss)
+        super().__init__(when, log)
         some = min(steps, 1) if isinstance(steps, int) else steps
         fire(torch.eye(1), some, coefficients, scale)  # refuses what is out of range
         check_policy(optimizer)
@@ -88,5 +80,14 @@ class FIRECallback(EventCallback):
         rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        how = self.steps, self.coefficients, self.scale
-        return plan_fire(pl_module, self.where, *how, trainer.optimizers, self.optimizer, share_work=True)
+        return plan_fire(
+            pl_module,
+            self.where,
+            self.steps,
+            self.coefficients,
+            self.scale,
+            optimizers=trainer.optimizers,
+            optimizer_state=self.optimizer,
+            share_work=True,
+            measure=self.logs.weights,
+        )

@@ -4,17 +4,23 @@ from collections.abc import Sequence
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire.callbacks.base.target import Target, TargetCallback
-from lightning_fire.callbacks.probing.batches import Loss
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.initial_values import (
+    INITIAL_VALUES_UNCHANGED,
+    KeptInitialValues,
+    require_resettable,
+    target_of_event,
+)
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.full_reset import plan_full_reset
 from lightning_fire.methods.initial_values import tensors_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters
 
 
-class FullReset(TargetCallback):
+class FullReset(EventCallback):
     """Sets every parameter and buffer back when new data arrives.
 
     Logs the same measures as `FIRECallback`, of the weights `Weights()` selects, as `full_reset/…`.
@@ -24,43 +30,61 @@ class FullReset(TargetCallback):
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        target: `initial`: the values that the module has when its first fit begins, before a checkpoint is loaded, the
-            same on every rank, as in the paper; they are kept in the checkpoint. `fresh`: a new draw by each layer's
-            `reset_parameters`, the same on every rank.
-        seed: Seed of the new draws, with the number of the event added.
+        fresh_seed: Seed of fresh draws by each layer's `reset_parameters`, to which the number of the event is added;
+            the same on every rank. Default: the target is the values that the module has when its first fit begins,
+            before a checkpoint is loaded, the same on every rank, as in the paper; the checkpoint keeps them.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
-        name: Prefix of the logged keys in the place of `full_reset`.
-        curvature: Log λ_max, as `FIRECallback` does.
-        loss: From the module and a batch to the loss of which λ_max is, a scalar. Default: what `training_step`
-            returns, of automatic optimization; what it logs is dropped.
-        where: The parameters to set back, such as those of a head. Default: every parameter and buffer.
+        where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
+        log: What to log. Default: `Log()`.
 
     Raises:
-        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or the target is
-            `fresh` and a layer cannot be drawn anew.
+        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or a layer without
+            `reset_parameters` would have to be drawn.
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
+    logs_curvature = True
     name = "full_reset"
 
     def __init__(
         self,
         when: Schedule | Sequence[Schedule] | None = None,
-        target: Target = "initial",
-        seed: int = 0,
+        fresh_seed: int | None = None,
         optimizer: OptimizerPolicy = "touched",
-        name: str | None = None,
-        curvature: bool = True,
-        loss: Loss | None = None,
         where: Parameters | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(when, target, seed, optimizer, name, curvature, loss)
-        self.where = where
+        super().__init__(when, log)
+        check_policy(optimizer)
+        self.fresh_seed, self.optimizer, self.where = fresh_seed, optimizer, where
+        self.initial = KeptInitialValues() if fresh_seed is None else None
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
             return super().show_selection(pl_module)
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
 
+    @property
+    def acts_on_shards(self) -> bool:  # type: ignore[override]
+        """Layers draw whole weights."""
+        return self.fresh_seed is None
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        if self.where is not None:
+            self.where.select(pl_module)  # raises before training where nothing is matched
+        if self.fresh_seed is not None:
+            require_resettable(pl_module)
+
+    def why_unchanged(self) -> str:
+        return super().why_unchanged() if self.initial is None else INITIAL_VALUES_UNCHANGED
+
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        return plan_full_reset(pl_module, self.targets(pl_module), self.where, trainer.optimizers, self.optimizer)
+        return plan_full_reset(
+            pl_module,
+            target_of_event(self, pl_module),
+            self.where,
+            optimizers=trainer.optimizers,
+            optimizer_state=self.optimizer,
+            measure=self.logs.weights,
+        )

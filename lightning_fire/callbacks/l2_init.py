@@ -17,7 +17,6 @@ class L2Init(PenaltyCallback):
         strength: λ, the factor of ‖θ − θ₀‖². The paper's tuned values belong to λ/2 in its authors' code: halve them.
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         where: The parameters it is on. Default: `Parameters()`, all.
-        name: Prefix of the logged keys in the place of `l2_init`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no parameter.
@@ -26,8 +25,8 @@ class L2Init(PenaltyCallback):
 
     name = "l2_init"
 
-    def __init__(self, strength: float, start_chunk: int = 0, where: Parameters | None = None, name: str | None = None):
-        super().__init__(strength, start_chunk, name)
+    def __init__(self, strength: float, start_chunk: int = 0, where: Parameters | None = None):
+        super().__init__(strength, start_chunk)
         self.where = where if where is not None else Parameters()
         self.initial = KeptInitialValues()
 

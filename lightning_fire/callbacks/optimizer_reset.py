@@ -17,7 +17,7 @@ class OptimizerReset(EventCallback):
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        name: Prefix of the logged keys in the place of `optimizer_reset`.
+        log: What to log; of it, `name`. Default: `Log()`.
     """
 
     acts_on_shards = True

@@ -19,7 +19,6 @@ class Parseval(PenaltyCallback):
         where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
         norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
             do in their code.
-        name: Prefix of the logged keys in the place of `parseval`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -34,9 +33,8 @@ class Parseval(PenaltyCallback):
         start_chunk: int = 0,
         where: Weights | None = None,
         norms: bool = False,
-        name: str | None = None,
     ):
-        super().__init__(strength, start_chunk, name)
+        super().__init__(strength, start_chunk)
         if not scale > 0:
             raise ValueError(f"`scale` must be above 0, got {scale}")
         self.scale, self.norms = scale, norms

@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
@@ -29,7 +30,7 @@ class PlasticityInjection(EventCallback):
         optimizer: What becomes of optimizer state: `"touched"` forgets that of the head, `"keep"` nothing, `"all"`
             everything.
         seed: Seed of the new weights, the same on every rank.
-        name: Prefix of the logged keys in the place of `plasticity_injection`.
+        log: What to log; of it, `name`. Default: `Log()`.
 
     Raises:
         ValueError: If `optimizer` is unknown; when training starts, as `wrap_heads` does; at an event, if a parameter
@@ -46,9 +47,9 @@ class PlasticityInjection(EventCallback):
         target: str | None = None,
         optimizer: OptimizerPolicy = "touched",
         seed: int = 0,
-        name: str | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(when, name)
+        super().__init__(when, log)
         check_policy(optimizer)
         self.head, self.target, self.optimizer, self.seed = head, target, optimizer, seed
 
@@ -66,7 +67,8 @@ class PlasticityInjection(EventCallback):
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         seed = seed_of_draw(self.seed, self.num_events)
-        return plan_injection(pl_module, self._heads, seed, trainer.optimizers, self.optimizer)
+        state = {"optimizers": trainer.optimizers, "optimizer_state": self.optimizer}
+        return plan_injection(pl_module, self._heads, seed, **state)
 
     def show_selection(self, pl_module: LightningModule) -> str:
         (wrapper,) = wrap_heads(copy.deepcopy(pl_module), [self.head])

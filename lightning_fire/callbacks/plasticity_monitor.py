@@ -12,11 +12,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.penalty import loss_scale
 from lightning_fire.callbacks.probing.activations import gram_of_last_features
-from lightning_fire.callbacks.probing.batches import Loss, forward_on_new_data, on_all_ranks, why_not_look
+from lightning_fire.callbacks.probing.batches import forward_on_new_data, on_all_ranks, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
@@ -59,11 +60,7 @@ class PlasticityMonitor(MethodCallback):
         num_batches: Batches to look at, at most an epoch of them.
         units: The hidden units to watch. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
-        srank_delta: δ, the share of the singular values that the effective rank leaves out, in [0, 1).
-        curvature: Also log λ_max: at most 8 products with the Hessian, each of 2 to 3 gradients on 16 samples.
-        loss: Runs the module on a batch, and returns the loss. Default: its `loss_on`, otherwise `training_step`.
-        log_layers: Also log each layer by itself.
-        name: Prefix of the logged keys in the place of `plasticity`.
+        log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -80,25 +77,21 @@ class PlasticityMonitor(MethodCallback):
         num_batches: int = 1,
         units: HiddenUnits | None = None,
         dormancy_threshold: float = 0.025,
-        srank_delta: float = 0.01,
-        curvature: bool = False,
-        loss: Loss | None = None,
-        log_layers: bool = True,
-        name: str | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(name)
+        super().__init__()
+        self.logs = Log() if log is None else log  # Lightning sets `log` of each callback
+        self.name = self.logs.name or type(self).name
         for argument in ("every_n_epochs", "data_every_n_steps", "num_batches"):
             if (value := locals()[argument]) is not None and value < 1:
                 raise ValueError(f"`{argument}` must be at least 1, got {value}")
         if dormancy_threshold < 0:
             raise ValueError(f"`dormancy_threshold` must be at least 0, got {dormancy_threshold}")
-        srank_of(torch.ones(1), srank_delta)  # refuses what is out of range
         self._chosen = where is not None
         self.where = where if where is not None else Weights()
         self.units = units if units is not None else HiddenUnits()
         self.every_n_epochs, self.data_every_n_steps, self.num_batches = every_n_epochs, data_every_n_steps, num_batches
-        self.dormancy_threshold, self.srank_delta = dormancy_threshold, srank_delta
-        self.curvature, self.loss, self.log_layers = curvature, loss, log_layers
+        self.dormancy_threshold = dormancy_threshold
         self._layers: Sequence[UnitLayer] = ()
         self._looks = False
         self._last_look = 0  # steps done then
@@ -118,7 +111,7 @@ class PlasticityMonitor(MethodCallback):
         self._last_look = min(self._last_look, self.timekeeper.step)  # that of another Trainer counts anew
         if self.data_every_n_steps is None:
             return
-        reason = why_not_look(trainer, pl_module, explained=self.loss is not None)
+        reason = why_not_look(trainer, pl_module)
         self._looks = not reason
         if reason:
             rank_zero_info(f"PlasticityMonitor measures weights only: {reason}.")
@@ -129,9 +122,7 @@ class PlasticityMonitor(MethodCallback):
         failure: Exception | None = None
         try:
             with evaluating(pl_module):
-                self._layers = self.units.select(
-                    pl_module, lambda: forward_on_new_data(trainer, pl_module, 1, self.loss)
-                )
+                self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1))
         except Exception as error:  # what watches a training must not end it
             failure = error
         if on_all_ranks(trainer, failure is None):
@@ -174,7 +165,7 @@ class PlasticityMonitor(MethodCallback):
         self._seconds += now - start
         values[f"{self.name}/seconds"] = now - start
         values[f"{self.name}/overhead"] = self._seconds / (now - self._began - self._seconds)
-        if not self.log_layers:
+        if not self.logs.layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
         log_now(trainer, values, at_epoch_end=True)
 
@@ -184,9 +175,9 @@ class PlasticityMonitor(MethodCallback):
         try:
             with evaluating(pl_module):
                 if self._layers:
-                    run = partial(forward_on_new_data, trainer, pl_module, self.num_batches, self.loss)
+                    run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
                     means = mean_activities(self._layers, run)
-                gram = gram_of_last_features(trainer, pl_module, self.num_batches, self.loss)
+                gram = gram_of_last_features(trainer, pl_module, self.num_batches)
         except Exception as error:  # what watches a training must not end it
             failure = error
         if not on_all_ranks(trainer, failure is None):
@@ -198,12 +189,12 @@ class PlasticityMonitor(MethodCallback):
         if gram.isfinite().all():
             singular = singular_values_of_gram(gram)
             values |= {
-                f"{self.name}/srank": float(srank_of(singular, self.srank_delta)),
+                f"{self.name}/srank": float(srank_of(singular)),
                 f"{self.name}/stable_rank": float(stable_rank_of(singular)),
                 f"{self.name}/entropy_rank": float(entropy_rank_of(singular)),
             }
-        if self.curvature:
-            values |= UpcomingBatch(trainer, pl_module, self.loss).measured(f"{self.name}/lambda_max")
+        if self.logs.curvature:
+            values |= UpcomingBatch(trainer, pl_module).measured(f"{self.name}/lambda_max")
         return values
 
     def _dormant(self, means: Tensor) -> dict[str, float]:

@@ -8,8 +8,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
-from lightning_fire.callbacks.probing.batches import Forward, forward_on_new_data
+from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.methods.change import Change
 from lightning_fire.when import Clock, EveryNEpochs, Schedule
 from lightning_fire.where import HiddenUnits
@@ -33,16 +34,12 @@ class ReDo(EventCallback):
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         num_batches: Batches to look at, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise
-            `training_step`; what that logs is dropped.
         seed: Seed of the new draws, the same on every rank.
-        log_layers: Also log each layer by itself.
-        name: Prefix of the logged keys in the place of `redo`.
+        log: What to log. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
-            `forward` is not given.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
     """
 
     name = "redo"
@@ -54,12 +51,10 @@ class ReDo(EventCallback):
         start_chunk: int = 0,
         num_batches: int = 1,
         where: HiddenUnits | None = None,
-        forward: Forward | None = None,
         seed: int = 0,
-        log_layers: bool = True,
-        name: str | None = None,
+        log: Log | None = None,
     ):
-        super().__init__(EveryNEpochs(1) if when is None else when, name, log_layers)
+        super().__init__(EveryNEpochs(1) if when is None else when, log)
         if threshold < 0:
             raise ValueError(f"`threshold` must be at least 0, got {threshold}")
         if start_chunk < 0:
@@ -68,7 +63,7 @@ class ReDo(EventCallback):
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
         self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
         self.where = where if where is not None else HiddenUnits()
-        self.forward, self.seed = forward, seed
+        self.seed = seed
         self._method: methods.ReDo | None = None
 
     def show_selection(self, pl_module: LightningModule) -> str:
@@ -76,7 +71,7 @@ class ReDo(EventCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        run = partial(forward_on_new_data, trainer, pl_module, 1, self.forward)
+        run = partial(forward_on_new_data, trainer, pl_module, 1)
         self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed)
         tell_units(self, self._method.layers)
 
@@ -85,7 +80,7 @@ class ReDo(EventCallback):
             super().at(trainer, pl_module, clock)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        run = partial(forward_on_new_data, trainer, pl_module, self.num_batches, self.forward)
+        run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
         return self._method.plan(run, trainer.optimizers, self.num_events)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,7 +6,6 @@ from lightning.pytorch import LightningModule
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.units import UnitCallback
-from lightning_fire.callbacks.probing.batches import Forward
 from lightning_fire.methods.self_normalized_reset import check
 from lightning_fire.where import HiddenUnits
 
@@ -31,14 +30,11 @@ class SelfNormalizedReset(UnitCallback):
         expansion: Factor by which a threshold grows if more than the share τ of the silences is longer.
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        forward: Runs the module on a batch, to find its units. Default: its `loss_on`, otherwise `training_step`.
         seed: Seed of the new draws, the same on every rank.
-        name: Prefix of the logged keys in the place of `snr`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`, and
-            `forward` is not given.
+        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
     """
 
     name = "snr"
@@ -51,11 +47,9 @@ class SelfNormalizedReset(UnitCallback):
         expansion: float = 2.0,
         start_chunk: int = 0,
         where: HiddenUnits | None = None,
-        forward: Forward | None = None,
         seed: int = 0,
-        name: str | None = None,
     ):
-        super().__init__(where, start_chunk, forward, seed, name)
+        super().__init__(where, start_chunk, seed)
         check(rejection, refresh_every, max_silence, expansion)
         self.rejection, self.refresh_every = rejection, refresh_every
         self.max_silence, self.expansion = max_silence, expansion

@@ -19,7 +19,7 @@ class UseMuon(EventCallback):
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        name: Prefix of the logged keys in the place of `use_muon`.
+        log: What to log; of it, `name`. Default: `Log()`.
 
     Raises:
         MisconfigurationException: When training starts, if no optimizer is a `Muon`.

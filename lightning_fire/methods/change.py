@@ -1,9 +1,11 @@
 """A change of a model: every new value is computed before the first is written."""
 
+import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ParamSpec
 
 import torch
 from torch import Tensor, distributed, nn
@@ -13,6 +15,8 @@ from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.report import Report, difference, no_difference, report_of
 from lightning_fire.where import Weights, WeightView
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,20 @@ class Change:
         return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
 
 
+def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
+    """Return the function that makes the change which another one computes.
+
+    Args:
+        plan: From a model and options to a change.
+    """
+
+    @functools.wraps(plan)
+    def applied(*args: P.args, **options: P.kwargs) -> Report:
+        return plan(*args, **options).apply()
+
+    return applied
+
+
 def to_the_end(change: Callable[[], None]) -> None:
     """Make a change; if it is interrupted, make it again from the start, then re-raise.
 
@@ -80,6 +98,7 @@ def change_weights(
     optimizers: Optimizers,
     optimizer_state: OptimizerPolicy,
     share_work: bool = False,
+    measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
 ) -> Change:
     """Compute a new weight for each selected one.
@@ -91,6 +110,7 @@ def change_weights(
         optimizer_state: See `follow_policy`.
         share_work: Whether each rank computes some of the weights and sends them to the others. All ranks must have the
             same weights and call this.
+        measure: Whether to fill the report.
         others: New values of further tensors.
 
     Raises:
@@ -114,7 +134,7 @@ def change_weights(
             rows.append(no_difference(device))
             continue
         new = new_weight(view, old)
-        rows.append(difference(old, new, view.groups))
+        rows.append(difference(old, new, view.groups) if measure else no_difference(device))
         if is_sharded(view.parameter):
             kept[copy] = new
         else:
@@ -122,8 +142,9 @@ def change_weights(
     if ranks > 1:
         _exchange(copies, owners, own, kept)
         rows = list(sum_over_ranks(torch.stack(rows))) if rows else rows  # zeros from all but the owner
-    report = report_of([view.name for view in weights], rows, time.perf_counter() - start)
-    return _change({**values, **(others or {})}, weights, report, optimizers, optimizer_state)
+    measured = weights if measure else ()
+    report = report_of([view.name for view in measured], rows, time.perf_counter() - start)
+    return _change({**values, **(others or {})}, measured, report, optimizers, optimizer_state)
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ def dash_(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
+    measure: bool = True,
 ) -> Report:
     """Shrink weights of a model that do not point to where new data moves them, in place.
 
@@ -43,6 +44,7 @@ def dash_(
             convolution weight.
         optimizers: The optimizers that train the model, one or several.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is changed, `"all"` everything.
+        measure: Whether to fill the report, which costs some matrix products.
 
     Returns:
         What happened to the weights, see `fire_`, and `batches`, the number of losses.
@@ -65,7 +67,16 @@ def dash_(
             yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
 
     try:
-        change = plan_dash(model, gradients, alpha, minimum, where, optimizers, optimizer_state)
+        change = plan_dash(
+            model,
+            gradients,
+            alpha,
+            minimum,
+            where,
+            optimizers=optimizers,
+            optimizer_state=optimizer_state,
+            measure=measure,
+        )
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -78,8 +89,10 @@ def plan_dash(
     alpha: float,
     minimum: float,
     where: Weights | None,
+    *,
     optimizers: Optimizers,
     optimizer_state: OptimizerPolicy,
+    measure: bool,
 ) -> Change:
     """Compute what `dash_` does, with the same arguments but `gradients`, and change nothing yet.
 
@@ -108,7 +121,7 @@ def plan_dash(
         return dash(weight, replace(view, parameter=directions[view.parameter]).read(), minimum)
 
     others = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
-    change = change_weights(weights, new_weight, optimizers, optimizer_state, others=others)
+    change = change_weights(weights, new_weight, optimizers, optimizer_state, False, measure, others)
     report = replace(change.report, values={**change.report.values, "batches": float(batches)})
     return replace(change, report=report)
 

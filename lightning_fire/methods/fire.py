@@ -7,13 +7,12 @@ from torch import Tensor, nn
 from lightning_fire.distributed import warn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
-from lightning_fire.methods.change import Change, change_weights
+from lightning_fire.methods.change import Change, change_weights, in_place
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
-from lightning_fire.methods.report import Report
 from lightning_fire.where import Weights, WeightView
 
 
-def fire_(
+def plan_fire(
     model: nn.Module,
     where: Weights | None = None,
     steps: int | Literal["exact"] = 10,
@@ -23,7 +22,8 @@ def fire_(
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
     share_work: bool = False,
-) -> Report:
+    measure: bool = True,
+) -> Change:
     """Replace selected weights of a model by the nearest orthogonal ones, in place.
 
     Args:
@@ -37,6 +37,7 @@ def fire_(
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of new weights, `"all"` everything.
         share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
             All ranks must call this and have the same weights. Without it they compute the same values on their own.
+        measure: Whether to fill the report, which costs some matrix products.
 
     Returns:
         Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
@@ -53,26 +54,15 @@ def fire_(
         >>> report["dfi_normalized_after"] < report["dfi_normalized_before"]
         True
     """
-    return plan_fire(model, where, steps, coefficients, scale, optimizers, optimizer_state, share_work).apply()
-
-
-def plan_fire(
-    model: nn.Module,
-    where: Weights | None,
-    steps: int | Literal["exact"],
-    coefficients: Coefficients,
-    scale: Scale,
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-    share_work: bool,
-) -> Change:
-    """Compute what `fire_` does, with the same arguments, and change nothing yet."""
 
     def new_weight(view: WeightView, weight: Tensor) -> Tensor:
         return fire(weight, steps, coefficients, scale, view.groups)
 
     weights = (Weights() if where is None else where).select(model)
-    change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work)
+    change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work, measure)
     if zeros := change.report.zeros:
         warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
     return change
+
+
+fire_ = in_place(plan_fire)

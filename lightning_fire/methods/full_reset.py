@@ -4,21 +4,21 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from lightning_fire.methods.change import Change, change_values, measurable
+from lightning_fire.methods.change import Change, change_values, in_place, measurable
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
-from lightning_fire.methods.report import Report
 from lightning_fire.where import Parameters
 
 
-def full_reset_(
+def plan_full_reset(
     model: nn.Module,
     target: Mapping[str, Tensor],
     where: Parameters | None = None,
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-) -> Report:
+    measure: bool = True,
+) -> Change:
     """Reset parameters and buffers of a model to given values, in place.
 
     Args:
@@ -28,6 +28,7 @@ def full_reset_(
         where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
         optimizers: The optimizers that train the model, one or several.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is reset, `"all"` everything.
+        measure: Whether to fill the report, which costs some matrix products.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.
@@ -45,18 +46,11 @@ def full_reset_(
         >>> bool((model.weight == initial["weight"]).all())
         True
     """
-    return plan_full_reset(model, target, where, optimizers, optimizer_state).apply()
-
-
-def plan_full_reset(
-    model: nn.Module,
-    target: Mapping[str, Tensor],
-    where: Parameters | None,
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-) -> Change:
-    """Compute what `full_reset_` does, with the same arguments, and change nothing yet."""
     tensors = tensors_of(model)
     chosen = set(tensors.values() if where is None else where.select(model).values())
     pairs = [(tensor, target[name]) for name, tensor in tensors.items() if tensor in chosen]
-    return change_values(pairs, measurable(model, chosen), optimizers, optimizer_state)
+    weights = measurable(model, chosen) if measure else ()
+    return change_values(pairs, weights, optimizers, optimizer_state)
+
+
+full_reset_ = in_place(plan_full_reset)

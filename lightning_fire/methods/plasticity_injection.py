@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from lightning_fire.methods.change import Change, require_finite
+from lightning_fire.methods.change import Change, in_place, require_finite
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.report import Report
 
 
-def inject_plasticity_(
+def plan_injection(
     model: nn.Module,
     heads: Sequence[str],
     seed: int = 0,
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-) -> Report:
+) -> Change:
     """Freeze heads of a model and add new ones, in place, without a change of the output: see `InjectedHead`.
 
     Args:
@@ -46,13 +46,6 @@ def inject_plasticity_(
         >>> torch.allclose(model(x), before, atol=1e-6), report["frozen_parameters"]
         (True, 18.0)
     """
-    return plan_injection(model, heads, seed, optimizers, optimizer_state).apply()
-
-
-def plan_injection(
-    model: nn.Module, heads: Sequence[str], seed: int, optimizers: Optimizers, optimizer_state: OptimizerPolicy
-) -> Change:
-    """Compute what `inject_plasticity_` does, with the same arguments; the heads are wrapped, no value is changed."""
     wrappers = wrap_heads(model, heads)
     for head, wrapper in zip(heads, wrappers, strict=True):
         require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
@@ -66,6 +59,9 @@ def plan_injection(
 
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     return Change(Report({"frozen_parameters": float(held)}), then=change)
+
+
+inject_plasticity_ = in_place(plan_injection)
 
 
 class InjectedHead(nn.Module):

@@ -6,13 +6,12 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.methods.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.change import Change, change_values, in_place, measurable, require_finite
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
-from lightning_fire.methods.report import Report
 from lightning_fire.where import Parameters
 
 
-def shrink_and_perturb_(
+def plan_shrink_and_perturb(
     model: nn.Module,
     target: Mapping[str, Tensor],
     strength: float = 0.8,
@@ -22,7 +21,7 @@ def shrink_and_perturb_(
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
     measure: bool = True,
-) -> Report:
+) -> Change:
     """Move parameters of a model towards given values, in place: θ ← (1 − λ)·θ + λ·θ₀. Buffers stay.
 
     Args:
@@ -51,21 +50,6 @@ def shrink_and_perturb_(
         >>> sorted(report.values)
         ['dfi_normalized_after', 'dfi_normalized_before', 'seconds', 'sfe', 'sfe_normalized']
     """
-    change = plan_shrink_and_perturb(model, target, strength, perturb, where, optimizers, optimizer_state, measure)
-    return change.apply()
-
-
-def plan_shrink_and_perturb(
-    model: nn.Module,
-    target: Mapping[str, Tensor],
-    strength: float,
-    perturb: float | None,
-    where: Parameters | None,
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-    measure: bool,
-) -> Change:
-    """Compute what `shrink_and_perturb_` does, with the same arguments, and change nothing yet."""
     selected = (Parameters() if where is None else where).select(model)
     require_finite(selected)
     chosen = set(selected.values())
@@ -76,3 +60,6 @@ def plan_shrink_and_perturb(
                 yield parameter, shrink_and_perturb(gathered(parameter), target[name], strength, perturb)
 
     return change_values(moved(), measurable(model, chosen) if measure else (), optimizers, optimizer_state)
+
+
+shrink_and_perturb_ = in_place(plan_shrink_and_perturb)

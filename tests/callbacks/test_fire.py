@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tolerances import assert_near
 from torch import nn
 
-from lightning_fire import AtEpochs, AtNewData, FIRECallback, Weights
+from lightning_fire import AtEpochs, AtNewData, FIRECallback, Log, Weights
 from lightning_fire.functional import dfi, dfi_normalized
 
 Snapshots = snapshots_of(FIRECallback)
@@ -86,7 +86,7 @@ def test_logged_values_equal_the_formulas(tmp_path):
 
 
 def test_layers_need_not_be_logged(tmp_path):
-    fitted(FIRECallback(log_layers=False), folder=tmp_path)
+    fitted(FIRECallback(log=Log(layers=False)), folder=tmp_path)
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
     assert "fire/sfe" in tags
     assert not any(tag.startswith("fire.layers") for tag in tags)
@@ -112,7 +112,7 @@ def test_other_callbacks_can_watch_the_measures_from_the_first_event_on():
 
 def test_two_with_names_and_selections_of_their_own(tmp_path):
     first = FIRECallback(where=Weights(include=[r"net\.0"]))
-    second = FIRECallback(where=Weights(include=[r"net\.5"]), scale="procrustes", name="fire_head")
+    second = FIRECallback(where=Weights(include=[r"net\.5"]), scale="procrustes", log=Log(name="fire_head"))
     fitted(first, second, folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in log.Scalars("fire_head/event")] == [4, 12]
@@ -169,7 +169,7 @@ def test_compiled_layers_see_the_new_weights_and_are_not_compiled_anew():
     for when in (AtEpochs([5]), AtEpochs([1, 3, 5])):
         torch.compiler.reset()
         compiled.clear()
-        options = {"curvature": False, "optimizer": "all"}
+        options = {"log": Log(curvature=False), "optimizer": "all"}
         torch.manual_seed(0)
         module = fitted(FIRECallback(when, **options), module=Compiled(), data=PlainData())
         by_steps.append(len(compiled))
@@ -261,7 +261,7 @@ def test_tensorboard_shows_the_singular_values_of_each_layer_before_and_after(tm
 
 
 def test_without_layers_there_are_no_histograms(tmp_path):
-    fitted(FIRECallback(log_layers=False), folder=tmp_path)
+    fitted(FIRECallback(log=Log(layers=False)), folder=tmp_path)
     log = EventAccumulator(str(tmp_path))
     log.Reload()
     assert not log.Tags()["histograms"]
@@ -286,7 +286,7 @@ def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog
 
 def test_what_is_seen_first_of_an_event_is_free_of_the_scale(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
-        fitted(FIRECallback(curvature=False), folder=tmp_path, max_epochs=3)
+        fitted(FIRECallback(log=Log(curvature=False)), folder=tmp_path, max_epochs=3)
     (line,) = (text for text in caplog.messages if "acted at" in text)
     shown = [part.split()[0] for part in line.partition("(")[2].split(", ")]
     assert shown == ["dfi_normalized_before", "dfi_normalized_after", "sfe_normalized", "seconds"]

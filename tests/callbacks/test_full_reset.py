@@ -36,7 +36,7 @@ def test_parameters_and_buffers_return_to_their_initial_values():
 def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():
     draws = []
     for _ in range(2):
-        callback = Snapshots(AtEpochs([1]), target="fresh", seed=3)
+        callback = Snapshots(AtEpochs([1]), fresh_seed=3)
         fitted(callback, max_epochs=2)
         draws.append(callback.seen[-1][1])
     assert all(torch.equal(draws[0][name], draws[1][name]) for name in draws[0])
@@ -136,7 +136,7 @@ def test_a_module_with_other_layers_is_not_the_same_training():
 
 @pytest.mark.filterwarnings("ignore:.*does not know the data of the epochs before")
 def test_a_checkpoint_of_a_run_with_fresh_targets_knows_no_initial_values(tmp_path):
-    fresh = Snapshots(target="fresh")
+    fresh = Snapshots(fresh_seed=0)
     fitted(fresh, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
     callback = Snapshots()
     assert callback.state_key == fresh.state_key
@@ -172,9 +172,9 @@ def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
 def test_an_event_that_changes_nothing_is_warned_of(method):
     """As in a process that goes on from loaded weights: these are its initial values."""
     when = AtNewData(skip_first=False)
-    with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use target='fresh'"):
+    with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use fresh_seed=0"):
         fitted(method(when), data=PlainData(), max_epochs=1)
-    fitted(method(when, target="fresh"), data=PlainData(), max_epochs=1)  # warnings are errors
+    fitted(method(when, fresh_seed=0), data=PlainData(), max_epochs=1)  # warnings are errors
 
 
 def test_parameters_that_no_layer_can_redraw_are_named():
@@ -183,16 +183,13 @@ def test_parameters_that_no_layer_can_redraw_are_named():
             super().__init__()
             self.token = nn.Parameter(torch.zeros(3))
 
-    with pytest.raises(ValueError, match=r"`target` is 'fresh', but Token has parameters and no reset_parameters"):
-        fitted(FullReset(target="fresh"), module=Token())
+    with pytest.raises(ValueError, match=r"`fresh_seed` is given, but Token has parameters and no reset_parameters"):
+        fitted(FullReset(fresh_seed=0), module=Token())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"), [({"target": "old"}, "`target` must be"), ({"optimizer": "x"}, "`optimizer` must be")]
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        FullReset(**options)
+def test_arguments_out_of_range():
+    with pytest.raises(ValueError, match="`optimizer` must be"):
+        FullReset(optimizer="x")
 
 
 def test_optimizer_reset_forgets_the_moments_and_touches_no_weight():

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_fire import FIRECallback, HiddenUnits, PlasticityMonitor, Weights, WhenMetric
+from lightning_fire import FIRECallback, HiddenUnits, Log, PlasticityMonitor, Weights, WhenMetric
 from lightning_fire.functional import entropy_rank, loss_curvature, srank, stable_rank
 
 STEPS = [2, 4, 8, 12, 18, 24]  # done at the end of each epoch
@@ -70,7 +70,7 @@ def run(folder, seed=0, **options):
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_measures_of_the_network_are_those_of_their_definitions(tmp_path, number):
-    keep = run(tmp_path, data_every_n_steps=1, num_batches=number, curvature=True, srank_delta=0.1)
+    keep = run(tmp_path, data_every_n_steps=1, num_batches=number, log=Log(curvature=True))
     logged = {key: scalars(tmp_path, f"plasticity/{key}") for key in OF_DATA}
     for epoch, state in enumerate(keep.states):
         net, seen = network(state), batches(epoch, number)
@@ -80,7 +80,7 @@ def test_measures_of_the_network_are_those_of_their_definitions(tmp_path, number
         dormant = reference.dormant(features, 0.025)
         assert set(range(4)) <= set(dormant)
         assert logged["dormant_fraction"][step] == pytest.approx(len(dormant) / 16)
-        assert logged["srank"][step] == srank(features, 0.1).item()
+        assert logged["srank"][step] == srank(features).item()
         assert logged["stable_rank"][step] == pytest.approx(stable_rank(features).item(), rel=1e-4)
         assert logged["entropy_rank"][step] == pytest.approx(entropy_rank(features).item(), rel=1e-4)
         loss = nn.functional.cross_entropy(net(seen[0][0]), seen[0][1])
@@ -113,7 +113,7 @@ def test_it_tells_its_own_cost(tmp_path):
 
 def test_training_is_the_same_to_the_bit_with_and_without():
     results = []
-    for callbacks in ([PlasticityMonitor(data_every_n_steps=1, num_batches=2, curvature=True)], []):
+    for callbacks in ([PlasticityMonitor(data_every_n_steps=1, num_batches=2, log=Log(curvature=True))], []):
         torch.manual_seed(0)
         results.append(fitted(*callbacks, module=Wide()))
     assert_same_weights(*results)
@@ -183,8 +183,6 @@ def test_errors():
             PlasticityMonitor(**{argument: 0})
     with pytest.raises(ValueError, match="`dormancy_threshold` must be at least 0, got -1"):
         PlasticityMonitor(dormancy_threshold=-1)
-    with pytest.raises(ValueError, match="`delta` must be at least 0 and below 1, got 1"):
-        PlasticityMonitor(srank_delta=1.0)
 
 
 def test_a_later_trainer_is_looked_at_as_well(tmp_path):
@@ -195,7 +193,7 @@ def test_a_later_trainer_is_looked_at_as_well(tmp_path):
 
 
 def test_two_monitors_side_by_side(tmp_path):
-    rare = PlasticityMonitor(name="rare", data_every_n_steps=24)
+    rare = PlasticityMonitor(log=Log(name="rare"), data_every_n_steps=24)
     fitted(PlasticityMonitor(data_every_n_steps=1), rare, module=Wide(), folder=tmp_path)
     assert len(scalars(tmp_path, "plasticity/srank")) == 6
     assert list(scalars(tmp_path, "rare/srank")) == [23]
@@ -240,4 +238,4 @@ def test_a_misspelt_layer_is_an_error():
 
 def test_a_name_with_a_slash_is_an_error():
     with pytest.raises(ValueError, match=r"`name` must not have a slash, .* got 'a/b'"):
-        PlasticityMonitor(name="a/b")
+        PlasticityMonitor(log=Log(name="a/b"))

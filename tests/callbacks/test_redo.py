@@ -213,11 +213,16 @@ def test_manual_optimization_says_how_the_module_runs():
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
 
-    asked = r"say how the module runs on a batch, by a method loss_on\(batch\) of the module or forward=lambda module,"
+    asked = r"say how the module runs on a batch, by a method loss_on\(batch\) of the module"
     with pytest.raises(MisconfigurationException, match=asked):
         fitted(ReDo(), module=Manual())
-    callback = ReDo(threshold=0.8, forward=lambda module, batch: module.net(batch[0]))
-    fitted(callback, module=Manual())
+
+    class WithLoss(Manual):
+        def loss_on(self, batch):
+            return PlainModule.training_step(self, batch, 0)
+
+    callback = ReDo(threshold=0.8)
+    fitted(callback, module=WithLoss())
     assert callback.num_events == 5
 
 

@@ -8,7 +8,7 @@ from small_training import PlainModule, assert_same_weights, fitted, initial_sta
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 
-from lightning_fire import EveryNSteps, Parameters, ShrinkAndPerturb
+from lightning_fire import EveryNSteps, Log, Parameters, ShrinkAndPerturb
 
 Snapshots = snapshots_of(ShrinkAndPerturb)
 PARAMETERS = {name for name, _ in PlainModule().named_parameters()}
@@ -42,7 +42,7 @@ def test_only_the_selected_parameters_move_and_only_their_optimizer_state_is_dro
 def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
     runs = []
     for _ in range(2):
-        callback = Snapshots(strength=1.0, target="fresh", seed=3)
+        callback = Snapshots(strength=1.0, fresh_seed=3)
         fitted(callback)
         runs.append([after["net.0.weight"] for _, after, _ in callback.seen])
     assert torch.equal(runs[0][0], runs[1][0])
@@ -55,12 +55,12 @@ def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
 def test_a_fresh_target_does_not_change_the_batches_that_follow():
     """The global random state is left alone: with strength 0 nothing happens at all."""
     with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: they were already"):
-        module = fitted(ShrinkAndPerturb(strength=0.0, target="fresh", optimizer="keep"))
+        module = fitted(ShrinkAndPerturb(strength=0.0, fresh_seed=0, optimizer="keep"))
     assert_same_weights(module, fitted())
 
 
 def test_at_every_step_without_measures(tmp_path):
-    callback = ShrinkAndPerturb(EveryNSteps(1), strength=1e-3, optimizer="keep", log_measures=False)
+    callback = ShrinkAndPerturb(EveryNSteps(1), strength=1e-3, optimizer="keep", log=Log(weights=False))
     fitted(callback, folder=tmp_path)
     assert callback.num_events == 23  # between 24 steps
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
@@ -77,12 +77,12 @@ def test_it_logs_what_it_did(tmp_path):
     assert [event.step for event in log.Scalars("shrink_and_perturb/event")] == [4, 12]
 
 
-@pytest.mark.parametrize("target", ["initial", "fresh"])
+@pytest.mark.parametrize("fresh_seed", [None, 0], ids=["initial", "fresh"])
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, target):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, fresh_seed):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(ShrinkAndPerturb(target=target), save)
-    resumed = fitted(ShrinkAndPerturb(target=target), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(ShrinkAndPerturb(fresh_seed=fresh_seed), save)
+    resumed = fitted(ShrinkAndPerturb(fresh_seed=fresh_seed), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same_weights(resumed, whole)
 
 
@@ -91,7 +91,6 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch,
     [
         ({"strength": 2}, "`strength` must be in"),
         ({"perturb": -1}, "`perturb` must be at least 0"),
-        ({"target": "old"}, "`target` must be 'initial' or 'fresh'"),
         ({"optimizer": "x"}, "`optimizer` must be"),
     ],
 )

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import PlainData, PlainModule, trainer
 from token_files import write_tokens
 
-from lightning_fire import FIRECallback, OptimizerReset
+from lightning_fire import FIRECallback, Log, OptimizerReset
 from lightning_fire.cli import main
 from lightning_fire.compare import phase_report
 from lightning_fire.compare.phase_history import PhaseHistory, read_phase_history
@@ -103,7 +103,7 @@ def as_one_would_by_hand(folder, numbers):
     model = LanguageModel(GPT(16, 8, 1, 2, 16), learning_rate=0.01, min_learning_rate=0.001, warmup=[3, 0.25])
     texts = {name: str(folder / "texts" / name) for name in ("a", "b")}
     data = TextDataModule(texts, [{"a": 1}, {"b": 3, "a": 1}], [1, 2], 5, batch_size=4, block_size=8, seed=0)
-    fit = trainer(OptimizerReset(), FIRECallback(steps=5, curvature=False), max_epochs=3)
+    fit = trainer(OptimizerReset(), FIRECallback(steps=5, log=Log(curvature=False)), max_epochs=3)
     fit.callbacks[1].where.preset = "gpt"
     fit.fit(model, datamodule=data, ckpt_path=folder / "out" / "first_phase" / "seed0" / "epoch=1.ckpt")
     assert fit.global_step == 15 and fit.callbacks[1].num_events == 1

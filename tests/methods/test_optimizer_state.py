@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from lightning_fire import FIRECallback, HiddenUnits, OptimizerReset
+from lightning_fire import FIRECallback, HiddenUnits, Log, OptimizerReset
 from lightning_fire.methods.optimizer_state import follow_policy
 from lightning_fire.methods.unit_reset import reset_units
 
@@ -83,7 +83,7 @@ def test_an_event_in_a_training_with_fused_sgd():
         def configure_optimizers(self):
             return SGD(self.parameters(), 0.01, momentum=0.9)
 
-    one, other = (fitted(FIRECallback(curvature=False), module=seeded(kind)) for kind in (Fused, Unfused))
+    one, other = (fitted(FIRECallback(log=Log(curvature=False)), module=seeded(kind)) for kind in (Fused, Unfused))
     for name, value in one.state_dict().items():
         torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-4, atol=1e-5)
 

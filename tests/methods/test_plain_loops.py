@@ -41,7 +41,7 @@ class Data(pl.LightningDataModule):
 CALLBACKS = {
     "fire": lambda: lf.FIRECallback(where=lf.Weights(preset="cnn")),
     "shrink_and_perturb": lambda: lf.ShrinkAndPerturb(),
-    "shrink_and_perturb_fresh": lambda: lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, target="fresh", seed=3),
+    "shrink_and_perturb_fresh": lambda: lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, fresh_seed=3),
     "full_reset": lambda: lf.FullReset(),
     "reset_of_the_head": lambda: lf.FullReset(where=lf.Parameters(include=[r"net\.5"])),
     "optimizer_reset": lambda: lf.OptimizerReset(),

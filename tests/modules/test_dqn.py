@@ -6,7 +6,7 @@ from environments import Corridor, Slope
 from replay_training import quiet_trainer, small_data, small_dqn, transitions
 from torchvision.ops import MLP
 
-from lightning_fire import AtFraction, FIRECallback, FullReset, Parameters, PlasticityInjection, ShrinkAndPerturb
+from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, PlasticityInjection, ShrinkAndPerturb
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Gymnasium
 from lightning_fire.modules import DQN
@@ -65,10 +65,10 @@ def test_the_target_network_is_the_trained_one_of_every_seventh_update(tmp_path)
 
 AT_HALF = AtFraction(0.5)
 EVENTS = {
-    "fire": FIRECallback(AT_HALF, curvature=False),
-    "full_reset": FullReset(AT_HALF, curvature=False),
-    "linear_reset": FullReset(AT_HALF, curvature=False, where=Parameters(include=["^net.0"])),
-    "shrink_and_perturb": ShrinkAndPerturb(AT_HALF, curvature=False),
+    "fire": FIRECallback(AT_HALF, log=Log(curvature=False)),
+    "full_reset": FullReset(AT_HALF, log=Log(curvature=False)),
+    "linear_reset": FullReset(AT_HALF, log=Log(curvature=False), where=Parameters(include=["^net.0"])),
+    "shrink_and_perturb": ShrinkAndPerturb(AT_HALF, log=Log(curvature=False)),
 }
 
 

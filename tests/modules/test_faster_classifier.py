@@ -10,7 +10,7 @@ from small_training import state_of, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_fire import FIRECallback
+from lightning_fire import FIRECallback, Log
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import ResNet
@@ -106,6 +106,6 @@ def test_generated_code_trains_the_same_network():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
         module = Classifier(net, 4, compile=compile)
-        trainer(Event(curvature=False), max_epochs=4, limit_val_batches=0).fit(module, datamodule=data())
+        trainer(Event(log=Log(curvature=False)), max_epochs=4, limit_val_batches=0).fit(module, datamodule=data())
         results.append(module)
     assert_close(*results)

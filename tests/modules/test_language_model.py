@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torchmetrics.text import Perplexity
 
-from lightning_fire import FIRECallback, FullReset, OptimizerReset
+from lightning_fire import FIRECallback, FullReset, Log, OptimizerReset
 from lightning_fire.data import TextDataModule
 from lightning_fire.data.token_source import Tokens, TokenSource
 from lightning_fire.modules import LanguageModel
@@ -204,7 +204,7 @@ def test_a_device_of_unknown_speed_has_no_mfu(tmp_path):
 @pytest.mark.parametrize("where", ["phase 1", "event", "phase 2"])
 def test_a_resumed_run_is_the_whole_one(tmp_path, where):
     def methods():
-        return [OptimizerReset(), FIRECallback(steps=5, curvature=False)]
+        return [OptimizerReset(), FIRECallback(steps=5, log=Log(curvature=False))]
 
     step = {"phase 1": 8, "event": 12, "phase 2": 15}[where]
     save = ModelCheckpoint(tmp_path, "c", every_n_train_steps=step, save_top_k=1, save_on_train_epoch_end=False)
@@ -218,7 +218,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path, where):
 
 
 def test_full_reset_gives_back_the_loss_of_the_beginning(tmp_path):
-    _, logged = run(tmp_path, FullReset(curvature=False))
+    _, logged = run(tmp_path, FullReset(log=Log(curvature=False)))
     assert logged["val/loss_at_new_data"][0][1] == pytest.approx(np.log(16), abs=0.05)
     assert logged["val/loss"][1][1] < 2.6
 

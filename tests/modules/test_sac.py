@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torchvision.ops import MLP
 
-from lightning_fire import AtFraction, FIRECallback, FullReset, Parameters, PlasticityInjection, Weights
+from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, PlasticityInjection, Weights
 from lightning_fire.modules import SAC
 from lightning_fire.modules.running_norm import RunningNorm
 from lightning_fire.modules.sac import _floats
@@ -114,8 +114,8 @@ def test_observations_of_training_alone_count(tmp_path):
 
 
 AFTER = {
-    "fire": lambda: FIRECallback(AtFraction(0.5), Weights("sac"), curvature=False, optimizer="all"),
-    "full_reset": lambda: FullReset(AtFraction(0.5), curvature=False, where=Parameters()),
+    "fire": lambda: FIRECallback(AtFraction(0.5), Weights("sac"), log=Log(curvature=False), optimizer="all"),
+    "full_reset": lambda: FullReset(AtFraction(0.5), log=Log(curvature=False), where=Parameters()),
 }
 
 

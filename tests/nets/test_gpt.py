@@ -219,7 +219,7 @@ def test_initial_values():
 
 
 def test_fresh_values_are_initial_values():
-    """What `FullReset(target="fresh")` and shrink-and-perturb take; of the tied weight the draw of the head stays."""
+    """What `FullReset(fresh_seed=0)` and shrink-and-perturb take; of the tied weight the draw of the head stays."""
     net = GPT(**WIDE)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -510,7 +510,7 @@ def test_fire_orthogonalises_each_matrix_and_nothing_else(steps):
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
 def test_methods_that_draw_anew_reach_the_draw(method):
-    callback = snapshots_of(method)(target="fresh", seed=3)
+    callback = snapshots_of(method)(fresh_seed=3)
     module = fitted(callback, module=LanguageModel(), data=Texts())
     assert len(callback.seen) == 2
     share = 0.8 if method is ShrinkAndPerturb else 1.0

@@ -115,7 +115,7 @@ def test_state_dict_round_trip(build):
 
 
 def test_redrawing_every_layer_is_building_the_net_anew(build):
-    """What `FullReset(target="fresh")` and shrink-and-perturb rely on."""
+    """What `FullReset(fresh_seed=0)` and shrink-and-perturb rely on."""
     net = build()
     with torch.no_grad():
         for parameter in net.parameters():

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from small_training import PlainModule, dataset, trainer
 
-from lightning_fire import ContinualBackprop, EveryNSteps, FIRECallback, OptimizerReset, ShrinkAndPerturb
+from lightning_fire import ContinualBackprop, EveryNSteps, FIRECallback, Log, OptimizerReset, ShrinkAndPerturb
 from lightning_fire.data import ChunkedDataModule, Continual
 
 
@@ -22,7 +22,7 @@ def train(folder: Path, life: int) -> None:
     """Train in `folder`, from its last checkpoint on if it has one; leave the weights there."""
     methods = [
         FIRECallback(),
-        ShrinkAndPerturb(when=EveryNSteps(7), strength=0.1, curvature=False),
+        ShrinkAndPerturb(when=EveryNSteps(7), strength=0.1, log=Log(curvature=False)),
         OptimizerReset(),
         ContinualBackprop(replacement_rate=0.3, maturity=2),
     ]

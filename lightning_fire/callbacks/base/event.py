@@ -7,12 +7,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
 from lightning_fire.callbacks.base.observers import LambdaMax, Observer, SingularValues
 from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of, horizon_of
-from lightning_fire.callbacks.probing.batches import Loss
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
@@ -31,17 +31,11 @@ class EventCallback(MethodCallback):
 
     Attributes:
         replaces_weights: Whether an event changes the output of the network.
+        logs_curvature: Whether λ_max is logged by default.
 
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
-        name: Prefix of the logged keys, to distinguish two callbacks of one class. Default: that of the class.
-        log_layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and
-            after.
-        curvature: Log `{name}/lambda_max_before` and `…_after`, the largest eigenvalue of the Hessian of the loss on
-            the first 16 samples of the upcoming data, their residuals, and `…_seconds`, the time of both: at most 16
-            products with the Hessian, each of 2 to 3 gradients on 16 samples.
-        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
-            has one, otherwise what `training_step` returns; what that logs is dropped.
+        log: What to log. Default: `Log()`.
 
     Raises:
         TypeError: If `when` is not a schedule.
@@ -49,19 +43,16 @@ class EventCallback(MethodCallback):
 
     name = "event"
     replaces_weights = True
+    logs_curvature = False
 
-    def __init__(
-        self,
-        when: Schedule | Sequence[Schedule] | None = None,
-        name: str | None = None,
-        log_layers: bool = True,
-        curvature: bool = False,
-        loss: Loss | None = None,
-    ):
-        super().__init__(name)
+    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None):
+        super().__init__()
+        self.logs = Log() if log is None else log  # Lightning sets `log` of each callback
+        self.name = self.logs.name or type(self).name
+        default = self.logs_curvature and self.logs.weights
+        self.curvature = default if self.logs.curvature is None else self.logs.curvature
         self.when = _one_schedule(when)
         self.timekeeper = Timekeeper(watched_by(self.when))
-        self.log_layers, self.curvature, self.loss = log_layers, curvature, loss
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
@@ -89,8 +80,8 @@ class EventCallback(MethodCallback):
         """
         reshard(pl_module)
         change = self.plan(trainer, pl_module)
-        observers: list[Observer] = [SingularValues(trainer, self.name)] if self.log_layers else []
-        observers += [LambdaMax(trainer, pl_module, self.name, self.loss)] if self.curvature else []
+        observers: list[Observer] = [SingularValues(trainer, self.name)] if self.logs.layers else []
+        observers += [LambdaMax(trainer, pl_module, self.name)] if self.curvature else []
         for observer in observers:
             observer.before(change)
 
@@ -101,7 +92,7 @@ class EventCallback(MethodCallback):
                 sync()
 
         to_the_end(carry_out)
-        values = change.report.keyed(self.name, self.log_layers)
+        values = change.report.keyed(self.name, self.logs.layers)
         for observer in observers:
             values |= observer.after()
         return values

@@ -24,20 +24,12 @@ class MethodCallback(Callback):
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
 
-    Args:
-        name: Prefix of the logged keys, to distinguish two callbacks of one class. Default: that of the class.
-
-    Raises:
-        ValueError: If `name` has a slash.
     """
 
     acts_on_shards = False
     name = "method"
 
-    def __init__(self, name: str | None = None):
-        self.name = name or type(self).name
-        if "/" in self.name:
-            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
+    def __init__(self) -> None:
         self.timekeeper = Timekeeper()
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
@@ -87,8 +79,8 @@ class MethodCallback(Callback):
         for other in trainer.callbacks:
             if isinstance(other, MethodCallback) and other is not self and other.name == self.name:
                 raise MisconfigurationException(
-                    f"Two callbacks log as {self.name!r}: give one another name,"
-                    f' for example {type(self).__name__}(…, name="{self.name}_2").'
+                    f"Two callbacks log as {self.name!r}: give one another name, by its attribute `name`, or by its"
+                    f' argument log=Log(name="{self.name}_2") where it has one.'
                 )
         self.timekeeper.prepare()
         if self.initial is not None:
@@ -105,7 +97,7 @@ class MethodCallback(Callback):
         if "ModelParallelStrategy" in kinds and not self.acts_on_shards:
             raise MisconfigurationException(
                 f"{name} needs whole weights, which ModelParallelStrategy shards. Use strategy='ddp' or one device;"
-                " FIRECallback, and FullReset and ShrinkAndPerturb with target='initial', act on sharded weights too."
+                " FIRECallback, and FullReset and ShrinkAndPerturb with initial values, act on sharded weights too."
             )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_fire.callbacks.base.log import log_histograms_now
-from lightning_fire.callbacks.probing.batches import Loss, weights_are_sharded, why_not_look
+from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
 from lightning_fire.methods.change import Change
 
@@ -33,21 +33,20 @@ class LambdaMax:
         pl_module: Its module.
         prefix: Of the keys `{prefix}/lambda_max_before` and `…_after`, each with its residual, and
             `{prefix}/lambda_max_seconds`, the time that both took.
-        loss: The loss of a batch. Default: see `training_loss`.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, loss: Loss | None = None):
-        self._trainer, self._module, self._prefix, self._loss = trainer, pl_module, prefix, loss
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str):
+        self._trainer, self._module, self._prefix = trainer, pl_module, prefix
         self._values: dict[str, float] = {}
         self._batch: UpcomingBatch | None = None
         self._seconds = 0.0
 
     def before(self, change: Change) -> None:
-        if reason := why_not_look(self._trainer, self._module, explained=self._loss is not None):
+        if reason := why_not_look(self._trainer, self._module):
             tell_once(self._trainer, f"{self._prefix}/lambda_max is not logged: {reason}.")
             return
         start = time.perf_counter()
-        self._batch = UpcomingBatch(self._trainer, self._module, self._loss)
+        self._batch = UpcomingBatch(self._trainer, self._module)
         self._values = self._batch.measured(f"{self._prefix}/lambda_max_before")
         self._seconds = time.perf_counter() - start
 

@@ -23,7 +23,6 @@ class PenaltyCallback(MethodCallback):
         strength: λ, the factor of the penalty, at least 0.
         start_chunk: Do nothing before the data has changed this often. The paper's warm-start runs have 1: every method
             then begins the second chunk with the same weights.
-        name: Prefix of the logged keys in the place of the class's.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -31,8 +30,8 @@ class PenaltyCallback(MethodCallback):
 
     name = "penalty"
 
-    def __init__(self, strength: float, start_chunk: int = 0, name: str | None = None):
-        super().__init__(name)
+    def __init__(self, strength: float, start_chunk: int = 0):
+        super().__init__()
         if strength < 0:
             raise ValueError(f"`strength` must be at least 0, got {strength}")
         if start_chunk < 0:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.probing.batches import Forward, forward_on_new_data
+from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.callbacks.probing.side_effects import is_compiled
 from lightning_fire.methods.unit_reset import StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
@@ -24,30 +24,20 @@ class UnitCallback(MethodCallback):
     Args:
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         start_chunk: Do nothing before the data has changed this often.
-        forward: Runs the module on a batch, to find its units. Default: its `loss_on`, otherwise `training_step`.
         seed: Seed of the new draws, the same on every rank.
-        name: Prefix of the logged keys. Default: that of the class.
 
     Raises:
         ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units, or one of a layer
             without `reset_parameters`.
-        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`, and
-            `forward` is not given.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
     """
 
-    def __init__(
-        self,
-        where: HiddenUnits | None,
-        start_chunk: int,
-        forward: Forward | None,
-        seed: int,
-        name: str | None,
-    ):
-        super().__init__(name)
+    def __init__(self, where: HiddenUnits | None, start_chunk: int, seed: int):
+        super().__init__()
         if start_chunk < 0:
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         self.where = where if where is not None else HiddenUnits()
-        self.start_chunk, self.forward, self.seed = start_chunk, forward, seed
+        self.start_chunk, self.seed = start_chunk, seed
         self._method: StepwiseReset[Any] | None = None
         self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # while there is no method
         self._watched = False  # since the last step
@@ -79,7 +69,7 @@ class UnitCallback(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._let_go()
-        self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1, self.forward))
+        self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1))
         self._method.watching = False
         self._method.load_state_dict(self._state)
         if is_compiled(pl_module):

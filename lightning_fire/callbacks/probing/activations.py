@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.callbacks.probing.batches import Forward, forward_on_new_data, training_loss
+from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_loss
 from lightning_fire.where import weight_layers
 
 
@@ -76,24 +76,20 @@ class LastFeatures:
 
 
 @torch.no_grad()
-def gram_of_last_features(
-    trainer: Trainer, pl_module: LightningModule, num_batches: int, forward: Forward | None = None
-) -> Tensor:
+def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> Tensor:
     """Return the sum of hᵀh over the features h of all samples and places of this rank.
 
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module, in the modes in which it shall run.
         num_batches: Batches to look at, at most an epoch of them.
-        forward: Runs the module on a batch. Default: its `loss_on`, otherwise `training_step`.
 
     Returns:
         Shape `(features, features)`, float64.
     """
-    run = training_loss if forward is None else forward
 
     def run_and_take(module: LightningModule, batch: Any) -> None:
-        run(module, batch)
+        training_loss(module, batch)
         features.take()
 
     with LastFeatures(pl_module) as features:

@@ -30,7 +30,6 @@ def gradients_on_new_data(
     pl_module: LightningModule,
     parameters: Sequence[Tensor],
     num_batches: int,
-    loss: Loss | None = None,
 ) -> Iterator[list[Tensor]]:
     """Yield the gradient of the training loss on each of the first batches of this epoch.
 
@@ -42,19 +41,18 @@ def gradients_on_new_data(
         pl_module: Its module, in the modes of training.
         parameters: What to derive by.
         num_batches: Batches at most.
-        loss: The loss of a batch, a scalar. Default: see `training_loss`; what it logs is dropped.
 
     Raises:
-        MisconfigurationException: If `loss` is not given, and the module optimises manually and has no `loss_on`.
+        MisconfigurationException: If the module optimizes manually and has no `loss_on`.
     """
-    if loss is None and (reason := _takes_steps(pl_module, "what the loss of a batch is", "loss")):
+    if reason := _takes_steps(pl_module, "what the loss of a batch is"):
         raise MisconfigurationException(reason)
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
     with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
-                value = training_loss(pl_module, batch, index) if loss is None else loss(pl_module, batch)
+                value = training_loss(pl_module, batch, index)
             gradients = torch.autograd.grad(value * scale, parameters, allow_unused=True)
             yield [
                 torch.zeros_like(parameter) if gradient is None else gradient / scale
@@ -80,9 +78,9 @@ def forward_on_new_data(
             what that logs is dropped.
 
     Raises:
-        MisconfigurationException: If `forward` is not given, and the module optimises manually and has no `loss_on`.
+        MisconfigurationException: If the module optimizes manually and has no `loss_on`.
     """
-    if forward is None and (reason := _takes_steps(pl_module, "how the module runs on a batch", "forward")):
+    if reason := _takes_steps(pl_module, "how the module runs on a batch"):
         raise MisconfigurationException(reason)
     with (
         contextlib.closing(batches_of(trainer)) as batches,
@@ -95,20 +93,20 @@ def forward_on_new_data(
                 _training_output(pl_module, batch, index) if forward is None else forward(pl_module, batch)
 
 
-def why_not_look(trainer: Trainer, pl_module: LightningModule, explained: bool) -> str:
+def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
     """Tell why a module should not be run on the data to come without being asked to; empty if it may be.
 
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
-        explained: Whether somebody has said how to run it on a batch.
     """
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
-    explained |= _has_loss_on(pl_module)
-    if not explained and (reason := _takes_steps(pl_module, "how to run the module on a batch", "loss")):
+    if reason := _takes_steps(pl_module, "how to run the module on a batch"):
         return reason
-    if not explained and is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+    if not _has_loss_on(pl_module) and is_param_in_hook_signature(
+        pl_module.training_step, "dataloader_iter", explicit=True
+    ):
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
         if _can_peek(loader):
@@ -215,13 +213,13 @@ def _has_loss_on(pl_module: LightningModule) -> bool:
     return callable(getattr(pl_module, "loss_on", None))
 
 
-def _takes_steps(pl_module: LightningModule, unknown: str, argument: str) -> str:
+def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
     """Tell why training_step cannot be run to look at a batch, and what would do instead; empty if it can."""
     if pl_module.automatic_optimization or _has_loss_on(pl_module):
         return ""
     return (
         f"the training_step of manual optimization takes optimizer steps by itself; say {unknown}, by a method"
-        f" loss_on(batch) of the module or {argument}=lambda module, batch: …"
+        " loss_on(batch) of the module"
     )
 
 

@@ -140,11 +140,10 @@ class UpcomingBatch:
     Args:
         trainer: The Trainer, its data loaded.
         pl_module: Its module.
-        loss: From the module and a batch to the loss, a scalar. Default: see `training_loss`.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, loss: Loss | None = None):
-        self._trainer, self._module, self._loss = trainer, pl_module, loss
+    def __init__(self, trainer: Trainer, pl_module: LightningModule):
+        self._trainer, self._module = trainer, pl_module
         self._batch, self._failure = None, None
         try:
             with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module):
@@ -168,7 +167,7 @@ class UpcomingBatch:
         strategy = self._trainer.strategy
         several = self._trainer.world_size > 1
         mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
-        return module_curvature(self._module, self._batch, self._loss, max_products=_PRODUCTS, reduce=mean)
+        return module_curvature(self._module, self._batch, max_products=_PRODUCTS, reduce=mean)
 
     def measured(self, key: str) -> dict[str, float]:
         """Return λ_max under a key, and its residual under `{key}_residual`; nothing where it cannot be computed.
@@ -183,7 +182,7 @@ class UpcomingBatch:
             return {}
         except Exception as error:  # what watches a training must not end it
             kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-            message = f"{key} is not logged: {kind}{error}. curvature=False does without it."
+            message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) does without it."
             rank_zero_warn(message, category=RuntimeWarning)
             return {}
         return {key: found.value, f"{key}_residual": found.residual}

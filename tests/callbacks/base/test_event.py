@@ -28,6 +28,7 @@ from lightning_fire import (
     FIRECallback,
     FullReset,
     L2Init,
+    Log,
     Parseval,
     PlasticityInjection,
     PlasticityMonitor,
@@ -45,8 +46,8 @@ class Recorder(EventCallback):
 
     name = "recorder"
 
-    def __init__(self, when=None, name=None):
-        super().__init__(when, name)
+    def __init__(self, when=None, log=None):
+        super().__init__(when, log)
         self.moments = []
 
     def act(self, trainer, pl_module):
@@ -432,7 +433,7 @@ def test_a_resume_that_cannot_know_whether_its_data_is_new_says_so(tmp_path):
 
 
 def test_two_of_one_class_keep_their_own_state(tmp_path):
-    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]), name="second")]
+    pair = [Recorder(EveryNSteps(4)), Recorder(AtEpochs([1]), log=Log(name="second"))]
     fitted(*pair, ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True))
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]
     assert [saved[callback.state_key]["num_events"] for callback in pair] == [5, 1]
@@ -457,14 +458,14 @@ def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, messa
 
 
 def test_two_that_log_the_same_keys_are_refused():
-    with pytest.raises(MisconfigurationException, match=r"Two callbacks log as 'recorder': .* name=\"recorder_2\""):
+    with pytest.raises(MisconfigurationException, match=r"Two callbacks log as 'recorder': .*name=\"recorder_2\""):
         fitted(Recorder(EveryNSteps(4)), Recorder(AtEpochs([1])))
 
 
 def test_two_monitors_or_regularisers_of_one_name_are_refused():
     with pytest.raises(MisconfigurationException, match="Two callbacks log as 'plasticity'"):
         fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"])))
-    fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"]), name="stem"), max_epochs=1)
+    fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"]), log=Log(name="stem")), max_epochs=1)
 
 
 def test_a_trainer_that_would_not_ask_for_the_new_data_is_warned_of():
@@ -548,7 +549,7 @@ def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
         L2Init(0.1),
         Parseval(0.1),
         PlasticityInjection("net.5"),
-        FullReset(target="fresh"),
+        FullReset(fresh_seed=0),
     ],
     ids=lambda callback: type(callback).__name__,
 )

@@ -7,7 +7,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted
 from torch.utils.data import DataLoader
 
-from lightning_fire import AtEpochs, FIRECallback, WhenMetric
+from lightning_fire import AtEpochs, FIRECallback, Log, WhenMetric
 
 MEASURE = {0: 0.1, 1: 0.6, 2: 0.7, 3: 0.3, 4: 0.3, 5: 0.9, 6: 0.9}  # at the end of an epoch
 
@@ -67,7 +67,7 @@ class Spy(FIRECallback):
 
 
 def spy(**options) -> Spy:
-    return Spy(WhenMetric("measure", **options), curvature=False)
+    return Spy(WhenMetric("measure", **options), log=Log(curvature=False))
 
 
 @pytest.mark.parametrize("way", ["module", "step", "callback before", "callback after"])
@@ -82,7 +82,7 @@ def test_rearm_and_other_schedules_beside_it():
     method = spy(above=0.5, rearm=0.2)
     fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
     assert method.epochs == [2]
-    method = Spy([WhenMetric("measure", above=0.5), AtEpochs([5])], curvature=False)
+    method = Spy([WhenMetric("measure", above=0.5), AtEpochs([5])], log=Log(curvature=False))
     fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
     assert method.epochs == [2, 5, 6]  # at 5 the measure was low
 

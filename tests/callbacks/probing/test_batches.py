@@ -13,6 +13,7 @@ from lightning_fire import (
     AtFraction,
     EveryNEpochs,
     FIRECallback,
+    Log,
     PlasticityMonitor,
     ReDo,
     SelfNormalizedReset,
@@ -84,7 +85,9 @@ def test_training_does_not_notice(tmp_path, kind, when):
     for curvature in (True, False):
         torch.manual_seed(0)
         module, data = make(), small_data(environment)
-        quiet_trainer(tmp_path, 3, callbacks=[FIRECallback(when, where, curvature=curvature)]).fit(module, data)
+        quiet_trainer(tmp_path, 3, callbacks=[FIRECallback(when, where, log=Log(curvature=curvature))]).fit(
+            module, data
+        )
         results.append((module.state_dict(), data.state_dict()["rounds"]))
     (measured, data), (plain, other) = results
     assert all(torch.equal(measured[name], plain[name]) for name in plain)

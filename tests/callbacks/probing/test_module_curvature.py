@@ -26,6 +26,7 @@ from lightning_fire import (
     AtEpochs,
     FIRECallback,
     FullReset,
+    Log,
     PlasticityMonitor,
     ReDo,
     ShrinkAndPerturb,
@@ -133,7 +134,7 @@ def test_lambda_max_takes_8_products_at_most_and_the_residual_tells_that_they_we
 
 
 def test_the_monitor_and_an_event_measure_on_the_same_samples():
-    monitor = PlasticityMonitor(data_every_n_steps=1, curvature=True)
+    monitor = PlasticityMonitor(data_every_n_steps=1, log=Log(curvature=True))
     fire, seen = logging(FIRECallback)(AtEpochs([1])), []
 
     class Noting(Callback):
@@ -193,7 +194,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(data):
     results = []
     for curvature in (True, False):
         torch.manual_seed(0)
-        results.append(fitted(FIRECallback(curvature=curvature), module=Smooth(), data=data()))
+        results.append(fitted(FIRECallback(log=Log(curvature=curvature)), module=Smooth(), data=data()))
     with_it, without = results
     assert_same_weights(with_it, without)
     assert all(module.training for module in with_it.modules())
@@ -202,8 +203,8 @@ def test_training_is_the_same_to_the_bit_with_and_without(data):
 def test_only_reinitialisers_measure_and_only_if_wanted():
     assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
     assert not ReDo().curvature
-    assert not ShrinkAndPerturb(log_measures=False).curvature
-    callback = logging(FIRECallback)(curvature=False)
+    assert not ShrinkAndPerturb(log=Log(weights=False)).curvature
+    callback = logging(FIRECallback)(log=Log(curvature=False))
     fitted(callback)
     assert not any("lambda_max" in key for values in callback.logged for key in values)
 
@@ -289,7 +290,7 @@ class OnceOnly(PlainModule):
 def test_an_operation_without_second_derivative_costs_the_measure_only():
     callback = logging(FIRECallback)()
     with pytest.warns(
-        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* curvature=False does without it"
+        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) does without it"
     ):
         fitted(callback, module=OnceOnly())
     assert len(callback.logged) == 2
@@ -345,8 +346,12 @@ def test_where_it_cannot_be_measured_it_says_why_and_the_event_comes_all_the_sam
 
 
 def test_manual_optimization_with_a_loss_is_measured():
-    callback = logging(FIRECallback)(loss=lambda module, batch: PlainModule.training_step(module, batch, 0))
-    fitted(callback, module=Manual())
+    class WithLoss(Manual):
+        def loss_on(self, batch):
+            return PlainModule.training_step(self, batch, 0)
+
+    callback = logging(FIRECallback)()
+    fitted(callback, module=WithLoss())
     assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
 
 

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchmetrics import MeanMetric, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import DASH, AtNewData, FIRECallback, PlasticityMonitor
+from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityMonitor
 from lightning_fire.callbacks.probing.side_effects import leaving_no_trace
 
 LOOKING = {
     "fire": lambda: FIRECallback(AtNewData(skip_first=False)),
-    "monitor": lambda: PlasticityMonitor(data_every_n_steps=1, num_batches=2, curvature=True),
+    "monitor": lambda: PlasticityMonitor(data_every_n_steps=1, num_batches=2, log=Log(curvature=True)),
 }
 
 
@@ -68,7 +68,7 @@ class Collecting(PlainModule):
 
 @pytest.mark.parametrize("looking", LOOKING)
 def test_what_a_training_step_keeps_is_as_without_looking(looking):
-    quiet = [FIRECallback(AtNewData(skip_first=False), curvature=False)] if looking == "fire" else []
+    quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     results = []
     for callbacks in ([LOOKING[looking]()], quiet):
         torch.manual_seed(0)
@@ -132,7 +132,7 @@ class RandomData(PlainData):
 @pytest.mark.parametrize("kind", ["numpy", "old numpy", "python", "torch", "sampler"])
 @pytest.mark.parametrize("looking", LOOKING)
 def test_random_generators_of_the_data_are_put_back(looking, kind):
-    quiet = [FIRECallback(AtNewData(skip_first=False), curvature=False)] if looking == "fire" else []
+    quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     runs = [fitted(*callbacks, data=RandomData(kind), max_epochs=2) for callbacks in ([LOOKING[looking]()], quiet)]
     assert_same_weights(*runs)
 
@@ -211,7 +211,7 @@ class ByKeyword(PlainModule):
 @pytest.mark.parametrize("kind", [Skips, OtherInEvaluation, NoLayers, DerivesByItself, ByKeyword])
 @pytest.mark.parametrize("looking", LOOKING)
 def test_what_cannot_be_looked_at_is_trained_all_the_same(looking, kind):
-    quiet = [FIRECallback(AtNewData(skip_first=False), curvature=False)] if looking == "fire" else []
+    quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     runs = []
     for callbacks in ([LOOKING[looking]()], quiet):
         torch.manual_seed(0)

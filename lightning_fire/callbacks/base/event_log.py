@@ -1,0 +1,32 @@
+"""What the callbacks log."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a callback logs.
+
+    Args:
+        name: Prefix of the logged keys instead of the method's own, to distinguish two callbacks of one class.
+        weights: Log what an event does to the weights, deviation from isometry and squared Frobenius error. It costs a
+            copy of the weights and some matrix products: switch it off where events come every few steps.
+        layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and after an
+            event, `{name}.singular_values_before/…` and `…_after/…`.
+        curvature: Log `{name}/lambda_max`, the largest eigenvalue of the Hessian of the loss on the first 16 samples of
+            the upcoming data, before and after an event: at most 16 products with the Hessian, each of 2 to 3
+            gradients. The loss is that of the module's `loss_on(batch)`, otherwise of `training_step`. Default: of
+            `FIRECallback`, `ShrinkAndPerturb`, `FullReset` and `DASH`, where they log `weights`.
+
+    Raises:
+        ValueError: If `name` has a slash.
+    """
+
+    name: str | None = None
+    weights: bool = True
+    layers: bool = True
+    curvature: bool | None = None
+
+    def __post_init__(self) -> None:
+        if "/" in (self.name or ""):
+            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
