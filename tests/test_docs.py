@@ -37,7 +37,8 @@ def test_code_runs(page, monkeypatch, tmp_path):
         "FIRECallback": FIRECallback,
         "lightning_fire": lightning_fire,
         "weight": torch.randn(4, 3),
-        "model": PlainModule(),
+        "model": (model := PlainModule()),
+        "optimizer": torch.optim.Adam(model.parameters()),
         "datamodules": [PlainData(seed) for seed in range(2)],
         "datamodule": GrowingData(),
     }
