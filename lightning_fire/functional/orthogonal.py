@@ -8,31 +8,17 @@ Vocabulary used throughout:
 * A *weight* has shape `(out, in / groups, *kernel)`, as PyTorch stores Linear and convolution weights; `as_matrices`
   turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE treats singly.
 
-Matrices on a CPU are treated one by one, by eigendecompositions where these are cheaper; small ones, and those on any
-other device, as a batch.
+On a CPU, `_cpu` finds the same matrices in less time.
 """
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.newton_schulz import (
-    COEFFICIENTS,
-    cheaper_by_spectrum,
-    moderate,
-    newton_schulz,
-    newton_schulz_by_spectrum,
-    unit_norm,
-)
-from lightning_fire.functional.one_thread_each import one_thread_each
-from lightning_fire.functional.polar_factor import (
-    cheaper_by_deflation,
-    polar_factor_by_deflation,
-    polar_factor_by_svd,
-)
+from lightning_fire.functional._cpu import newton_schulz_on_cpu, polar_factor_on_cpu
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, unit_norm
 
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
@@ -173,46 +159,18 @@ def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
     """Take Newton–Schulz steps from X / ‖X‖_F; a new, contiguous tensor."""
     if not x.numel():
         return x.clone()
-    if x.device.type != "cpu" or not cheaper_by_spectrum(*x.shape[-2:], steps, coefficients):
-        return newton_schulz(unit_norm(x.contiguous()), steps, coefficients).contiguous()
-
-    def of_one(matrix: Tensor) -> Tensor:
-        result = newton_schulz_by_spectrum(matrix, steps, coefficients)
-        return newton_schulz(unit_norm(matrix), steps, coefficients) if result is None else result
-
-    return _one_by_one(of_one, x)
+    if x.device.type == "cpu":
+        return newton_schulz_on_cpu(x, steps, coefficients)
+    return newton_schulz(unit_norm(x.contiguous()), steps, coefficients)
 
 
 def _projected(x: Tensor) -> Tensor:
     """Find polar factors, zeros for zeros; a new, contiguous tensor."""
     if not x.numel():
         return x.clone()
-    if x.device.type == "cpu" and cheaper_by_deflation(*x.shape[-2:]):
-        return _one_by_one(polar_factor_by_deflation, x)
-    x = unit_norm(x.contiguous())
-    return polar_factor_by_svd(x).masked_fill(x.abs().amax((-2, -1), keepdim=True) == 0, 0.0).contiguous()
-
-
-def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function of one matrix to each matrix that is not zero, with entries whose squares are in range.
-
-    Args:
-        of_one: From a matrix, shape `(m, n)`, to one of that shape, which does not depend on its scale.
-        x: Shape `(..., m, n)`, finite.
-    """
-
-    def safely(matrix: Tensor) -> Tensor:
-        low, high = (float(value) for value in matrix.aminmax())
-        largest = max(-low, high)
-        if largest == 0:
-            return torch.zeros_like(matrix)
-        return of_one(matrix if 1e-9 < largest < 1e9 else moderate(matrix))
-
-    if x.shape[:-2].numel() == 1:
-        return safely(x.reshape(x.shape[-2:])).reshape(x.shape).contiguous()
-    result = x.clone(memory_format=torch.contiguous_format)
-    one_thread_each(lambda matrix: matrix.copy_(safely(matrix)), result.flatten(0, -3).unbind())
-    return result
+    if x.device.type == "cpu":
+        return polar_factor_on_cpu(x)
+    return polar_factor(unit_norm(x.contiguous()))
 
 
 def _from_matrices(matrices: Tensor, shape: torch.Size) -> Tensor:

@@ -7,21 +7,9 @@ import reference
 import torch
 from tolerances import RELATIVE, assert_near
 
-from lightning_fire.functional import fire, orthogonal, orthogonalize, polar, polar_factor
-from lightning_fire.functional.newton_schulz import (
-    COEFFICIENTS,
-    cheaper_by_spectrum,
-    newton_schulz,
-    newton_schulz_by_spectrum,
-    unit_norm,
-)
-from lightning_fire.functional.one_thread_each import one_thread_each
-from lightning_fire.functional.polar_factor import (
-    cheaper_by_deflation,
-    polar_factor_by_deflation,
-    polar_factor_by_svd,
-)
-from lightning_fire.functional.symmetric_product import symmetric_product
+from lightning_fire.functional import _cpu, fire, orthogonalize, polar
+from lightning_fire.functional._cpu import by_deflation, by_spectrum, spectrum_is_cheaper, symmetric_product
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, unit_norm
 
 SHAPES = [(200, 200), (420, 210), (200, 700)]
 SPECTRA = {
@@ -88,7 +76,7 @@ def test_each_step_multiplies_rounding_errors_in_null_directions(shape, rank, co
 @pytest.mark.parametrize("steps", [1, 5, 10])
 def test_spectrum_equals_the_steps(shape, spectrum, steps):
     matrix = matrix_of(shape, spectrum)
-    result = newton_schulz_by_spectrum(matrix, steps, COEFFICIENTS["cubic"])
+    result = by_spectrum(matrix, steps, COEFFICIENTS["cubic"])
     if spectrum in ("one huge", "condition 1e8") and steps == 10:
         assert result is None  # the largest singular value has so large a share that rounding would show
     else:
@@ -98,8 +86,8 @@ def test_spectrum_equals_the_steps(shape, spectrum, steps):
 
 def test_spectrum_gives_up_for_steep_polynomials():
     matrix = matrix_of((200, 200), "condition 1.6e4")
-    assert newton_schulz_by_spectrum(matrix, 10, COEFFICIENTS["quintic"]) is None
-    assert newton_schulz_by_spectrum(matrix, 5, COEFFICIENTS["muon"]) is None
+    assert by_spectrum(matrix, 10, COEFFICIENTS["quintic"]) is None
+    assert by_spectrum(matrix, 5, COEFFICIENTS["muon"]) is None
 
 
 @pytest.mark.parametrize("steps", [40, 400])
@@ -123,8 +111,8 @@ def test_polar_factors_of_large_matrices(shape, spectrum):
 def test_deflation_equals_the_svd(shape, spectrum, condition):
     matrix = matrix_of(shape, spectrum)
     bound = condition * torch.finfo(torch.float32).eps * math.sqrt(min(shape)) + 2e-5 * math.sqrt(min(shape))
-    for other in (polar_factor_by_svd(matrix), reference.polar(matrix)):
-        assert (polar_factor_by_deflation(matrix) - other).norm() <= bound
+    for other in (polar_factor(matrix), reference.polar(matrix)):
+        assert (by_deflation(matrix) - other).norm() <= bound
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -165,7 +153,7 @@ def test_dead_rows_and_columns_are_completed_without_the_svd(monkeypatch, shape,
     matrix = matrix_of(shape, "condition 1.6e4")
     matrix[:dead] = 0
     matrix[:, -dead:] = 0
-    monkeypatch.setattr(polar_factor, "polar_factor_by_svd", None)
+    monkeypatch.setattr(_cpu, "polar_factor", None)
     state = torch.get_rng_state()
     q = polar(matrix)
     assert torch.equal(torch.get_rng_state(), state)
@@ -177,8 +165,8 @@ def test_dead_rows_and_columns_are_completed_without_the_svd(monkeypatch, shape,
 @pytest.mark.parametrize("value", [math.nan, 0.5])
 def test_deflation_that_fails_falls_back_to_the_svd(monkeypatch, value):
     matrix = matrix_of((200, 200), "condition 10")
-    monkeypatch.setattr(polar_factor, "_deflated", lambda y: (torch.full_like(y, value), torch.eye(200)))
-    assert torch.equal(polar_factor_by_deflation(matrix), polar_factor_by_svd(matrix))
+    monkeypatch.setattr(_cpu, "_deflated", lambda y: (torch.full_like(y, value), torch.eye(200)))
+    assert torch.equal(by_deflation(matrix), polar_factor(matrix))
 
 
 @pytest.mark.parametrize(
@@ -199,29 +187,28 @@ def test_deflation_that_fails_falls_back_to_the_svd(monkeypatch, value):
     ],
 )
 def test_which_way_the_steps_are_taken(monkeypatch, shape, steps, coefficients, by_spectrum):
-    assert cheaper_by_spectrum(*shape, steps, COEFFICIENTS[coefficients]) is by_spectrum
-    assert cheaper_by_spectrum(*shape[::-1], steps, COEFFICIENTS[coefficients]) is by_spectrum
+    assert spectrum_is_cheaper(*shape, steps, COEFFICIENTS[coefficients]) is by_spectrum
+    assert spectrum_is_cheaper(*shape[::-1], steps, COEFFICIENTS[coefficients]) is by_spectrum
     if shape[0] * shape[1] > 1e6:
         return
     taken = []
-    for name in ("newton_schulz", "newton_schulz_by_spectrum"):
-        way = getattr(orthogonal, name)
-        monkeypatch.setattr(orthogonal, name, lambda *args, name=name, way=way: taken.append(name) or way(*args))
+    for name in ("newton_schulz", "by_spectrum"):
+        way = getattr(_cpu, name)
+        monkeypatch.setattr(_cpu, name, lambda *args, name=name, way=way: taken.append(name) or way(*args))
     orthogonalize(matrix_of(shape, "condition 1.6e4"), steps, coefficients)
-    assert taken == ["newton_schulz_by_spectrum" if by_spectrum else "newton_schulz"]
+    assert taken == ["by_spectrum" if by_spectrum else "newton_schulz"]
 
 
 @pytest.mark.parametrize(
     ("shape", "deflated"), [((1, 1), False), ((191, 1000), False), ((192, 192), True), ((1000, 200), True)]
 )
 def test_which_way_polar_factors_are_found(monkeypatch, shape, deflated):
-    assert cheaper_by_deflation(*shape) is deflated
     taken = []
-    for name in ("polar_factor_by_svd", "polar_factor_by_deflation"):
-        way = getattr(orthogonal, name)
-        monkeypatch.setattr(orthogonal, name, lambda *args, name=name, way=way: taken.append(name) or way(*args))
+    for name in ("polar_factor", "by_deflation"):
+        way = getattr(_cpu, name)
+        monkeypatch.setattr(_cpu, name, lambda *args, name=name, way=way: taken.append(name) or way(*args))
     polar(matrix_of(shape, "gaussian"))
-    assert taken == ["polar_factor_by_deflation" if deflated else "polar_factor_by_svd"]
+    assert taken == ["by_deflation" if deflated else "polar_factor"]
 
 
 @pytest.mark.parametrize("steps", [10, "exact"])
@@ -269,7 +256,7 @@ def test_errors_in_threads_are_raised_and_the_number_of_threads_is_restored():
     torch.set_num_threads(2)
     try:
         with pytest.raises(RuntimeError, match="singular"):
-            one_thread_each(lambda matrix: torch.linalg.inv(matrix), torch.zeros(3, 2, 2).unbind())
+            _cpu._one_thread_each(lambda matrix: torch.linalg.inv(matrix), torch.zeros(3, 2, 2).unbind())
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)

@@ -1,0 +1,259 @@
+"""Faster ways to Newton–Schulz steps and polar factors on a CPU; they differ from the plain ways by rounding only.
+
+Large matrices are treated one by one, each on one thread, by eigendecompositions of Gram matrices where these are
+cheaper than steps or singular value decompositions. N steps amount to X ← X h(XᵀX) with one polynomial h, which is
+applied to the eigenvalues of XᵀX. A wide matrix is treated as its transpose. Costs are measured (float32, MKL).
+"""
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional.newton_schulz import moderate, newton_schulz, polar_factor, unit_norm
+
+_BLOCK = 128  # rows of a symmetric product at a time, fastest of 96 to 384
+_STEEPEST = 80.0  # times ε this is 5e-6 in float32; measured errors are up to 4 times that, 9 with one dominant σ
+_LEAST = 192  # short side from which deflation takes less time than a singular value decomposition
+_SMALL = 32  # short side up to which a round of deflation takes longer than a singular value decomposition
+_GAP = 0.02  # singular values below this fraction of the largest wait for the next round
+_NOISE = 1e-9  # instead of zeros, as a fraction of the largest entry: far below rounding
+
+
+def newton_schulz_on_cpu(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Take Newton–Schulz steps from X / ‖X‖_F.
+
+    Args:
+        x: Shape `(..., m, n)`, finite, not empty.
+        steps: Number of iterations.
+        coefficients: a, b and optionally c.
+    """
+    if not spectrum_is_cheaper(*x.shape[-2:], steps, coefficients):
+        return newton_schulz(unit_norm(x.contiguous()), steps, coefficients)
+
+    def of_one(matrix: Tensor) -> Tensor:
+        result = by_spectrum(matrix, steps, coefficients)
+        return newton_schulz(unit_norm(matrix), steps, coefficients) if result is None else result
+
+    return _one_by_one(of_one, x)
+
+
+def polar_factor_on_cpu(x: Tensor) -> Tensor:
+    """Find the polar factor of each matrix, zeros for zeros.
+
+    Args:
+        x: Shape `(..., m, n)`, finite, not empty.
+    """
+    if min(x.shape[-2:]) < _LEAST:
+        return polar_factor(unit_norm(x.contiguous()))
+    return _one_by_one(by_deflation, x)
+
+
+def by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:
+    """Return what `newton_schulz` makes of X / ‖X‖_F, from the eigenvalues of the Gram matrix.
+
+    The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless as far as h is flat on that
+    scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients.
+
+    Args:
+        x: Shape `(m, n)`, finite, not all zero, with squares of its entries within the range of its dtype.
+        steps: Number of iterations.
+        coefficients: a, b and optionally c.
+
+    Returns:
+        Shape `(m, n)`; or None where the rounding error would show: relative errors in float32 then pass 2e-5.
+    """
+    tall = x.shape[-2] >= x.shape[-1]
+    y = x if tall else x.mT
+    gram = symmetric_product(y, y)
+    squared_norm = gram.trace()
+    gram /= squared_norm
+    steepness = _steepness(steps, coefficients)
+    if steepness > _STEEPEST and steepness * _largest_eigenvalue(gram) > _STEEPEST:
+        return None
+    eigenvalues, vectors = torch.linalg.eigh(gram)
+    factor = _polynomial(eigenvalues.double().clamp(min=0), steps, coefficients) / squared_norm.double().sqrt()
+    polynomial = symmetric_product((vectors * factor.to(x.dtype)).mT, vectors.mT)
+    return x @ polynomial if tall else polynomial @ x
+
+
+def spectrum_is_cheaper(m: int, n: int, steps: int, coefficients: tuple[float, ...]) -> bool:
+    """Return whether `by_spectrum` is likely to be exact enough for an m × n matrix and takes less time than the steps.
+
+    Counted in products of two r × r matrices, with r = min(m, n). An eigendecomposition, with all calls around it,
+    takes as long as 5 of them for large r, and as 5 + 4.5e5 / r² for small ones (r from 128 to 1024); 6e5 excludes
+    shapes where the gain is not sure.
+    """
+    short, long = min(m, n), max(m, n)
+    application = long / short
+    spectrum = 5 + 6e5 / short**2
+    largest = 17 / short  # largest eigenvalue by the sum, where singular values fall evenly in log steps to 1e-4
+    if _steepness(steps, coefficients) * min(largest, 1.0) > _STEEPEST:
+        return False
+    return spectrum + 1 + 2 * application < steps * (2 * application + len(coefficients) - 2)
+
+
+def by_deflation(x: Tensor) -> Tensor:
+    """Return U Vᵀ of a matrix X = U diag(σ) Vᵀ, from eigendecompositions of Gram matrices.
+
+    The eigenvectors V of XᵀX belong to large σ reliably, to small ones not: squaring loses those below √ε σ_max. So the
+    columns of X V that belong to large σ are divided by their lengths, and the others, made orthogonal to them, are a
+    smaller matrix with a σ_max of its own, which is treated in the same way. Cubic steps at the end square the
+    deviation from orthonormality: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32 after them.
+
+    Args:
+        x: Shape `(m, n)`, finite, not all zero.
+
+    Returns:
+        Shape `(m, n)`; rank-deficient matrices are completed. By `polar_factor` where the result would not be
+        orthonormal.
+    """
+    tall = x.shape[-2] >= x.shape[-1]
+    y = x if tall else x.mT
+    columns, rotation = _deflated(_without_zeros(y))
+    error = 0.01
+    if columns.shape[0] > 3 * columns.shape[1]:  # products of the short side are cheap: polish before multiplying out
+        factor, error = _cubic_factor(rotation.mT @ symmetric_product(columns, columns) @ rotation)
+        rotation = rotation @ factor
+    q = columns @ rotation
+    del columns
+    goal = 4 * torch.finfo(q.dtype).eps
+    while goal <= error < 0.1:
+        factor, error = _cubic_factor(symmetric_product(q, q))
+        q = q @ factor
+    if not error < goal:  # too far from orthonormal for cubic steps, or NaN
+        q = polar_factor(y)
+    return q if tall else q.mT
+
+
+def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
+    """Return AᵀB where it is symmetric, of which only the lower half is computed: 0.7 times the time for large n.
+
+    Args:
+        a: Shape `(m, n)`.
+        b: Shape `(m, n)`.
+
+    Returns:
+        Shape `(n, n)`, exactly symmetric but for the blocks of 128 × 128 on the diagonal.
+    """
+    size = a.shape[-1]
+    result = a.new_empty(size, size)
+    for start in range(0, size, _BLOCK):
+        stop = min(start + _BLOCK, size)
+        torch.mm(a[:, start:stop].mT, b[:, :stop], out=result[start:stop, :stop])
+        result[:start, start:stop] = result[start:stop, :start].mT
+    return result
+
+
+def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Apply a function to each matrix, in a thread of its own; to `of_one`, none is zero and squares are in range.
+
+    Args:
+        of_one: From a matrix, shape `(m, n)`, to one of that shape, which does not depend on its scale.
+        x: Shape `(..., m, n)`, finite.
+    """
+
+    def safely(matrix: Tensor) -> Tensor:
+        low, high = (float(value) for value in matrix.aminmax())
+        largest = max(-low, high)
+        if largest == 0:
+            return torch.zeros_like(matrix)
+        return of_one(matrix if 1e-9 < largest < 1e9 else moderate(matrix))
+
+    if x.shape[:-2].numel() == 1:  # left to PyTorch's threads
+        return safely(x.reshape(x.shape[-2:])).reshape(x.shape).contiguous()
+    result = x.clone(memory_format=torch.contiguous_format)
+    _one_thread_each(lambda matrix: matrix.copy_(safely(matrix)), result.flatten(0, -3).unbind())
+    return result
+
+
+def _one_thread_each(function: Callable[[Tensor], object], tensors: tuple[Tensor, ...]) -> None:
+    """Call a function for each tensor, on as many threads as PyTorch has, with kernels of one thread.
+
+    Eigendecompositions gain next to nothing from threads of their own. What a call computes does not depend on the
+    number of threads.
+    """
+    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    if threads == 1:
+        for tensor in tensors:
+            function(tensor)
+        return
+
+    def in_mode_of_caller(tensor: Tensor) -> None:
+        with torch.inference_mode(inference):
+            function(tensor)
+
+    try:
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            list(pool.map(in_mode_of_caller, tensors))
+    finally:
+        torch.set_num_threads(threads)  # MKL has one number for all threads
+
+
+def _polynomial(squares: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Return h(λ): the factor by which N steps multiply a singular value √λ."""
+    a, b, *c = coefficients
+    result = torch.ones_like(squares)
+    for _ in range(steps):
+        factor = a + b * squares + (c[0] * squares**2 if c else 0.0)
+        result, squares = result * factor, squares * factor**2
+    return result
+
+
+@lru_cache
+def _steepness(steps: int, coefficients: tuple[float, ...]) -> float:
+    """Return the maximum over λ in [0, 1] of √λ |h'(λ)|: how much an error in λ moves a singular value.
+
+    From differences between points 0.5 % apart, down to where h is flat.
+    """
+    if steps > 50:
+        return math.inf  # h(0) is then above 1e8
+    flat = -2 * steps * math.log10(coefficients[0]) - 3
+    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64)
+    slopes = _polynomial(points, steps, coefficients).diff() / points.diff()
+    return float((points[1:].sqrt() * slopes.abs()).max())
+
+
+def _largest_eigenvalue(gram: Tensor) -> float:
+    """Estimate the largest eigenvalue of a symmetric matrix from below, mostly within a few per cent."""
+    vector = gram[:, gram.diagonal().argmax()]
+    for _ in range(8):
+        vector = gram @ (vector / vector.norm())
+    return float(vector.norm())
+
+
+def _without_zeros(y: Tensor) -> Tensor:
+    """Replace zeros by noise, the same one each time, so that the images of null vectors have directions."""
+    if y.count_nonzero() == y.numel():
+        return y
+    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    return torch.where(y == 0, noise * (_NOISE * y.abs().amax()), y)
+
+
+def _deflated(y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the polar factor of a tall matrix as a product of two with orthonormal columns, to 1e-4 in most cases."""
+    if y.shape[-1] <= _SMALL:
+        u, _, vh = torch.linalg.svd(y, full_matrices=False)
+        return u, vh
+    eigenvalues, vectors = torch.linalg.eigh(symmetric_product(y, y))
+    y = y @ vectors
+    split = int((eigenvalues < _GAP**2 * eigenvalues[-1]).sum())
+    small, large = y[:, :split], y[:, split:]
+    large /= large.norm(dim=0)
+    if 0 < split < len(eigenvalues):
+        small.addmm_(large, large.mT @ small, alpha=-1)
+        small /= small.norm().clamp_min(torch.finfo(small.dtype).tiny)
+        small.copy_(torch.mm(*_deflated(small)))
+        small.addmm_(large, large.mT @ small, alpha=-1)
+    return y, vectors.mT
+
+
+def _cubic_factor(gram: Tensor) -> tuple[Tensor, float]:
+    """Return 1.5 I − 0.5 QᵀQ from QᵀQ, and a bound on ‖QᵀQ − I‖_F / √r after Q has been multiplied by it."""
+    gram.diagonal().sub_(1)
+    norm = float(gram.norm())
+    gram.mul_(-0.5).diagonal().add_(1)
+    return gram, 0.75 * norm**2 / math.sqrt(len(gram)) if norm < 1 else math.inf
