@@ -67,7 +67,7 @@ def test_each_step_multiplies_rounding_errors_in_null_directions(shape, rank, co
     expected = reference.orthogonalize(matrix, steps, coefficients)
     error = (orthogonalize(matrix, steps, coefficients) - expected).norm() / expected.norm()
     grown = 2 * torch.finfo(torch.float32).eps * COEFFICIENTS[coefficients][0] ** steps
-    assert error <= max(2e-5, grown)
+    assert error <= max(2e-5, 1.5 * grown)  # how a CPU rounds its products differs
     assert error > 2e-5 or rank > 1 or grown < 2e-5
 
 
