@@ -12,6 +12,7 @@ On a CPU, `_cpu` finds the same matrices in less time.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -121,8 +122,8 @@ def fire(
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(_checked(weight), groups)
     isometry = _projected(matrices) if steps == "exact" else _iterated(matrices, steps, _numbers(coefficients))
-    isometry *= _scale(matrices, isometry, scale, taps=math.prod(weight.shape[2:]))
-    return _from_matrices(isometry, weight.shape).to(weight.dtype).contiguous()
+    new = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
+    return new.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
 
 
 def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
@@ -155,6 +156,27 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
     return grid.movedim(-1, 1)
 
 
+def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Scale) -> Tensor:
+    """Multiply what the iteration made of matrices by FIRE's scale, see `fire`.
+
+    Args:
+        isometry: Q, shape `(..., m, n)`.
+        matrices: W, same shape.
+        shape: `(out, in, *kernel)` of the weight, of one group.
+        scale: `"paper"`, `"none"` or `"procrustes"`.
+    """
+    if scale == "none":
+        return isometry
+    if scale == "paper":
+        rows, columns, *kernel = shape
+        return isometry * (math.sqrt(rows / max(columns, 1)) / max(math.prod(kernel), 1))
+    if scale == "procrustes":
+        norm = isometry.square().sum((-2, -1), keepdim=True)
+        inner = (matrices * isometry).sum((-2, -1), keepdim=True)
+        return isometry * (inner / norm.masked_fill(norm == 0, 1.0))
+    raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
+
+
 def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
     """Take Newton–Schulz steps from X / ‖X‖_F; a new, contiguous tensor."""
     if not x.numel():
@@ -171,24 +193,6 @@ def _projected(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return polar_factor_on_cpu(x)
     return polar_factor(unit_norm(x.contiguous()))
-
-
-def _from_matrices(matrices: Tensor, shape: torch.Size) -> Tensor:
-    """Undo `as_matrices`: `(groups, taps, out / groups, in / groups)` to a weight of `shape`."""
-    return matrices.movedim(1, -1).reshape(shape)
-
-
-def _scale(matrices: Tensor, isometry: Tensor, scale: Scale, taps: int) -> Tensor | float:
-    if scale == "none":
-        return 1.0
-    if scale == "paper":
-        rows, columns = matrices.shape[-2:]
-        return math.sqrt(rows / columns) / taps if rows and columns and taps else 1.0
-    if scale == "procrustes":
-        norm = isometry.square().sum((-2, -1), keepdim=True)
-        inner = (matrices * isometry).sum((-2, -1), keepdim=True)
-        return inner / norm.masked_fill(norm == 0, 1.0)
-    raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
 
 
 def _checked(tensor: Tensor) -> Tensor:
