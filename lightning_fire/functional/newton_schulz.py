@@ -66,6 +66,17 @@ def moderate(x: Tensor) -> Tensor:
     Args:
         x: Shape `(..., m, n)`, finite.
     """
+    return x / power_of_two(x)
+
+
+def power_of_two(x: Tensor) -> Tensor:
+    """Return the largest power of two that is not above the largest entry of each matrix; 1 for zeros.
+
+    Args:
+        x: Shape `(..., m, n)`, finite.
+
+    Returns:
+        Shape `(..., 1, 1)`.
+    """
     largest = x.abs().amax((-2, -1), keepdim=True)
-    power_of_two = largest / (2 * torch.frexp(largest).mantissa)
-    return x / torch.where(largest == 0, 1.0, power_of_two)
+    return torch.where(largest == 0, 1.0, largest / (2 * torch.frexp(largest).mantissa))

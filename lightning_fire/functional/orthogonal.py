@@ -13,13 +13,13 @@ On a CPU, `_cpu` finds the same matrices in less time.
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fire.functional._cpu import newton_schulz_on_cpu, polar_factor_on_cpu
-from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, unit_norm
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, power_of_two, unit_norm
 
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
@@ -165,16 +165,17 @@ def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Sca
         shape: `(out, in, *kernel)` of the weight, of one group.
         scale: `"paper"`, `"none"` or `"procrustes"`.
     """
-    if scale == "none":
+    if scale not in get_args(Scale):
+        raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
+    if scale == "none" or not isometry.numel():
         return isometry
     if scale == "paper":
         rows, columns, *kernel = shape
-        return isometry * (math.sqrt(rows / max(columns, 1)) / max(math.prod(kernel), 1))
-    if scale == "procrustes":
-        norm = isometry.square().sum((-2, -1), keepdim=True)
-        inner = (matrices * isometry).sum((-2, -1), keepdim=True)
-        return isometry * (inner / norm.masked_fill(norm == 0, 1.0))
-    raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
+        return isometry * (math.sqrt(rows / columns) / math.prod(kernel))
+    size = power_of_two(matrices)  # ⟨W, Q⟩ of huge entries would overflow
+    norm = isometry.square().sum((-2, -1), keepdim=True)
+    inner = (matrices / size * isometry).sum((-2, -1), keepdim=True)
+    return isometry * (inner / norm.masked_fill(norm == 0, 1.0)) * size
 
 
 def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:

@@ -73,6 +73,16 @@ def test_extreme_entries_neither_overflow_nor_vanish(size):
     assert_near(fire(matrix, steps="exact", scale="none"), expected)
 
 
+@pytest.mark.parametrize("steps", [10, "exact"])
+@pytest.mark.parametrize("size", [1e-38, 1e30, 3e38])
+def test_procrustes_scale_of_extreme_entries(size, steps):
+    """⟨W, Q⟩, and the scale itself, may be out of the range of float32 where their product with Q is not."""
+    matrix = matrix_of(40, 40, seed=0)
+    matrix /= matrix.abs().max()
+    result = fire(matrix * size, steps, scale="procrustes")
+    assert_near(result.double() / size, fire(matrix, steps, scale="procrustes"), torch.float32)
+
+
 @settings(max_examples=40, deadline=None)
 @given(sizes, sizes, seeds, st.sampled_from(COEFFICIENTS))
 def test_commutes_with_transpose_and_rotation(m, n, seed, coefficients):
@@ -146,6 +156,8 @@ def test_empty(shape):
     empty = torch.empty(shape)
     assert orthogonalize(empty).shape == shape
     assert polar(empty).shape == shape
+    for scale in ("paper", "none", "procrustes"):
+        assert fire(empty, scale=scale).shape == shape
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (7, 1), (1, 1)])
