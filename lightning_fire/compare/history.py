@@ -6,10 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from lightning_fire.functional import accuracy_drop, recovery_time
 
 Series = tuple[np.ndarray, np.ndarray]  # optimizer steps, values
 
@@ -97,7 +94,7 @@ class History:
         before = self.last_in_chunk(self.accuracy)[:-1]
         if len(self.at_new_data) != len(before):
             return np.array([])
-        return accuracy_drop(torch.from_numpy(before), torch.from_numpy(self.at_new_data)).numpy()
+        return before - self.at_new_data
 
     def recoveries(self) -> np.ndarray:
         """Return how many epochs each chunk takes to be as accurate as the end of the chunk before; Inf: it never is.
@@ -110,13 +107,20 @@ class History:
 
 
 def epochs_to(target: float, accuracy: np.ndarray) -> float:
-    """Return the number of validations after which an accuracy is first reached; Inf if it never is.
+    """Return the number of epochs after which an accuracy is first reached, at least 1; Inf if it never is.
+
+    Inf is longer than was observed: comparisons and medians of such times stay right, and a mean is Inf.
 
     Args:
         target: The accuracy; NaN is never reached.
-        accuracy: That of each validation, `(epochs,)`.
+        accuracy: Accuracy after each epoch, `(epochs,)`; NaN reaches nothing.
+
+    Example:
+        >>> epochs_to(0.5, np.array([0.2, 0.6, 0.4])), epochs_to(0.5, np.array([0.2, 0.3]))
+        (2.0, inf)
     """
-    return float(recovery_time(torch.from_numpy(accuracy), float(target)))
+    reached = np.flatnonzero(accuracy >= target)
+    return float(reached[0] + 1) if len(reached) else float("inf")
 
 
 def read_history(folder: Path) -> History:

@@ -27,7 +27,6 @@ from lightning_fire.functional.ranks import (
     stable_rank,
     stable_rank_of,
 )
-from lightning_fire.functional.recovery import accuracy_drop, recovery_time
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
 from lightning_fire.functional.theorems import (
     activity_score_bounds,
@@ -50,7 +49,6 @@ from lightning_fire.functional.units import (
 __all__ = [
     "NEVER",
     "Eigenvalue",
-    "accuracy_drop",
     "activity_score_bounds",
     "as_matrices",
     "contribution_utility",
@@ -80,7 +78,6 @@ __all__ = [
     "parseval_gradient",
     "parseval_penalty",
     "polar",
-    "recovery_time",
     "relu_hessian_bound",
     "sfe",
     "sfe_normalized",

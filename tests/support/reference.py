@@ -130,14 +130,6 @@ def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     return (c - after @ after.T / after.norm() ** 2).norm()
 
 
-def recovery_time(accuracy: list[float], reference: float) -> float:
-    """Epochs until one curve reaches the reference, Inf if it does not."""
-    for epoch, value in enumerate(accuracy, start=1):
-        if value >= reference:
-            return float(epoch)
-    return math.inf
-
-
 def muon(weight: Tensor, gradients: list[Tensor], lr: float, momentum=0.95, decay=0.0, nesterov=True, scale="original"):
     """Muon's steps on one weight, by the definition, in float64."""
     weight, average = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
