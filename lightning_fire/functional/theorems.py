@@ -1,11 +1,9 @@
-"""What the paper's theorems promise of one layer: outputs of high rank, no dormant neuron.
+"""The paper's theorems as bounds: of effective rank and dormancy of a layer, of features and Hessian of a network.
 
-Both start from the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`: it is
-`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1. With more outputs than inputs it never is.
-From 1 on the functions return what holds of every layer.
-
-Neither statement changes with the scale of the weight, so for `out <= in` the smallest DfI over all scales may be given
-instead: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
+The two of a layer use the DfI of the paper's W of shape (in, out), ‖WᵀW − I‖_F². Weights here are `(out, in)`: it is
+`dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1, which it cannot be with more outputs than
+inputs. From 1 on the functions return what holds for every layer. Neither bound depends on the scale of the weight, so
+for `out <= in` the smallest DfI over all scales may be given: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
 """
 
 from collections.abc import Sequence
@@ -17,13 +15,9 @@ from lightning_fire.functional.metrics import sfe
 
 
 def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: float = 1.0) -> Tensor:
-    """Bound the effective rank of a layer's outputs from below.
+    """Lower bound of the effective rank `srank` of a layer's outputs Φ = Z Wᵀ, without bias and activation.
 
-    The effective rank srank_δ of the outputs Φ = Z Wᵀ is the smallest k such that the k largest singular values sum to
-    1 − δ of the sum of all. With ρ² = (1 + ε)/(1 − ε) · `eigenvalue_ratio` and ε = √DfI < 1 it is at least
-    ⌈(1 − δ)d / (δρ + 1 − δ)⌉, d = `rank`.
-
-    Assumes outputs without bias and before the activation.
+    With ρ² = (1 + ε)/(1 − ε) · `eigenvalue_ratio` and ε = √DfI < 1 it is ⌈(1 − δ)d / (δρ + 1 − δ)⌉, d = `rank`.
 
     Source: paper, theorem "DfI controls effective rank": its first inequality, and its second one (whitened inputs)
     with `rank=out` and `eigenvalue_ratio=1`. δ = 0.01 is from Kumar et al., ICLR 2021.
@@ -32,7 +26,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         dfi: `dfi(weight.mT)` of a weight `(out, in)`, shape `(...)`, at least 0. For `out > in`, which the paper leaves
             out, `dfi(weight)` with the rank of Z and the eigenvalues of ZᵀZ.
         rank: d, the rank of Φ; `out` if ZᵀZ is of full rank.
-        delta: δ, the share of the sum that may be missing, in (0, 1).
+        delta: δ, the fraction of the sum of the singular values that may be missing, in (0, 1).
         eigenvalue_ratio: η₁/η_d, largest through smallest positive eigenvalue of QZᵀZQᵀ with Q the polar factor of the
             weight, at least 1. If ZᵀZ is of full rank, its own ratio is an upper bound of it and may be given.
 
@@ -44,7 +38,6 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         ValueError: If an argument is out of its range.
 
     Example:
-        >>> import torch
         >>> srank_bound(torch.tensor([0.0, 0.25, 1.0]), rank=64)
         tensor([64, 63,  1])
     """
@@ -60,10 +53,10 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
 
 
 def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:
-    """Bound how active each neuron of a layer is beside the others, s_i = E|h_i| / mean_k E|h_k|, from both sides.
+    """Lower and upper bounds of the activity scores of a layer's neurons, s_i = E|h_i| / mean_k E|h_k|.
 
-    Assumes inputs z ~ N(0, I), no bias, and an activation with σ(at) = aσ(t) for a ≥ 0, such as ReLU or none. That
-    the inputs are whitened is not enough: their distribution must look the same from all directions.
+    Assumes inputs z ~ N(0, I), no bias, and an activation with σ(at) = aσ(t) for a ≥ 0, such as ReLU or none. Whitened
+    inputs are not enough: their distribution must look the same from all directions.
 
     Source: paper, theorem "Minimizing DfI increases neuron activity score".
 
@@ -71,14 +64,13 @@ def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:
         dfi: `dfi(weight.mT)` of a weight `(out, in)`, shape `(...)`, at least 0.
 
     Returns:
-        Lower bounds √((1 − ε)/(1 + ε)), ε = √DfI, and upper bounds, their inverses; each of shape `(...)`, float64.
-        0 and infinity where `dfi` is 1 or more.
+        √((1 − ε)/(1 + ε)), ε = √DfI, and its inverse; each of shape `(...)`, float64. 0 and infinity where `dfi` is 1
+        or more.
 
     Raises:
         ValueError: If a value is negative or NaN.
 
     Example:
-        >>> import torch
         >>> activity_score_bounds(torch.tensor(0.36))
         (tensor(0.5000, dtype=torch.float64), tensor(2.0000, dtype=torch.float64))
     """
@@ -87,9 +79,7 @@ def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dfi_without_dormancy(threshold: float = 0.025) -> float:
-    """Return the DfI below which no neuron of a layer is dormant: ((1 − τ²)/(1 + τ²))².
-
-    Assumes what `activity_score_bounds` does.
+    """DfI below which a layer has no dormant neuron: ((1 − τ²)/(1 + τ²))², assumptions of `activity_score_bounds`.
 
     Source: paper, corollary "Absence of τ-dormant neurons", and 0.9975 for the threshold of Sokar et al., ICML 2023.
 
@@ -111,14 +101,6 @@ def dfi_without_dormancy(threshold: float = 0.025) -> float:
     return ((1 - threshold**2) / (1 + threshold**2)) ** 2
 
 
-def _spread(dfi: Tensor) -> Tensor:
-    """√((1 + ε)/(1 − ε)), the largest ratio of two singular values of a weight with this DfI; infinity from 1 on."""
-    if not (dfi >= 0).all():
-        raise ValueError(f"`dfi` must be at least 0, got {dfi}")
-    deviation = dfi.detach().double().sqrt().clamp_max(1)
-    return ((1 + deviation) / (1 - deviation)).sqrt()
-
-
 def feature_covariance_bound(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
@@ -126,14 +108,11 @@ def feature_covariance_bound(
     feature_norm: float,
     lipschitz: Sequence[float] | None = None,
 ) -> Tensor:
-    """Bound how far features turn when weights change: an upper bound of ‖C − C̃‖_F, not squared.
+    """Upper bound of `feature_covariance_shift`, ‖C − C̃‖_F, between two networks.
 
-    C = HHᵀ/‖H‖_F² is the normalised covariance between samples, shape (samples, samples), of the features H that the
-    network `before` gives to the inputs, and C̃ that of `after`. Their distance is never above √2: a larger bound says
-    nothing. The constant 4 in it is the paper's; the bound divided by 2√2 holds as well.
-
-    Assumes no biases, elementwise activations with σ(0) = 0 (ReLU and tanh; not the sigmoid), and features that are
-    not all 0.
+    The shift is never above √2, so a larger bound says nothing. The factor 4 is the paper's; the bound divided by 2√2
+    holds as well. Assumes no biases, elementwise activations with σ(0) = 0 (ReLU and tanh; not the sigmoid), and
+    features that are not all 0.
 
     Source: paper, theorem "SFE bounds output feature covariance between two deep neural networks".
 
@@ -141,18 +120,17 @@ def feature_covariance_bound(
         before: Weights of the layers up to the one whose features are compared, in order, each `(out, in)`.
         after: As many weights, of the same shapes.
         input_norm: ‖Z‖_F of the inputs Z, shape (samples, in).
-        feature_norm: The smaller of ‖H‖_F and ‖H̃‖_F, above 0.
+        feature_norm: The smaller of the norms of the features, ‖H‖_F and ‖H̃‖_F, above 0.
         lipschitz: Lipschitz constant of each layer's activation; all 1 if None.
 
     Returns:
         Shape `()`, at least 0; of the dtype of `sfe`.
 
     Raises:
-        ValueError: If the lists are empty or differ in length, a pair of weights is not of one shape, a weight is not a
+        ValueError: If the lists are empty or differ in length, a pair of weights differs in shape, a weight is not a
             matrix, or a number is out of its range.
 
     Example:
-        >>> import torch
         >>> before, after = [torch.eye(2), torch.eye(2)], [torch.eye(2), 2 * torch.eye(2)]
         >>> feature_covariance_bound(before, after, input_norm=1.0, feature_norm=1.0)  # 4 · √(2² + 1²) · √2
         tensor(12.6491)
@@ -178,10 +156,10 @@ def feature_covariance_bound(
 def hessian_bound(
     dfi: Tensor, output_curvature: float, output_gradient: float, input_eigenvalue: float = 1.0
 ) -> Tensor:
-    """Bound the sharpness of the loss, where all samples switch the same ReLUs on: ‖∇²L‖₂ over all weights.
+    """Upper bound of ‖∇²L‖₂, the Hessian of the mean loss by all weights, if all samples activate the same ReLUs.
 
     This is the paper's theorem. Its proof needs one pattern of active units for all samples, as in a linear network;
-    where each sample has its own, as in any ReLU network, the Hessian can exceed it: take `relu_hessian_bound`.
+    where each sample has its own, as in any ReLU network, the Hessian can exceed it: use `relu_hessian_bound`.
 
     With ν = 1 + √DfI of each layer, λ = `input_eigenvalue`, β and γ the two properties of the loss:
     βλ Σ_k Π_{j≠k} ν_j + 2γ√λ Σ_{k<l} Π_{j≠k,l} ν_j. The last layer is linear, and there are no biases.
@@ -197,54 +175,52 @@ def hessian_bound(
         input_eigenvalue: Largest eigenvalue of ZᵀZ/n, the second moments of the inputs Z, shape (n, in); 1 if whitened.
 
     Returns:
-        Upper bounds of the largest absolute eigenvalue of the Hessian of the mean loss, shape `(...)`, float64.
+        Shape `(...)`, float64.
 
     Raises:
         ValueError: If `dfi` has no dimension, or a value is negative or NaN.
 
     Example:
-        >>> import torch
         >>> hessian_bound(torch.zeros(3), output_curvature=1.0, output_gradient=0.5)  # 3 layers, 3 pairs of layers
         tensor(6., dtype=torch.float64)
     """
-    return _curvature(dfi, output_curvature, output_gradient, input_eigenvalue, input_eigenvalue)
+    return _hessian_bound(dfi, output_curvature, output_gradient, input_eigenvalue, input_eigenvalue)
 
 
 def relu_hessian_bound(
     dfi: Tensor, output_curvature: float, output_gradient: float, input_trace: float, input_eigenvalue: float = 1.0
 ) -> Tensor:
-    """Bound the sharpness of the loss of a ReLU network, each sample with its own active units: ‖∇²L‖₂.
+    """Upper bound as `hessian_bound`, for ReLU networks in which each sample has its own active units.
 
-    As `hessian_bound`, with the trace of the second moments of the inputs in place of their largest eigenvalue in all
-    terms but those of the first layer: ReLU can raise the largest eigenvalue of the second moments of what a layer
-    gets, but never their trace. The number of inputs is thus a factor, and for wide layers it must be.
+    In all terms but those of the first layer the trace of ZᵀZ/n replaces its largest eigenvalue: ReLU can raise the
+    largest eigenvalue of the second moments of a layer's inputs, but not their trace. The input dimension is thus a
+    factor, and for wide layers it must be.
 
     Source: ours; the paper's proof with its lemma "Covariance/spectral growth through layers" repaired.
 
     Args:
-        dfi: As in `hessian_bound`, shape `(..., layers)`.
-        output_curvature: β, as in `hessian_bound`.
-        output_gradient: γ, as in `hessian_bound`.
-        input_trace: Trace of ZᵀZ/n, the mean squared norm of an input; the number of inputs if whitened.
+        dfi: DfI of each layer, shape `(..., layers)`, see `hessian_bound`.
+        output_curvature: β, see `hessian_bound`.
+        output_gradient: γ, see `hessian_bound`.
+        input_trace: Trace of ZᵀZ/n, the mean squared norm of an input; the input dimension if whitened.
         input_eigenvalue: Largest eigenvalue of ZᵀZ/n; 1 if whitened.
 
     Returns:
-        Upper bounds of the largest absolute eigenvalue of the Hessian of the mean loss, shape `(...)`, float64.
+        Shape `(...)`, float64.
 
     Raises:
         ValueError: If `dfi` has no dimension, a value is negative or NaN, or the trace is below the eigenvalue.
 
     Example:
-        >>> import torch
         >>> relu_hessian_bound(torch.zeros(2), output_curvature=1.0, output_gradient=0.0, input_trace=64.0)
         tensor(65., dtype=torch.float64)
     """
     if not input_trace >= input_eigenvalue:
         raise ValueError(f"`input_trace` must be at least `input_eigenvalue` {input_eigenvalue}, got {input_trace}")
-    return _curvature(dfi, output_curvature, output_gradient, input_eigenvalue, input_trace)
+    return _hessian_bound(dfi, output_curvature, output_gradient, input_eigenvalue, input_trace)
 
 
-def _curvature(dfi: Tensor, output_curvature: float, output_gradient: float, first: float, later: float) -> Tensor:
+def _hessian_bound(dfi: Tensor, output_curvature: float, output_gradient: float, first: float, later: float) -> Tensor:
     """Sum over the layers and over their pairs; `first` and `later`: moment of the inputs in layer 1 and after it."""
     if dfi.ndim == 0 or not (dfi >= 0).all():
         raise ValueError(f"`dfi` must be of shape (..., layers) and at least 0, got {dfi}")
@@ -253,20 +229,28 @@ def _curvature(dfi: Tensor, output_curvature: float, output_gradient: float, fir
     moments = torch.full_like(growth, later)
     moments[..., :1] = first
     one = (moments * _products_of_others(growth)).sum(-1)
-    pairs = growth.unsqueeze(-2).expand(*growth.shape, growth.shape[-1])  # the layer left out, all layers
-    earlier = torch.where(_diagonal(growth), 1, pairs)
+    earlier = _without_each(growth)  # (..., layer left out, layers)
     two = (moments.sqrt().unsqueeze(-1) * _products_of_others(earlier)).triu(1).sum((-2, -1))
     return output_curvature * one + 2 * output_gradient * two
 
 
+def _spread(dfi: Tensor) -> Tensor:
+    """√((1 + ε)/(1 − ε)), the largest ratio of two singular values of a weight with this DfI; infinity from 1 on."""
+    if not (dfi >= 0).all():
+        raise ValueError(f"`dfi` must be at least 0, got {dfi}")
+    deviation = dfi.detach().double().sqrt().clamp_max(1)
+    return ((1 + deviation) / (1 - deviation)).sqrt()
+
+
 def _products_of_others(values: Tensor) -> Tensor:
     """Π_{j≠k} of the last dimension, `(..., n)` to `(..., n)`; no division: a factor may be 0."""
-    repeated = values.unsqueeze(-2).expand(*values.shape, values.shape[-1])
-    return torch.where(_diagonal(values), 1, repeated).prod(-1)
+    return _without_each(values).prod(-1)
 
 
-def _diagonal(values: Tensor) -> Tensor:
-    return torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+def _without_each(values: Tensor) -> Tensor:
+    """Copies of the last dimension, `(..., n)` to `(..., n, n)`, the k-th with 1 instead of its k-th value."""
+    diagonal = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
+    return torch.where(diagonal, 1, values.unsqueeze(-2))
 
 
 def _norm(weight: Tensor) -> Tensor:
