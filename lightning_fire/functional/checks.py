@@ -1,18 +1,15 @@
-"""What the functions that measure ask of a tensor."""
+"""The check that the metrics share."""
 
 import torch
 from torch import Tensor
 
 
 def real(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor of matrices in float32 at least, without its gradient.
+    """Return a tensor of matrices in float32, or in float64 if it is float64, without its gradient.
 
     Args:
         tensor: Shape `(..., m, n)`, real floating dtype.
-        name: What the caller calls it.
-
-    Returns:
-        The same values; float32, or float64 for float64 input.
+        name: Name of the caller's argument, for errors.
 
     Raises:
         TypeError: If `tensor` is not of a real floating dtype.

@@ -48,7 +48,6 @@ def largest_eigenvalue(
         ValueError: If an argument is out of range, or a product has a NaN or Inf.
 
     Example:
-        >>> import torch
         >>> matrix = torch.diag(torch.tensor([-9.0, 1.0, 4.0]))
         >>> round(largest_eigenvalue(lambda vector: matrix @ vector, torch.ones(3), tolerance=1e-6).value, 4)
         4.0
@@ -103,7 +102,6 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
         ValueError: If `loss` is no scalar, or there are no parameters.
 
     Example:
-        >>> import torch
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> hessian_product((x**3).sum(), [x])(torch.tensor([1.0, 1.0]))
         tensor([ 6., 12.])
@@ -200,7 +198,6 @@ def loss_curvature(
         ValueError: If an argument is out of range, or the loss has no finite second derivatives.
 
     Example:
-        >>> import torch
         >>> x = torch.tensor([3.0, 5.0], requires_grad=True)
         >>> round(loss_curvature(2 * x[0] ** 2 + x[1] ** 2, [x], tolerance=1e-6).value, 4)
         4.0

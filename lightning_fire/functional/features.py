@@ -1,4 +1,8 @@
-"""How far the features of the same samples have moved, whatever their rotation and scale (stability)."""
+"""Change of the features of the same samples, up to rotation and scale (stability).
+
+Features have shape `(..., samples, features)` and are not centred. Another dtype than a real floating one raises a
+TypeError, fewer than 2 dimensions a ValueError. Results are float32, or float64 where an input is float64.
+"""
 
 import torch
 from torch import Tensor
@@ -8,23 +12,17 @@ from lightning_fire.functional.newton_schulz import unit_norm
 
 
 def normalized_feature_covariance(features: Tensor) -> Tensor:
-    """Return C = H Hᵀ / ‖H‖_F²: how alike the samples are to each other, as features H see them.
+    """Return C = H Hᵀ / ‖H‖_F²: the similarity of each pair of samples by their features H.
 
-    Source: paper, theorem "SFE bounds output feature covariance". Features are not centred.
+    Source: paper, theorem "SFE bounds output feature covariance".
 
     Args:
-        features: H, shape `(..., samples, features)`, real floating dtype.
+        features: H, shape `(..., samples, features)`.
 
     Returns:
         Shape `(..., samples, samples)`, symmetric, positive semi-definite, of trace 1; 0 for features of zeros.
-        float32, or float64 for float64 input.
-
-    Raises:
-        TypeError: If `features` is not of a real floating dtype.
-        ValueError: If `features` has fewer than 2 dimensions.
 
     Example:
-        >>> import torch
         >>> normalized_feature_covariance(torch.tensor([[3.0], [4.0]]))
         tensor([[0.3600, 0.4800],
                 [0.4800, 0.6400]])
@@ -36,22 +34,20 @@ def normalized_feature_covariance(features: Tensor) -> Tensor:
 def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     """Return ‖C − C̃‖_F, the distance between normalised feature covariances; paper, same theorem.
 
-    Computed in float64, with matrices no larger than samples or features, whichever are fewer. Where features are fewer
-    the difference of nearly equal numbers is taken, and shifts below about 1e-8 cannot be told from 0.
+    Computed in float64, with matrices no larger than samples or features, whichever are fewer. If features are fewer,
+    the difference of nearly equal numbers is taken, and shifts below about 1e-8 cannot be distinguished from 0.
 
     Args:
-        before: Features of the samples, shape `(..., samples, features)`, real floating dtype.
+        before: Features of the samples, shape `(..., samples, features)`.
         after: Other features of the same samples, shape `(..., samples, other features)`.
 
     Returns:
-        Shape `(...)`, in [0, √2]; float32, or float64 where an input is float64.
+        Shape `(...)`, in [0, √2].
 
     Raises:
-        TypeError: If an input is not of a real floating dtype.
-        ValueError: If an input has fewer than 2 dimensions, or the numbers of samples differ.
+        ValueError: If the numbers of samples differ.
 
     Example:
-        >>> import torch
         >>> before, after = torch.eye(3, 2), torch.eye(3, 1)  # C is diag(½, ½, 0), then diag(1, 0, 0)
         >>> feature_covariance_shift(before, after)
         tensor(0.7071)
@@ -81,6 +77,11 @@ def feature_covariance_shift_of(before: Tensor, after: Tensor, cross: Tensor) ->
 
     Returns:
         Shape `(...)`, at least 0.
+
+    Example:
+        >>> f, g = torch.eye(3, 2), torch.eye(3, 1)
+        >>> feature_covariance_shift_of(f.mT @ f, g.mT @ g, f.mT @ g)
+        tensor(0.7071)
     """
     size_before, size_after = _trace_root(before), _trace_root(after)
     before, after = before / size_before / size_before, after / size_after / size_after

@@ -1,4 +1,4 @@
-"""The direction of a Muon step: a momentum, orthogonalised and scaled."""
+"""Direction of a Muon step: the momentum, orthogonalised and scaled."""
 
 import math
 from typing import Literal
@@ -18,11 +18,10 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
     al., Muon is scalable for LLM training, 2025. Singular values end up between about 0.7 and 1.2 times the scale.
 
     Args:
-        momentum: Matrices, shape `(..., out, in)`; of a convolution `(..., out, in · taps)`. Nothing is checked: what
-            is not finite stays so.
+        momentum: Matrices, shape `(..., out, in)`; of a convolution `(..., out, in · taps)`. NaN and Inf are
+            not refused.
         steps: Number of iterations.
-        scale: `"original"`: √max(1, rows / columns); `"match_rms_adamw"`: 0.2 √max(rows, columns). Of the matrices, so
-            of a convolution's flattened weight.
+        scale: `"original"`: √max(1, rows / columns); `"match_rms_adamw"`: 0.2 √max(rows, columns).
 
     Returns:
         New tensor of the shape and dtype of `momentum`; computed in float32, or in float64 for float64 input.
@@ -31,7 +30,6 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
         ValueError: If `scale` is unknown.
 
     Example:
-        >>> import torch
         >>> muon_direction(torch.diag(torch.tensor([3.0, 4.0]))).diag().round(decimals=1)
         tensor([0.7000, 1.1000])
     """

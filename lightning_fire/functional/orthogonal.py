@@ -46,7 +46,6 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
             unknown.
 
     Example:
-        >>> import torch
         >>> W = torch.diag(torch.tensor([3.0, 4.0]))
         >>> orthogonalize(W, steps=10)
         tensor([[1., 0.],
@@ -75,7 +74,6 @@ def polar(matrix: Tensor) -> Tensor:
         ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
 
     Example:
-        >>> import torch
         >>> polar(torch.tensor([[0.0, 2.0], [5.0, 0.0]])).abs().round(decimals=4)
         tensor([[0., 1.],
                 [1., 0.]])
@@ -110,7 +108,6 @@ def fire(
         ValueError: If an argument is out of range, or `weight` has a NaN or Inf.
 
     Example:
-        >>> import torch
         >>> weight = torch.tensor([[2.0, 0.0], [0.0, 0.5], [0.0, 0.0], [0.0, 0.0]])  # in 2, out 4
         >>> fire(weight, steps="exact")
         tensor([[1.4142, 0.0000],
@@ -141,7 +138,6 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
         ValueError: If `weight` has fewer than 2 dimensions, or `groups` does not divide its first one.
 
     Example:
-        >>> import torch
         >>> as_matrices(torch.zeros(8, 4, 3, 3)).shape
         torch.Size([1, 9, 8, 4])
     """

@@ -1,7 +1,9 @@
-"""How many directions a matrix of features or weights uses: ranks that see size, not only zeros.
+"""Number of directions that a matrix of features or weights uses.
 
-Each comes twice: of a matrix, and of singular values that are already known (`…_of`). None knows the scale of the
-matrix; all are 0 for a matrix of zeros or without entries.
+Each rank comes twice: of a matrix, and `…_of` singular values, shape `(..., r)`, at least 0, finite, in any order. All
+are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* has shape `(..., m, n)`, for features
+`(..., samples, features)`, which are not centred; another dtype than a real floating one raises a TypeError, fewer than
+2 dimensions, a NaN or an Inf a ValueError. Results are float32, or float64 for float64 input.
 """
 
 import torch
@@ -11,24 +13,22 @@ from lightning_fire.functional.checks import real
 
 
 def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
-    """Return the effective rank: the least k for which the k largest singular values hold the share 1 − δ of their sum.
+    """Effective rank: the least k for which the k largest singular values sum to at least 1 − δ of the sum of all.
 
     Source: Kumar et al., Implicit under-parameterization inhibits data-efficient deep reinforcement learning, ICLR
-    2021; paper, theorem "DfI controls effective rank". Features are not centred.
+    2021; paper, theorem "DfI controls effective rank".
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite; for features `(..., samples, features)`.
-        delta: δ, the share that may be missing, in [0, 1).
+        matrix: Shape `(..., m, n)`.
+        delta: δ, the fraction that may be missing, in [0, 1).
 
     Returns:
         Shape `(...)`, int64, in [0, min(m, n)].
 
     Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf, or `delta` is out of range.
+        ValueError: If `delta` is out of range.
 
     Example:
-        >>> import torch
         >>> srank(torch.diag(torch.tensor([50.0, 49.0, 0.6, 0.4])), delta=0.01)
         tensor(2)
     """
@@ -36,17 +36,11 @@ def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
 
 
 def srank_of(values: Tensor, delta: float = 0.01) -> Tensor:
-    """Return `srank` from singular values.
+    """Effective rank `srank` from singular values; equal up to rounding counts as reached.
 
-    Args:
-        values: Shape `(..., r)`, at least 0, finite, in any order.
-        delta: δ, in [0, 1).
-
-    Returns:
-        Shape `(...)`, int64. Equal up to rounding counts as reached, so r equal values give ⌈(1 − δ)·r⌉.
-
-    Raises:
-        ValueError: If `delta` is out of range.
+    Example:
+        >>> srank_of(torch.ones(5), delta=0.4)  # ⌈(1 − δ)·5⌉
+        tensor(3)
     """
     if not 0 <= delta < 1:
         raise ValueError(f"`delta` must be at least 0 and below 1, got {delta}")
@@ -56,22 +50,17 @@ def srank_of(values: Tensor, delta: float = 0.01) -> Tensor:
 
 
 def stable_rank(matrix: Tensor) -> Tensor:
-    """Return the stable rank ‖W‖_F² / σ_max²: how many directions as strong as the strongest there are.
+    """Stable rank ‖W‖_F² / σ_max²: the number of directions as strong as the strongest.
 
     Source: Rudelson and Vershynin, Sampling from large matrices, Journal of the ACM 54(4), 2007.
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+        matrix: Shape `(..., m, n)`.
 
     Returns:
-        Shape `(...)`, in [1, min(m, n)], or 0; float32, or float64 for float64 input.
-
-    Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+        Shape `(...)`, in [1, min(m, n)], or 0.
 
     Example:
-        >>> import torch
         >>> stable_rank(torch.diag(torch.tensor([2.0, 1.0, 1.0])))
         tensor(1.5000)
     """
@@ -79,34 +68,27 @@ def stable_rank(matrix: Tensor) -> Tensor:
 
 
 def stable_rank_of(values: Tensor) -> Tensor:
-    """Return `stable_rank` from singular values.
+    """Stable rank `stable_rank` from singular values.
 
-    Args:
-        values: Shape `(..., r)`, at least 0, finite, in any order.
-
-    Returns:
-        Shape `(...)`.
+    Example:
+        >>> stable_rank_of(torch.tensor([2.0, 1.0, 1.0]))
+        tensor(1.5000)
     """
     return _relative(values).square().sum(-1)
 
 
 def entropy_rank(matrix: Tensor) -> Tensor:
-    """Return the exponential of the entropy of σ / Σσ: how many equal singular values would be as spread out.
+    """Exponential of the entropy of σ / Σσ: the number of equal singular values with the same entropy.
 
     Source: Roy and Vetterli, The effective rank: a measure of effective dimensionality, EUSIPCO 2007.
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+        matrix: Shape `(..., m, n)`.
 
     Returns:
-        Shape `(...)`, in [1, min(m, n)], or 0; float32, or float64 for float64 input.
-
-    Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+        Shape `(...)`, in [1, min(m, n)], or 0.
 
     Example:
-        >>> import torch
         >>> entropy_rank(torch.diag(torch.tensor([3.0, 3.0, 0.0])))
         tensor(2.)
     """
@@ -114,13 +96,11 @@ def entropy_rank(matrix: Tensor) -> Tensor:
 
 
 def entropy_rank_of(values: Tensor) -> Tensor:
-    """Return `entropy_rank` from singular values.
+    """Entropy rank `entropy_rank` from singular values.
 
-    Args:
-        values: Shape `(..., r)`, at least 0, finite, in any order.
-
-    Returns:
-        Shape `(...)`.
+    Example:
+        >>> entropy_rank_of(torch.tensor([3.0, 3.0, 0.0]))
+        tensor(2.)
     """
     relative = _relative(values)
     total = relative.sum(-1, keepdim=True)
@@ -128,29 +108,16 @@ def entropy_rank_of(values: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
 
 
-def _relative(values: Tensor) -> Tensor:
-    """Singular values beside the largest, `(..., max(r, 1))`; zeros stay zero."""
-    if values.shape[-1] == 0:
-        return values.new_zeros(*values.shape[:-1], 1)
-    largest = values.amax(-1, keepdim=True)
-    return values / largest.masked_fill(largest == 0, 1.0)
-
-
 def singular_values(matrix: Tensor) -> Tensor:
-    """Return the singular values of each matrix; entries may be tiny or huge.
+    """Singular values of each matrix; entries may be tiny or huge.
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+        matrix: Shape `(..., m, n)`.
 
     Returns:
-        Shape `(..., min(m, n))`, descending; float32, or float64 for float64 input.
-
-    Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+        Shape `(..., min(m, n))`, descending.
 
     Example:
-        >>> import torch
         >>> singular_values(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))
         tensor([3., 2.])
     """
@@ -162,23 +129,21 @@ def singular_values(matrix: Tensor) -> Tensor:
 
 
 def singular_values_of_gram(gram: Tensor) -> Tensor:
-    """Return the singular values of F from its Gram matrix FᵀF, which can be summed over batches of rows.
+    """Singular values of F from its Gram matrix FᵀF, which can be summed over batches of rows.
 
     Squaring costs half of the digits: singular values below about √(n·ε) σ_max, 1e-8 to 1e-7 σ_max in float64, are lost
     in rounding and returned as 0.
 
     Args:
-        gram: Shape `(..., n, n)`, symmetric and positive semi-definite, finite; float64 advised.
+        gram: Shape `(..., n, n)`, symmetric and positive semi-definite; float64 advised.
 
     Returns:
-        Shape `(..., n)`, descending; float32, or float64 for float64 input.
+        Shape `(..., n)`, descending.
 
     Raises:
-        TypeError: If `gram` is not of a real floating dtype.
-        ValueError: If `gram` is not square or has a NaN or Inf.
+        ValueError: If `gram` is not square.
 
     Example:
-        >>> import torch
         >>> features = torch.tensor([[0.0, 2.0], [3.0, 0.0], [4.0, 0.0]])
         >>> singular_values_of_gram(features.mT @ features)
         tensor([5., 2.])
@@ -192,6 +157,14 @@ def singular_values_of_gram(gram: Tensor) -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(gram / largest).flip(-1)
     noise = gram.shape[-1] * torch.finfo(gram.dtype).eps * eigenvalues[..., :1]
     return torch.where(eigenvalues > noise, eigenvalues, 0.0).sqrt() * largest.squeeze(-1).sqrt()
+
+
+def _relative(values: Tensor) -> Tensor:
+    """Singular values divided by the largest, `(..., max(r, 1))`; zeros stay zero."""
+    if values.shape[-1] == 0:
+        return values.new_zeros(*values.shape[:-1], 1)
+    largest = values.amax(-1, keepdim=True)
+    return values / largest.masked_fill(largest == 0, 1.0)
 
 
 def _largest_entry(matrix: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""New weights from old ones, apart from FIRE: shrink and perturb, and DASH."""
+"""New weights by shrink and perturb, and by DASH."""
 
 import torch
 from torch import Tensor
@@ -7,14 +7,14 @@ from torch import Tensor
 def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb: float | None = None) -> Tensor:
     """Move a weight towards a target: (1 − λ)·W + λ·W₀ (paper, section "Continual Visual Learning", baselines).
 
-    Source: Ash & Adams, On warm-starting neural network training, NeurIPS 2020, where the target is a fresh network and
-    the two factors are chosen apart: shrink 0.4 (`strength=0.6`), perturb 0.1.
+    Source: Ash & Adams, On warm-starting neural network training, NeurIPS 2020, where the target is a new network
+    and the two factors are independent: shrink 0.4 (`strength=0.6`), perturb 0.1.
 
     Args:
         weight: W, any shape, real floating dtype.
         target: W₀, same shape.
         strength: λ in [0, 1]: 0 changes nothing, 1 leaves nothing of the weight.
-        perturb: Factor of the target in the place of λ, at least 0.
+        perturb: Factor of the target instead of λ, at least 0.
 
     Returns:
         Same shape and dtype as `weight`; computed in float32 at least.
@@ -23,7 +23,6 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
         ValueError: If the shapes differ, or a factor is out of its range.
 
     Example:
-        >>> import torch
         >>> shrink_and_perturb(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), strength=0.8)
         tensor([0.2000, 1.2000])
     """
@@ -41,15 +40,15 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
 
 
 def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
-    """Shrink the parts of a weight that do not point where the new data wants it to go: w · clamp(cos(w, g), λ, 1).
+    """Shrink the parts of a weight by their alignment with the negative gradient: w · clamp(cos(w, g), λ, 1).
 
     Source: Shin et al., DASH: Warm-starting neural network training in stationary settings without loss of plasticity,
-    NeurIPS 2024. The parts are the kernels of a convolution, one for each output and input; the rows of a matrix; the
-    whole of a bias. A part without a direction (a gradient of zero) shrinks by λ.
+    NeurIPS 2024. The parts are the kernels of a convolution, one for each output and input; the rows of a matrix; a
+    whole bias. A part with a gradient of zero shrinks by λ.
 
     Args:
         weight: w, shape `(out, in, *kernel)`, `(out, in)` or `(out,)`, real floating dtype.
-        direction: g, the way the loss falls, same shape.
+        direction: g, the negative gradient of the loss, same shape.
         minimum: λ in [0, 1].
 
     Returns:
@@ -59,7 +58,6 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
         ValueError: If the shapes differ, or `minimum` is outside [0, 1].
 
     Example:
-        >>> import torch
         >>> dash(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [-1.0, 0.0]]), minimum=0.3)
         tensor([[2.8800, 3.8400],
                 [0.3000, 0.0000]])
@@ -71,14 +69,14 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
             f"`direction` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(direction.shape)}"
         )
     precise = torch.promote_types(weight.dtype, torch.float32)
-    first = min(2, weight.ndim - 1)  # dimension from which on a part runs
+    first = min(2, weight.ndim - 1)  # first dimension of a part
     parts = weight.to(precise).flatten(first)
     cosine = (_unit(parts) * _unit(direction.to(precise).flatten(first))).sum(-1, keepdim=True)
     return (parts * cosine.clamp(minimum, 1.0)).view(weight.shape).to(weight.dtype)
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Return vectors of length 1, zeros for zeros; first by their largest entry, as squares of gradients underflow."""
+    """Return vectors of length 1, zeros for zeros; divided by the largest entry first, as squares of gradients underflow."""
     largest = vectors.abs().amax(-1, keepdim=True)
     vectors = torch.where(largest > 0, vectors / largest, vectors)
     return torch.nn.functional.normalize(vectors, dim=-1)

@@ -19,7 +19,6 @@ def dormancy_score(activity: Tensor) -> Tensor:
         Shape `(..., units)`, at least 0, 1 on average; all 0 where no unit does anything.
 
     Example:
-        >>> import torch
         >>> dormancy_score(torch.tensor([0.0, 1.0, 3.0, 4.0]))
         tensor([0.0000, 0.5000, 1.5000, 2.0000])
     """
@@ -43,7 +42,6 @@ def dormant(activity: Tensor, threshold: float) -> Tensor:
         ValueError: If `threshold` is below 0.
 
     Example:
-        >>> import torch
         >>> dormant(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.5)
         tensor([ True,  True, False, False])
     """
@@ -66,7 +64,6 @@ def dormant_fraction(activity: Tensor, threshold: float) -> Tensor:
         ValueError: If `threshold` is below 0.
 
     Example:
-        >>> import torch
         >>> dormant_fraction(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.025)
         tensor(0.2500)
     """
@@ -101,7 +98,6 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
         Their numbers, int64 (number,), the lowest utility first; equal ones by their number.
 
     Example:
-        >>> import torch
         >>> least_useful(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, True]), 1)
         tensor([2])
     """
@@ -128,7 +124,6 @@ def silence_threshold(silences: Tensor, threshold: Tensor, rejection: float, exp
         New thresholds, int64 (units,).
 
     Example:
-        >>> import torch
         >>> silence_threshold(torch.tensor([[0, 0, 5, 0], [64, 0, 70, 0]]), torch.tensor([60, 60]), rejection=0.25)
         tensor([  0, 120])
     """
