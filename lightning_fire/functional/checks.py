@@ -1,11 +1,16 @@
-"""The check that the metrics share."""
+"""The checks that the functions share."""
 
 import torch
 from torch import Tensor
 
 
+def precise(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32, or in float64 if it is float64."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 def real(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor of matrices in float32, or in float64 if it is float64, without its gradient.
+    """Return matrices in float32, or in float64 if they are float64, without their gradient.
 
     Args:
         tensor: Shape `(..., m, n)`, real floating dtype.
@@ -19,4 +24,12 @@ def real(tensor: Tensor, name: str) -> Tensor:
         raise TypeError(f"`{name}` must be of a real floating dtype, got {tensor.dtype}")
     if tensor.ndim < 2:
         raise ValueError(f"`{name}` must have at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+    return precise(tensor.detach())
+
+
+def finite(tensor: Tensor, name: str) -> Tensor:
+    """Return what `real` returns; raise a ValueError if `tensor` has a NaN or Inf."""
+    tensor = real(tensor, name)
+    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+        raise ValueError(f"`{name}` must be finite, got a NaN or Inf in shape {tuple(tensor.shape)}")
+    return tensor

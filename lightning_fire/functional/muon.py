@@ -3,9 +3,9 @@
 import math
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from lightning_fire.functional.checks import precise
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, unit_norm
 
 MuonScale = Literal["original", "match_rms_adamw"]
@@ -30,6 +30,7 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
         ValueError: If `scale` is unknown.
 
     Example:
+        >>> import torch
         >>> muon_direction(torch.diag(torch.tensor([3.0, 4.0]))).diag().round(decimals=1)
         tensor([0.7000, 1.1000])
     """
@@ -40,5 +41,5 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
         factor = 0.2 * math.sqrt(max(rows, columns))
     else:
         raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
-    x = unit_norm(momentum.to(torch.promote_types(momentum.dtype, torch.float32)))
+    x = unit_norm(precise(momentum))
     return (factor * newton_schulz(x, steps, COEFFICIENTS["muon"])).to(momentum.dtype)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional._cpu import newton_schulz_on_cpu, polar_factor_on_cpu
+from lightning_fire.functional.checks import finite
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, power_of_two, unit_norm
 
 Coefficients = Literal["cubic", "quintic", "muon"]
@@ -54,7 +55,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     if not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, got {steps!r}")
     numbers = _numbers(coefficients)
-    return _iterated(_checked(matrix), steps, numbers).to(matrix.dtype)
+    return _iterated(finite(matrix, "matrix"), steps, numbers).to(matrix.dtype)
 
 
 def polar(matrix: Tensor) -> Tensor:
@@ -78,7 +79,7 @@ def polar(matrix: Tensor) -> Tensor:
         tensor([[0., 1.],
                 [1., 0.]])
     """
-    return _projected(_checked(matrix)).to(matrix.dtype)
+    return _projected(finite(matrix, "matrix")).to(matrix.dtype)
 
 
 def fire(
@@ -117,7 +118,7 @@ def fire(
     """
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
-    matrices = as_matrices(_checked(weight), groups)
+    matrices = as_matrices(finite(weight, "weight"), groups)
     isometry = _projected(matrices) if steps == "exact" else _iterated(matrices, steps, _numbers(coefficients))
     new = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
     return new.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
@@ -190,17 +191,6 @@ def _projected(x: Tensor) -> Tensor:
     if x.device.type == "cpu":
         return polar_factor_on_cpu(x)
     return polar_factor(unit_norm(x.contiguous()))
-
-
-def _checked(tensor: Tensor) -> Tensor:
-    """Refuse what has no polar factor; float32 or better."""
-    if not tensor.is_floating_point():
-        raise TypeError(f"expected a tensor of a real floating dtype, got {tensor.dtype}")
-    if tensor.ndim < 2:
-        raise ValueError(f"expected a tensor of at least 2 dimensions, got shape {tuple(tensor.shape)}")
-    if tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.detach().aminmax()).tolist())):
-        raise ValueError(f"expected finite values, got a NaN or Inf in a tensor of shape {tuple(tensor.shape)}")
-    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _numbers(coefficients: str) -> tuple[float, ...]:

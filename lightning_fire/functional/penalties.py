@@ -1,7 +1,8 @@
 """What regularisers add to the loss, and its gradient in closed form."""
 
-import torch
 from torch import Tensor
+
+from lightning_fire.functional.checks import precise
 
 
 def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
@@ -22,6 +23,7 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
         ValueError: If `weight` has fewer than 2 dimensions, or `scale` is not above 0.
 
     Example:
+        >>> import torch
         >>> import torch
         >>> parseval_penalty(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
         tensor(9.)
@@ -61,7 +63,7 @@ def unit_scale_penalty(weight: Tensor) -> Tensor:
     Returns:
         Scalar, float32 at least.
     """
-    return (_precise(weight).square() - 1).square().sum()
+    return (precise(weight).square() - 1).square().sum()
 
 
 def unit_scale_gradient(weight: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ def unit_scale_gradient(weight: Tensor) -> Tensor:
     Returns:
         Same shape as `weight`, float32 at least.
     """
-    weight = _precise(weight)
+    weight = precise(weight)
     return 4 * (weight.square() - 1) * weight
 
 
@@ -89,7 +91,7 @@ def l2_init_penalty(weight: Tensor, initial: Tensor) -> Tensor:
     Returns:
         Scalar, float32 at least.
     """
-    return (_precise(weight) - _precise(initial)).square().sum()
+    return (precise(weight) - precise(initial)).square().sum()
 
 
 def l2_init_gradient(weight: Tensor, initial: Tensor) -> Tensor:
@@ -102,11 +104,7 @@ def l2_init_gradient(weight: Tensor, initial: Tensor) -> Tensor:
     Returns:
         Same shape as `weight`, float32 at least.
     """
-    return 2 * (_precise(weight) - _precise(initial))
-
-
-def _precise(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return 2 * (precise(weight) - precise(initial))
 
 
 def _matrices(weight: Tensor, scale: float, groups: int) -> Tensor:
@@ -117,7 +115,7 @@ def _matrices(weight: Tensor, scale: float, groups: int) -> Tensor:
         raise ValueError(f"`scale` must be above 0, got {scale}")
     if groups < 1 or len(weight) % groups:
         raise ValueError(f"`groups` must divide the {len(weight)} outputs of `weight`, got {groups}")
-    return _precise(weight).flatten(1).unflatten(0, (groups, -1))
+    return precise(weight).flatten(1).unflatten(0, (groups, -1))
 
 
 def _residual(matrices: Tensor, scale: float) -> Tensor:

@@ -9,7 +9,7 @@ are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* 
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import real
+from lightning_fire.functional.checks import finite
 
 
 def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
@@ -121,7 +121,7 @@ def singular_values(matrix: Tensor) -> Tensor:
         >>> singular_values(torch.tensor([[0.0, 2.0], [3.0, 0.0]]))
         tensor([3., 2.])
     """
-    matrix = _finite(real(matrix, "matrix"), "matrix")
+    matrix = finite(matrix, "matrix")
     if matrix.numel() == 0:
         return matrix.new_zeros(*matrix.shape[:-2], min(matrix.shape[-2:]))
     largest = _largest_entry(matrix)
@@ -148,7 +148,7 @@ def singular_values_of_gram(gram: Tensor) -> Tensor:
         >>> singular_values_of_gram(features.mT @ features)
         tensor([5., 2.])
     """
-    gram = _finite(real(gram, "gram"), "gram")
+    gram = finite(gram, "gram")
     if gram.shape[-1] != gram.shape[-2]:
         raise ValueError(f"`gram` must be square, got shape {tuple(gram.shape)}")
     if gram.numel() == 0:
@@ -171,9 +171,3 @@ def _largest_entry(matrix: Tensor) -> Tensor:
     """Shape `(..., 1, 1)`; 1 for a matrix of zeros."""
     largest = matrix.abs().amax((-2, -1), keepdim=True)
     return largest.masked_fill(largest == 0, 1.0)
-
-
-def _finite(matrix: Tensor, name: str) -> Tensor:
-    if not matrix.isfinite().all():
-        raise ValueError(f"`{name}` must be finite, got a NaN or Inf in shape {tuple(matrix.shape)}")
-    return matrix

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lightning_fire.functional.checks import precise
 from lightning_fire.functional.metrics import sfe
 
 
@@ -255,7 +256,7 @@ def _without_each(values: Tensor) -> Tensor:
 
 def _norm(weight: Tensor) -> Tensor:
     """Spectral norm, of the dtype that `sfe` has."""
-    return torch.linalg.matrix_norm(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)), 2)
+    return torch.linalg.matrix_norm(precise(weight.detach()), 2)
 
 
 def _require_at_least_zero(**numbers: float) -> None:
