@@ -42,8 +42,8 @@ from lightning_fire.functional.units import (
     dormancy_score,
     dormant,
     dormant_fraction,
+    inter_firing_threshold,
     least_useful,
-    silence_threshold,
 )
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "fire",
     "hessian_bound",
     "hessian_product",
+    "inter_firing_threshold",
     "l2_init_gradient",
     "l2_init_penalty",
     "largest_eigenvalue",
@@ -82,7 +83,6 @@ __all__ = [
     "sfe",
     "sfe_normalized",
     "shrink_and_perturb",
-    "silence_threshold",
     "singular_values",
     "singular_values_of_gram",
     "srank",

@@ -1,22 +1,25 @@
-"""How much hidden units do, and which of them to reset."""
+"""Activity and utility of hidden units, and the choice of those to reset.
+
+An *activity* is the mean of |h| over samples and positions, shape `(..., units)`, at least 0, on any scale.
+"""
 
 import torch
 from torch import Tensor
 
 NEVER = torch.iinfo(torch.int64).max
-"""Stands for a silence that was not observed."""
+"""Marks an inter-firing interval that was not observed."""
 
 
 def dormancy_score(activity: Tensor) -> Tensor:
-    """Return how active each unit is beside the other units of its layer: s_i = E|h_i| / mean_k E|h_k|.
+    """Activity of each unit relative to the mean of its layer: s_i = E|h_i| / mean_k E|h_k|.
 
     Source: Sokar et al., The dormant neuron phenomenon in deep reinforcement learning, ICML 2023, eq. 1.
 
     Args:
-        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0.
+        activity: Shape `(..., units)`.
 
     Returns:
-        Shape `(..., units)`, at least 0, 1 on average; all 0 where no unit does anything.
+        Shape `(..., units)`, at least 0, 1 on average; all 0 where no unit is active.
 
     Example:
         >>> dormancy_score(torch.tensor([0.0, 1.0, 3.0, 4.0]))
@@ -27,19 +30,14 @@ def dormancy_score(activity: Tensor) -> Tensor:
 
 
 def dormant(activity: Tensor, threshold: float) -> Tensor:
-    """Return which units are dormant: score at most τ.
-
-    Source: Sokar et al., ICML 2023, as `dormancy_score`. The FIRE paper's text has s < τ.
+    """Return which units are dormant: `dormancy_score` at most τ, as Sokar et al.; the FIRE paper's text has s < τ.
 
     Args:
-        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0; any other scale will do.
-        threshold: τ, at least 0.
+        activity: Shape `(..., units)`.
+        threshold: τ, at least 0; raises a ValueError below.
 
     Returns:
         Bool (..., units).
-
-    Raises:
-        ValueError: If `threshold` is below 0.
 
     Example:
         >>> dormant(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.5)
@@ -51,17 +49,14 @@ def dormant(activity: Tensor, threshold: float) -> Tensor:
 
 
 def dormant_fraction(activity: Tensor, threshold: float) -> Tensor:
-    """Return how many of the units are dormant.
+    """Fraction of units that are `dormant`.
 
     Args:
-        activity: Mean of |h| over samples and places, shape `(..., units)`, at least 0; any other scale will do.
-        threshold: τ, at least 0.
+        activity: Shape `(..., units)`.
+        threshold: τ, at least 0; raises a ValueError below.
 
     Returns:
-        Fraction in [0, 1], shape `(...)`, dtype of `activity`; NaN where an activity is NaN or Inf, or units are none.
-
-    Raises:
-        ValueError: If `threshold` is below 0.
+        In [0, 1], shape `(...)`, dtype of `activity`; NaN where an activity is NaN or Inf, or there are no units.
 
     Example:
         >>> dormant_fraction(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.025)
@@ -72,16 +67,20 @@ def dormant_fraction(activity: Tensor, threshold: float) -> Tensor:
 
 
 def contribution_utility(activity: Tensor, outgoing: Tensor) -> Tensor:
-    """Return how much each unit says to the units after it: E|h_i| · Σ_k |w_ki|.
+    """Contribution of each unit to the units after it: E|h_i| · Σ_k |w_ki|.
 
-    Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024: what is averaged over time there.
+    Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, before the average over time.
 
     Args:
-        activity: Mean of |h| over samples and places, shape `(units,)`.
+        activity: Shape `(units,)`.
         outgoing: Sum of the absolute outgoing weights of each unit, shape `(units,)`.
 
     Returns:
         Shape `(units,)`, at least 0.
+
+    Example:
+        >>> contribution_utility(torch.tensor([1.0, 2.0]), outgoing=torch.tensor([3.0, 0.5]))
+        tensor([3., 1.])
     """
     return activity * outgoing
 
@@ -92,10 +91,10 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
     Args:
         utility: Shape `(units,)`.
         eligible: Whether a unit may be chosen, bool (units,).
-        number: How many to choose; no more than are eligible.
+        number: Number of units to choose; at most as many as are eligible.
 
     Returns:
-        Their numbers, int64 (number,), the lowest utility first; equal ones by their number.
+        Their indices, int64 (number,), the lowest utility first; ties by index.
 
     Example:
         >>> least_useful(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([True, False, True]), 1)
@@ -105,18 +104,18 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
     return order[: min(number, int(eligible.sum()))]
 
 
-def silence_threshold(silences: Tensor, threshold: Tensor, rejection: float, expansion: float = 2.0) -> Tensor:
-    """Return the longest silence t that a unit's own past makes likely: P(silence ≥ a) ≤ τ for every a > t.
+def inter_firing_threshold(intervals: Tensor, threshold: Tensor, rejection: float, expansion: float = 2.0) -> Tensor:
+    """Return the longest inter-firing interval t that each unit's past makes likely: P(interval ≥ a) ≤ τ for a > t.
 
-    That is the lowest observed silence that a share 1 − τ of the observed ones does not exceed. Silences were cut off
-    at `threshold`, where the unit was reset: if that lowest one lies beyond it, nobody knows how long, and the
+    That is the shortest observed interval that a fraction 1 − τ of the observed ones does not exceed. Intervals were
+    cut off at `threshold`, where the unit was reset: if the shortest one is above, its length is unknown, and the
     threshold grows. Without observations it stays.
 
     Source: Farias and Jozefiak, Self-Normalized Resets for Plasticity in Continual Learning, ICLR 2025.
 
     Args:
-        silences: What was observed of each unit, int64 (units, observations), `NEVER` for nothing.
-        threshold: Thresholds under which it was observed, int64 (units,).
+        intervals: Observed inter-firing intervals of each unit, int64 (units, observations), `NEVER` for none.
+        threshold: Thresholds at the time of observation, int64 (units,).
         rejection: τ, in (0, 1).
         expansion: Factor of growth.
 
@@ -124,12 +123,12 @@ def silence_threshold(silences: Tensor, threshold: Tensor, rejection: float, exp
         New thresholds, int64 (units,).
 
     Example:
-        >>> silence_threshold(torch.tensor([[0, 0, 5, 0], [64, 0, 70, 0]]), torch.tensor([60, 60]), rejection=0.25)
+        >>> inter_firing_threshold(torch.tensor([[0, 0, 5, 0], [64, 0, 70, 0]]), torch.tensor([60, 60]), rejection=0.25)
         tensor([  0, 120])
     """
-    number = (silences != NEVER).sum(1)
+    number = (intervals != NEVER).sum(1)
     needed = (number.double() * (1 - rejection) - 1e-9).ceil().long()  # 0.98 · 50 is a little over 49
-    last = torch.arange(1, silences.shape[1] + 1, device=silences.device) >= needed.unsqueeze(1)
-    quantile = silences.sort(1).values.masked_fill(~last, NEVER).amin(1)
+    last = torch.arange(1, intervals.shape[1] + 1, device=intervals.device) >= needed.unsqueeze(1)
+    quantile = intervals.sort(1).values.masked_fill(~last, NEVER).amin(1)
     grown = (threshold * expansion).long()
     return torch.where(number == 0, threshold, torch.where(quantile <= threshold, quantile, grown))

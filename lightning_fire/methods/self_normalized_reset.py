@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import sum_over_ranks
-from lightning_fire.functional import NEVER, silence_threshold
+from lightning_fire.functional import NEVER, inter_firing_threshold
 from lightning_fire.methods.unit_reset import Forward, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -177,7 +177,7 @@ class _Statistics:
 
     def refresh(self, rejection: float, expansion: float, longest: int) -> None:
         """Take the thresholds from the intervals since the last time."""
-        fresh = silence_threshold(torch.stack(self.intervals, dim=1), self.threshold, rejection, expansion)
+        fresh = inter_firing_threshold(torch.stack(self.intervals, dim=1), self.threshold, rejection, expansion)
         self.threshold = fresh.clamp_max(longest).maximum(self.largest)
         self.intervals, self.steps = [], 0
 

@@ -13,8 +13,8 @@ from lightning_fire.functional import (
     dormancy_score,
     dormant,
     dormant_fraction,
+    inter_firing_threshold,
     least_useful,
-    silence_threshold,
 )
 
 
@@ -27,11 +27,11 @@ def test_dormant_units_are_those_of_the_slow_version(samples, units, threshold):
     assert set(found) ^ set(reference.dormant(activations, threshold)) <= near
 
 
-def test_a_layer_that_does_nothing_is_dormant_as_a_whole():
+def test_all_units_of_an_inactive_layer_are_dormant():
     assert torch.equal(dormancy_score(torch.zeros(3)), torch.zeros(3))
 
 
-def test_scores_do_not_know_the_scale_of_a_layer():
+def test_scores_are_scale_invariant():
     activity = torch.tensor([0.0, 1.0, 3.0])
     torch.testing.assert_close(dormancy_score(1e-20 * activity), dormancy_score(activity))
 
@@ -77,23 +77,23 @@ def test_utility_and_choice_by_hand():
     st.lists(st.lists(st.one_of(st.none(), st.integers(0, 5)), min_size=4, max_size=4), min_size=1, max_size=5),
     st.sampled_from([0.02, 0.25, 0.5, 0.9]),
 )
-def test_silence_thresholds_are_those_of_the_definition(units, rejection):
-    """The greatest silence that is not yet improbable, tried one by one."""
-    silences = torch.tensor([[NEVER if silence is None else 10 * silence for silence in unit] for unit in units])
-    found = silence_threshold(silences, torch.full((len(units),), 25), rejection, expansion=3.0)
+def test_inter_firing_thresholds_are_those_of_the_definition(units, rejection):
+    """The longest interval that is not yet improbable, by trying each."""
+    intervals = torch.tensor([[NEVER if interval is None else 10 * interval for interval in unit] for unit in units])
+    found = inter_firing_threshold(intervals, torch.full((len(units),), 25), rejection, expansion=3.0)
     for unit, threshold in zip(units, found.tolist(), strict=True):
-        seen = [10 * silence for silence in unit if silence is not None]
+        seen = [10 * interval for interval in unit if interval is not None]
         likely = [a for a in range(60) if seen and sum(s >= a for s in seen) / len(seen) > rejection]
         assert threshold == (25 if not seen else likely[-1] if likely[-1] <= 25 else 75)
 
 
-def test_a_quantile_of_fifty_silences_does_not_suffer_from_rounding():
+def test_a_quantile_of_fifty_intervals_does_not_suffer_from_rounding():
     """0.98 · 50 is a little over 49 in floating point."""
-    silences = torch.tensor([[1] * 49 + [7]])
-    assert silence_threshold(silences, torch.tensor([100]), rejection=0.02).tolist() == [1]
-    assert silence_threshold(silences, torch.tensor([100]), rejection=0.019).tolist() == [7]
+    intervals = torch.tensor([[1] * 49 + [7]])
+    assert inter_firing_threshold(intervals, torch.tensor([100]), rejection=0.02).tolist() == [1]
+    assert inter_firing_threshold(intervals, torch.tensor([100]), rejection=0.019).tolist() == [7]
 
 
 def test_a_layer_with_a_nan_has_no_dormant_units():
-    """A loss that has diverged must not make ReDo begin the whole layer anew."""
+    """A loss that has diverged must not make ReDo reset the whole layer."""
     assert not dormant(torch.tensor([0.0, float("nan"), 1.0]), 0.5).any()
