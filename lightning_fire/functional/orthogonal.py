@@ -15,7 +15,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
 from lightning_fire.functional._cpu import newton_schulz_on_cpu, polar_factor_on_cpu
@@ -47,6 +46,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
             unknown.
 
     Example:
+        >>> import torch
         >>> W = torch.diag(torch.tensor([3.0, 4.0]))
         >>> orthogonalize(W, steps=10)
         tensor([[1., 0.],
@@ -75,6 +75,7 @@ def polar(matrix: Tensor) -> Tensor:
         ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
 
     Example:
+        >>> import torch
         >>> polar(torch.tensor([[0.0, 2.0], [5.0, 0.0]])).abs().round(decimals=4)
         tensor([[0., 1.],
                 [1., 0.]])
@@ -109,6 +110,7 @@ def fire(
         ValueError: If an argument is out of range, or `weight` has a NaN or Inf.
 
     Example:
+        >>> import torch
         >>> weight = torch.tensor([[2.0, 0.0], [0.0, 0.5], [0.0, 0.0], [0.0, 0.0]])  # in 2, out 4
         >>> fire(weight, steps="exact")
         tensor([[1.4142, 0.0000],
@@ -139,6 +141,7 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
         ValueError: If `weight` has fewer than 2 dimensions, or `groups` does not divide its first one.
 
     Example:
+        >>> import torch
         >>> as_matrices(torch.zeros(8, 4, 3, 3)).shape
         torch.Size([1, 9, 8, 4])
     """

@@ -125,7 +125,8 @@ def singular_values(matrix: Tensor) -> Tensor:
     if matrix.numel() == 0:
         return matrix.new_zeros(*matrix.shape[:-2], min(matrix.shape[-2:]))
     largest = _largest_entry(matrix)
-    return torch.linalg.svdvals(matrix / largest) * largest.squeeze(-1)
+    values: Tensor = torch.linalg.svdvals(matrix / largest)
+    return values * largest.squeeze(-1)
 
 
 def singular_values_of_gram(gram: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         raise ValueError(f"`delta` must be in (0, 1), got {delta}")
     if not eigenvalue_ratio >= 1:
         raise ValueError(f"`eigenvalue_ratio` must be at least 1, got {eigenvalue_ratio}")
-    bound = (1 - delta) * rank / (delta * spread * eigenvalue_ratio**0.5 + 1 - delta)
+    bound: Tensor = (1 - delta) * rank / (delta * spread * eigenvalue_ratio**0.5 + 1 - delta)
     return (bound * (1 - 1e-6)).ceil().long().clamp_min(min(1, rank))
 
 
@@ -256,7 +256,8 @@ def _without_each(values: Tensor) -> Tensor:
 
 def _norm(weight: Tensor) -> Tensor:
     """Spectral norm, of the dtype that `sfe` has."""
-    return torch.linalg.matrix_norm(precise(weight.detach()), 2)
+    norm: Tensor = torch.linalg.matrix_norm(precise(weight.detach()), 2)
+    return norm
 
 
 def _require_at_least_zero(**numbers: float) -> None:
