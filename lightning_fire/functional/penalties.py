@@ -1,4 +1,4 @@
-"""What regularisers add to the loss, and its gradient in closed form."""
+"""Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64."""
 
 from torch import Tensor
 
@@ -6,10 +6,11 @@ from lightning_fire.functional.checks import precise
 
 
 def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
-    """Return ‖WWᵀ − s·I‖_F², the rows' deviation from being orthogonal (paper, baselines, "Parseval Reg.").
+    """Deviation of the rows from orthogonality: ‖WWᵀ − s·I‖_F² (paper, baselines, "Parseval Reg.").
+
+    It cannot be 0 where `out > in`: WWᵀ has rank `in` at most, and s²·(out − in) is the minimum.
 
     Source: Chung et al., Parseval regularization for continual reinforcement learning, NeurIPS 2024.
-    It cannot be 0 where `out > in`: WWᵀ has rank `in` at most, and s²·(out − in) is the floor.
 
     Args:
         weight: W, shape `(out, in / groups, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
@@ -17,13 +18,12 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
         groups: Number of convolution groups; each is a matrix of its own, and the penalty their sum.
 
     Returns:
-        Scalar, float32 at least.
+        Scalar.
 
     Raises:
-        ValueError: If `weight` has fewer than 2 dimensions, or `scale` is not above 0.
+        ValueError: If `weight` has fewer than 2 dimensions, `scale` is not above 0, or `groups` does not divide `out`.
 
     Example:
-        >>> import torch
         >>> import torch
         >>> parseval_penalty(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
         tensor(9.)
@@ -35,18 +35,13 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
 
 
 def parseval_gradient(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
-    """Return the gradient of `parseval_penalty`: 4·(WWᵀ − s·I)·W.
+    """Gradient of `parseval_penalty`, with its arguments: 4·(WWᵀ − s·I)·W, of the shape of `weight`.
 
-    Args:
-        weight: W, shape `(out, in / groups, *kernel)`.
-        scale: s, above 0.
-        groups: Number of convolution groups.
-
-    Returns:
-        Same shape as `weight`, float32 at least.
-
-    Raises:
-        ValueError: As `parseval_penalty`.
+    Example:
+        >>> import torch
+        >>> parseval_gradient(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))
+        tensor([[24.,  0.],
+                [ 0.,  0.]])
     """
     matrices = _matrices(weight, scale, groups)
     residual = _residual(matrices, scale)
@@ -55,32 +50,30 @@ def parseval_gradient(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Te
 
 
 def unit_scale_penalty(weight: Tensor) -> Tensor:
-    """Return Σ (γ² − 1)², what the Parseval penalty is for the scale of a normalisation layer.
+    """Counterpart of `parseval_penalty` for the scale γ of a normalisation layer, any shape: Σ (γ² − 1)², a scalar.
 
-    Args:
-        weight: γ, any shape.
-
-    Returns:
-        Scalar, float32 at least.
+    Example:
+        >>> import torch
+        >>> unit_scale_penalty(torch.tensor([1.0, 2.0]))
+        tensor(9.)
     """
     return (precise(weight).square() - 1).square().sum()
 
 
 def unit_scale_gradient(weight: Tensor) -> Tensor:
-    """Return the gradient of `unit_scale_penalty`: 4·(γ² − 1)·γ.
+    """Gradient of `unit_scale_penalty`: 4·(γ² − 1)·γ, of the shape of `weight`.
 
-    Args:
-        weight: γ, any shape.
-
-    Returns:
-        Same shape as `weight`, float32 at least.
+    Example:
+        >>> import torch
+        >>> unit_scale_gradient(torch.tensor([1.0, 2.0]))
+        tensor([ 0., 24.])
     """
     weight = precise(weight)
     return 4 * (weight.square() - 1) * weight
 
 
 def l2_init_penalty(weight: Tensor, initial: Tensor) -> Tensor:
-    """Return ‖W − W₀‖_F², the squared distance from the initial values (paper, baselines, "L2 Init").
+    """Squared distance from the initial values: ‖W − W₀‖_F² (paper, baselines, "L2 Init").
 
     Source: Kumar et al., Maintaining plasticity in continual learning via regenerative regularization, 2023.
 
@@ -89,20 +82,23 @@ def l2_init_penalty(weight: Tensor, initial: Tensor) -> Tensor:
         initial: W₀, same shape.
 
     Returns:
-        Scalar, float32 at least.
+        Scalar.
+
+    Example:
+        >>> import torch
+        >>> l2_init_penalty(torch.tensor([1.0, 2.0]), initial=torch.tensor([1.0, 5.0]))
+        tensor(9.)
     """
     return (precise(weight) - precise(initial)).square().sum()
 
 
 def l2_init_gradient(weight: Tensor, initial: Tensor) -> Tensor:
-    """Return the gradient of `l2_init_penalty`: 2·(W − W₀).
+    """Gradient of `l2_init_penalty`, with its arguments: 2·(W − W₀), of the shape of `weight`.
 
-    Args:
-        weight: W, any shape.
-        initial: W₀, same shape.
-
-    Returns:
-        Same shape as `weight`, float32 at least.
+    Example:
+        >>> import torch
+        >>> l2_init_gradient(torch.tensor([1.0, 2.0]), initial=torch.tensor([1.0, 5.0]))
+        tensor([ 0., -6.])
     """
     return 2 * (precise(weight) - precise(initial))
 
@@ -115,7 +111,8 @@ def _matrices(weight: Tensor, scale: float, groups: int) -> Tensor:
         raise ValueError(f"`scale` must be above 0, got {scale}")
     if groups < 1 or len(weight) % groups:
         raise ValueError(f"`groups` must divide the {len(weight)} outputs of `weight`, got {groups}")
-    return precise(weight).flatten(1).unflatten(0, (groups, -1))
+    rows = precise(weight).flatten(1)
+    return rows.view(groups, len(rows) // groups, rows.shape[1])
 
 
 def _residual(matrices: Tensor, scale: float) -> Tensor:

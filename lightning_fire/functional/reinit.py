@@ -76,7 +76,7 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    """Return vectors of length 1, zeros for zeros; divided by the largest entry first, as squares of gradients underflow."""
+    """Return vectors of length 1, zeros for zeros; the largest entry goes first, as squares of gradients underflow."""
     largest = vectors.abs().amax(-1, keepdim=True)
     vectors = torch.where(largest > 0, vectors / largest, vectors)
     return torch.nn.functional.normalize(vectors, dim=-1)
