@@ -31,7 +31,7 @@ def newton_schulz_on_cpu(x: Tensor, steps: int, coefficients: tuple[float, ...])
         steps: Number of iterations.
         coefficients: a, b and optionally c.
     """
-    if not spectrum_is_cheaper(*x.shape[-2:], steps, coefficients):
+    if not spectrum_is_cheaper(x.shape[-2], x.shape[-1], steps, coefficients):
         return newton_schulz(unit_norm(x.contiguous()), steps, coefficients)
 
     def of_one(matrix: Tensor) -> Tensor:

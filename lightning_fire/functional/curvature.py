@@ -132,7 +132,7 @@ def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
     flat_gradient = _flat(gradients, parameters, _dtype(parameters))
 
     def product(vector: Tensor) -> Tensor:
-        parts = vector.detach().split(sizes)
+        parts = torch.split(vector.detach(), sizes)
         if not bent:
             return torch.zeros_like(vector)
         columns = torch.autograd.grad(
@@ -226,4 +226,5 @@ def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[Te
     """Return eigenvalues, ascending, and eigenvectors of a symmetric tridiagonal matrix, in float64 on the CPU."""
     off = torch.tensor(beside, dtype=torch.float64)
     matrix = torch.tensor(diagonal, dtype=torch.float64).diag() + off.diag(1) + off.diag(-1)
-    return torch.linalg.eigh(matrix)
+    values, vectors = torch.linalg.eigh(matrix)
+    return values, vectors

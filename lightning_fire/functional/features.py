@@ -61,7 +61,8 @@ def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     dtype = torch.promote_types(before.dtype, after.dtype)
     f, g = _unit(before.double()), _unit(after.double())
     if f.shape[-2] <= min(f.shape[-1], g.shape[-1]):
-        return torch.linalg.matrix_norm(f @ f.mT - g @ g.mT).to(dtype)
+        shift: Tensor = torch.linalg.matrix_norm(f @ f.mT - g @ g.mT)
+        return shift.to(dtype)
     return feature_covariance_shift_of(f.mT @ f, g.mT @ g, f.mT @ g).to(dtype)
 
 

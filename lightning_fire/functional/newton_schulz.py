@@ -52,7 +52,7 @@ def unit_norm(x: Tensor) -> Tensor:
         x: Shape `(..., m, n)`, finite.
     """
     if x.device.type == "cpu":
-        norm = torch.linalg.matrix_norm(x, keepdim=True)
+        norm: Tensor = torch.linalg.matrix_norm(x, keepdim=True)
         if 1e-9 < float(norm.min()) <= float(norm.max()) < 1e9:  # squares were in range
             return x / norm
     x = moderate(x)
