@@ -1,22 +1,17 @@
-"""DfI of many matrices."""
-
-from typing import Any
+"""Mean DfI of matrices, and its normalized version."""
 
 from torch import Tensor
 
-from lightning_fire.functional import dfi
+from lightning_fire.functional import dfi, dfi_normalized
 from lightning_fire.metrics.sums import Sums
 
 
 class DeviationFromIsometry(Sums):
-    """Mean of ‖WᵀW − I‖_F² over all matrices it was given; see `lightning_fire.functional.dfi`.
+    """Mean of ‖WᵀW − I‖_F² over matrices; see `lightning_fire.functional.dfi`.
 
-    `update` takes matrices of shape `(..., m, n)`, of any m and n each time; for a convolution weight
-    `as_matrices(weight, groups)`. `compute` returns a scalar, float64, NaN without matrices. The mean is over
-    processes too: where each has the same weights this changes nothing.
-
-    Args:
-        **kwargs: Of `torchmetrics.Metric`.
+    `update` takes matrices of shape `(..., m, n)`, where m and n may differ between calls; for a convolution weight
+    `as_matrices(weight, groups)`. `compute` returns a float64 scalar of at least 0, NaN without matrices. The mean is
+    also over processes: where each has the same weights this changes nothing.
 
     Example:
         >>> import torch
@@ -27,21 +22,33 @@ class DeviationFromIsometry(Sums):
         tensor(9., dtype=torch.float64)
     """
 
-    higher_is_better = False
-    sum_of_deviations: Tensor
-    number_of_matrices: Tensor
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.add_sum("sum_of_deviations")
-        self.add_sum("number_of_matrices")
+    sums = ("sum_of_deviations", "number_of_matrices")
+    _deviation = staticmethod(dfi)
 
     def update(self, matrix: Tensor) -> None:
         """Add matrices, `(..., m, n)`."""
-        values = dfi(self.exact(matrix, "matrix"))
-        self.sum_of_deviations = self.sum_of_deviations + values.sum()
-        self.number_of_matrices = self.number_of_matrices + values.numel()
+        values = self._deviation(self.exact(matrix, "matrix"))
+        self.add(values.sum(), values.numel())
 
     def compute(self) -> Tensor:
-        """Return the mean so far."""
-        return self.sum_of_deviations / self.number_of_matrices
+        """Return the mean over all matrices since the last reset."""
+        total, number = (getattr(self, name) for name in self.sums)
+        return total / number
+
+
+class NormalizedDeviationFromIsometry(DeviationFromIsometry):
+    """Mean of ‖G/s² − I‖_F² / r over matrices; see `lightning_fire.functional.dfi_normalized`.
+
+    Inputs and value are those of `DeviationFromIsometry`: matrices `(..., m, n)`, a float64 scalar of at least 0.
+
+    Example:
+        >>> import torch
+        >>> metric = NormalizedDeviationFromIsometry()
+        >>> metric.update(5 * torch.eye(2, 7))
+        >>> metric.update(torch.diag(torch.tensor([1.0, 3.0])))
+        >>> metric.compute()
+        tensor(0.3200, dtype=torch.float64)
+    """
+
+    sums = ("sum_of_normalized_deviations", "number_of_matrices")
+    _deviation = staticmethod(dfi_normalized)

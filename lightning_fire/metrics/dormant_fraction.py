@@ -9,21 +9,16 @@ from lightning_fire.metrics.sums import Sums, positive_count
 
 
 class DormantFraction(Sums):
-    """Fraction of the units of a layer that do next to nothing; see `lightning_fire.functional.dormant_fraction`.
+    """Fraction of the units of a layer that are dormant; see `lightning_fire.functional.dormant_fraction`.
 
-    `update` takes outputs of the layer after norm and nonlinearity, shape `(samples, ..., num_units)`: units last, and
-    all other dimensions, such as places of an image or of a text, count as samples. For a convolution:
-    `activation.movedim(1, -1)`. `compute` returns a float64 scalar in [0, 1], NaN after a NaN or Inf.
-
-    A score is a mean by a mean, so the number of samples cancels, and batches may differ in size.
+    `update` takes outputs of the layer after norm and nonlinearity, `(samples, ..., num_units)`: all dimensions but the
+    last, such as positions in an image or a text, count as samples. For a convolution: `activation.movedim(1, -1)`.
+    `compute` returns a float64 scalar in [0, 1], NaN after a NaN or Inf. Batches may differ in size.
 
     Args:
         num_units: Size of the last dimension, at least 1.
         threshold: τ, at least 0: a unit is dormant if its mean |h| is at most τ times that of the layer (ReDo: 0.025).
         **kwargs: Of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: If an argument is out of range.
 
     Example:
         >>> import torch
@@ -34,9 +29,7 @@ class DormantFraction(Sums):
         tensor(0.2500, dtype=torch.float64)
     """
 
-    higher_is_better = False
     plot_upper_bound = 1.0
-    activity: Tensor
 
     def __init__(self, num_units: int, threshold: float = 0.025, **kwargs: Any):
         super().__init__(**kwargs)
@@ -48,8 +41,8 @@ class DormantFraction(Sums):
 
     def update(self, activation: Tensor) -> None:
         """Add outputs of the layer, `(samples, ..., num_units)`."""
-        self.activity = self.activity + self.rows(activation, self.num_units, "activation").abs().sum(0)
+        self.add(self.rows(activation, self.num_units, "activation").abs().sum(0))
 
     def compute(self) -> Tensor:
-        """Return the fraction of the units that are dormant on all samples so far."""
+        """Return the fraction of the units that are dormant on all samples since the last reset."""
         return dormant_fraction(self.activity, self.threshold)

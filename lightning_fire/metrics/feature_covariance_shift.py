@@ -1,4 +1,4 @@
-"""How far features of the same samples have moved."""
+"""How far the features of the same samples have moved."""
 
 import math
 from typing import Any
@@ -10,19 +10,16 @@ from lightning_fire.metrics.sums import Sums, positive_count
 
 
 class FeatureCovarianceShift(Sums):
-    """‖C − C̃‖_F of the features of all samples it was given; see `lightning_fire.functional.feature_covariance_shift`.
+    """‖C − C̃‖_F of features before and after a change; see `lightning_fire.functional.feature_covariance_shift`.
 
-    `update` takes features `(..., num_features)` of the same samples before and after, from a network and its
-    reinitialised self for instance; all dimensions but the last count as samples. `compute` returns a float64 scalar in
-    [0, √2]; below about 1e-8 it cannot be told from 0. Memory is that of three matrices of features by features.
+    `update` takes features `(..., num_features)` of the same samples before and after, for instance of a network before
+    and after its reinitialization; all dimensions but the last count as samples. `compute` returns a float64 scalar in
+    [0, √2], where a value below about 1e-8 may be 0. Memory is that of three matrices `(num_features, num_features)`.
 
     Args:
         num_features_before: Size of the last dimension before, at least 1.
-        num_features_after: Likewise after. Default: as before.
+        num_features_after: Size of the last dimension after, at least 1. Default: `num_features_before`.
         **kwargs: Of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: If a number is below 1.
 
     Example:
         >>> import torch
@@ -33,11 +30,7 @@ class FeatureCovarianceShift(Sums):
         tensor(1.4142, dtype=torch.float64)
     """
 
-    higher_is_better = False
     plot_upper_bound = math.sqrt(2)
-    gram_before: Tensor
-    gram_after: Tensor
-    cross: Tensor
 
     def __init__(self, num_features_before: int, num_features_after: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
@@ -57,10 +50,8 @@ class FeatureCovarianceShift(Sums):
             )
         before = self.rows(before, self.num_features_before, "before")
         after = self.rows(after, self.num_features_after, "after")
-        self.gram_before = self.gram_before + before.mT @ before
-        self.gram_after = self.gram_after + after.mT @ after
-        self.cross = self.cross + before.mT @ after
+        self.add(before.mT @ before, after.mT @ after, before.mT @ after)
 
     def compute(self) -> Tensor:
-        """Return the shift on all samples so far."""
+        """Return the shift on all samples since the last reset."""
         return feature_covariance_shift_of(self.gram_before, self.gram_after, self.cross)

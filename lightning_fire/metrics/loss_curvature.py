@@ -12,13 +12,13 @@ from lightning_fire.metrics.sums import Sums
 class LossCurvature(Sums):
     """Largest eigenvalue of the Hessian of the loss, mean over batches; see `lightning_fire.functional.loss_curvature`.
 
-    Each `update` costs some 10 to 20 gradients. The mean is an upper bound of the largest eigenvalue of the mean loss,
-    equal to it for one batch. The modes of the module are the caller's: in evaluation mode the loss is one function.
-    `compute` returns a scalar, float64, NaN without batches. The mean is over processes too.
+    `update` takes the loss of a batch and costs 10 to 20 gradients. `compute` returns a float64 scalar of any sign, NaN
+    without batches; the mean is also over processes. It is an upper bound of the largest eigenvalue of the mean loss,
+    equal to it for one batch. The caller sets the modes of the module: with dropout, each loss is of one random mask.
 
     Args:
-        tolerance: Stop when the residual is at most this share of the eigenvalue.
-        max_products: Products with the Hessian at most, for each batch.
+        tolerance: Stop when the residual is at most this fraction of the eigenvalue.
+        max_products: Largest number of products with the Hessian, for each batch.
         **kwargs: Of `torchmetrics.Metric`.
 
     Example:
@@ -31,23 +31,17 @@ class LossCurvature(Sums):
         4.0
     """
 
-    higher_is_better = False
     plot_lower_bound = None
-    sum_of_eigenvalues: Tensor
-    number_of_batches: Tensor
+    sums = ("sum_of_eigenvalues", "number_of_batches")
 
     def __init__(self, tolerance: float = 0.01, max_products: int = 100, **kwargs: Any):
         super().__init__(**kwargs)
         self.tolerance, self.max_products = tolerance, max_products
-        self.add_sum("sum_of_eigenvalues")
-        self.add_sum("number_of_batches")
 
     def update(self, loss: Tensor, parameters: Iterable[Tensor]) -> None:
-        """Add a batch: its loss, a scalar with its graph, and what to derive by."""
-        eigenvalue = loss_curvature(loss, list(parameters), self.tolerance, self.max_products)
-        self.sum_of_eigenvalues = self.sum_of_eigenvalues + eigenvalue.value
-        self.number_of_batches = self.number_of_batches + 1
+        """Add a batch: its loss, a scalar with its graph, and the parameters of the Hessian."""
+        self.add(loss_curvature(loss, list(parameters), self.tolerance, self.max_products).value, 1)
 
     def compute(self) -> Tensor:
-        """Return the mean so far."""
+        """Return the mean over all batches since the last reset."""
         return self.sum_of_eigenvalues / self.number_of_batches

@@ -1,4 +1,4 @@
-"""Accuracy of a network on data that it is about to learn from."""
+"""Accuracy of a network on data that it is about to be trained on."""
 
 from typing import Any
 
@@ -8,14 +8,12 @@ from torchmetrics import Metric
 
 
 class OnlineAccuracy(Metric):
-    """Accuracy of each batch before the update with it, a mean over all samples since the last reset, in [0, 1].
+    """Accuracy of each batch before the update with it, averaged over all samples since the last reset.
 
-    The standard measure of streams (Dohare et al., Nature 2024; Kumar et al., CoLLAs 2024): reset it where a task
-    begins, update it with what the training step predicts. It costs a fraction of torchmetrics' `MulticlassAccuracy`,
-    which checks and sorts its inputs; of a small network that is a tenth of a training step.
-
-    Args:
-        **kwargs: Of `torchmetrics.Metric`.
+    The standard metric of streams (Dohare et al., Nature 2024; Kumar et al., CoLLAs 2024): reset it where a task
+    begins, update it with the predictions of the training step. `compute` returns a float32 scalar in [0, 1], NaN
+    without samples. Cheaper than torchmetrics' `MulticlassAccuracy`, which checks and sorts its inputs: for a small
+    network that takes a tenth of a training step.
 
     Example:
         >>> accuracy = OnlineAccuracy()
@@ -27,8 +25,6 @@ class OnlineAccuracy(Metric):
     full_state_update = False
     higher_is_better = True
     is_differentiable = False
-    correct: Tensor
-    samples: Tensor
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -41,5 +37,5 @@ class OnlineAccuracy(Metric):
         self.samples += len(labels)
 
     def compute(self) -> Tensor:
-        """Return the accuracy, a float32 scalar; NaN without samples."""
+        """Return the accuracy over all samples since the last reset."""
         return self.correct / self.samples

@@ -1,7 +1,6 @@
-"""SFE of many weights."""
+"""SFE of weights, and its ratio to their squared norm."""
 
-from typing import Any
-
+import torch
 from torch import Tensor
 
 from lightning_fire.functional import sfe
@@ -9,13 +8,11 @@ from lightning_fire.metrics.sums import Sums
 
 
 class SquaredFrobeniusError(Sums):
-    """Sum of ‖W − W̃‖_F² over all pairs of weights it was given; see `lightning_fire.functional.sfe`.
+    """Sum of ‖W − W̃‖_F² over pairs of weights; see `lightning_fire.functional.sfe`.
 
-    `update` takes a weight before and after, of one shape `(..., m, n)`, any each time. `compute` returns a scalar,
-    float64. The sum is over processes too: for weights that all of them hold, pass `sync_on_compute=False`.
-
-    Args:
-        **kwargs: Of `torchmetrics.Metric`.
+    `update` takes a weight before and after, both of shape `(..., m, n)`, which may differ between calls. `compute`
+    returns a float64 scalar of at least 0. The sum is also over processes: for weights that all of them hold, pass
+    `sync_on_compute=False`.
 
     Example:
         >>> import torch
@@ -26,18 +23,40 @@ class SquaredFrobeniusError(Sums):
         tensor(7., dtype=torch.float64)
     """
 
-    higher_is_better = False
-    squared_error: Tensor
-
-    def __init__(self, **kwargs: Any):
-        super().__init__(**kwargs)
-        self.add_sum("squared_error")
+    sums = ("squared_error",)
 
     def update(self, before: Tensor, after: Tensor) -> None:
         """Add a weight before and after, `(..., m, n)` each."""
-        errors = sfe(self.exact(before, "before"), self.exact(after, "after"))
-        self.squared_error = self.squared_error + errors.sum()
+        self.add(sfe(self.exact(before, "before"), self.exact(after, "after")).sum())
 
     def compute(self) -> Tensor:
-        """Return the sum so far."""
+        """Return the sum over all pairs since the last reset."""
         return self.squared_error.clone()
+
+
+class NormalizedSquaredFrobeniusError(Sums):
+    """Σ‖W − W̃‖_F² / Σ‖W‖_F² over pairs of weights: the logged `fire/sfe_normalized`.
+
+    For one pair it is `lightning_fire.functional.sfe_normalized`. `update` takes a weight before and after, both of
+    shape `(..., m, n)`. `compute` returns a float64 scalar of at least 0: 0 where nothing changed, Inf where only zeros
+    changed. Both sums are also over processes: where each has the same weights this changes nothing.
+
+    Example:
+        >>> import torch
+        >>> metric = NormalizedSquaredFrobeniusError()
+        >>> metric.update(torch.eye(2), 2 * torch.eye(2))
+        >>> metric.update(torch.eye(6), torch.eye(6))
+        >>> metric.compute()
+        tensor(0.2500, dtype=torch.float64)
+    """
+
+    sums = ("squared_error", "squared_norm")
+
+    def update(self, before: Tensor, after: Tensor) -> None:
+        """Add a weight before and after, `(..., m, n)` each."""
+        before, after = self.exact(before, "before"), self.exact(after, "after")
+        self.add(sfe(before, after).sum(), before.square().sum())
+
+    def compute(self) -> Tensor:
+        """Return the ratio of the two sums since the last reset."""
+        return torch.where(self.squared_error == 0, 0.0, self.squared_error / self.squared_norm)

@@ -1,4 +1,4 @@
-"""What all metrics here have in common: their states are sums, and those are exact enough."""
+"""Base of the metrics: states are float64 sums over batches and processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,66 +11,47 @@ from lightning_fire.functional.checks import real
 
 
 class Sums(Metric):
-    """A metric whose states are float64 sums over batches and processes.
+    """Metric whose states are float64 sums over batches and processes.
 
     States stay float64 where a module is moved to half precision, by `Trainer(precision="bf16-true")` or `.to(dtype)`,
-    and what is given to `update` is converted to float64 first, so autocast changes nothing either. For a device that
-    has no float64, call `metric.set_dtype(torch.float32)` before moving there.
+    and inputs of `update` are converted to float64 first, so autocast changes nothing either. For a device without
+    float64, call `metric.set_dtype(torch.float32)` before moving there.
     """
 
     full_state_update = False
     is_differentiable = False
+    higher_is_better = False
     plot_lower_bound = 0.0
+    sums: tuple[str, ...] = ()
+    """Names of the scalar states. A `MetricCollection` merges metrics whose states have equal names and values: sums of
+    different meaning need different names."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        for name in self.sums:
+            self.add_sum(name)
 
     def add_sum(self, name: str, *shape: int) -> None:
-        """Add a state.
-
-        Args:
-            name: Its attribute. Classes of which a state means different things must name it differently: a
-                `MetricCollection` takes metrics with equal states for one.
-            shape: Its shape.
-        """
+        """Add a state of this name and shape."""
         self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
+    def add(self, *values: Tensor | float) -> None:
+        """Add one value to each state, in the order of the states."""
+        for name, value in zip(self._defaults, values, strict=True):
+            setattr(self, name, getattr(self, name) + value)
+
     def exact(self, tensor: Tensor, name: str) -> Tensor:
-        """Check an input of `update` and convert it to the dtype of the states.
-
-        Args:
-            tensor: Shape `(..., m, n)`, real floating dtype.
-            name: What the caller calls it.
-
-        Raises:
-            TypeError: If `tensor` is not of a real floating dtype.
-            ValueError: If `tensor` has fewer than 2 dimensions.
-        """
+        """Check an input `(..., m, n)` of `update` and convert it to the dtype of the states."""
         return real(tensor, name).to(next(iter(self._defaults.values())).dtype)
 
     def rows(self, tensor: Tensor, columns: int, name: str) -> Tensor:
-        """Check an input of `update` and take all its dimensions but the last for one of samples.
-
-        Args:
-            tensor: Shape `(..., columns)`, real floating dtype.
-            columns: Size that its last dimension must have.
-            name: What the caller calls it.
-
-        Returns:
-            Shape `(samples, columns)`, dtype of the states.
-
-        Raises:
-            TypeError: If `tensor` is not of a real floating dtype.
-            ValueError: If `tensor` has fewer than 2 dimensions or another number of columns.
-        """
+        """Check an input `(..., columns)` of `update`; return it as `(samples, columns)` in the dtype of the states."""
         if tensor.ndim and tensor.shape[-1] != columns:
             raise ValueError(f"`{name}` must have {columns} entries in its last dimension, got {tuple(tensor.shape)}")
         return self.exact(tensor, name).flatten(0, -2)
 
     def plot(self, val: Any = None, ax: Any = None) -> Any:
-        """Draw a value, or a list of values over steps, with matplotlib; see `torchmetrics.Metric.plot`.
-
-        Args:
-            val: One or more results. Default: that of `compute`.
-            ax: Axes to draw on.
-        """
+        """Draw a value, or a list of values over steps, with matplotlib; see `torchmetrics.Metric.plot`."""
         return self._plot(val, ax)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> "Sums":
@@ -85,11 +66,7 @@ class Sums(Metric):
 
 
 def positive_count(value: Any, name: str) -> int:
-    """Return a number of features or units.
-
-    Raises:
-        ValueError: If it is no whole number of at least 1.
-    """
+    """Return a number of features or units, checked to be a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
     return value
