@@ -1,4 +1,4 @@
-"""Muon (Jordan et al., 2024) for hidden matrices, AdamW for all else, in one optimizer."""
+"""Optimizer: Muon (Jordan et al., 2024) for hidden matrices, AdamW for all other parameters."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
@@ -17,11 +17,12 @@ from lightning_fire.where.layers import candidates_of
 
 
 def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[dict[str, Any]]:
-    """Split the parameters of a module for `Muon`: hidden matrices, and all else.
+    """Split the parameters of a module into groups for `Muon`: hidden matrices, and all others.
 
     Args:
         module: Any module.
-        where: The hidden matrices. Default: `HiddenMatrices()`. print(HiddenMatrices().select(module)) shows them.
+        where: Selection of the hidden matrices. Default: `HiddenMatrices()`; `print(HiddenMatrices().select(module))`
+            shows it.
 
     Returns:
         Two parameter groups, the first with `use_muon=True`; three if some hidden matrices are stored transposed.
@@ -31,41 +32,41 @@ def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[
     """
     hidden = list((where or HiddenMatrices()).select(module).values())
     views = [view for candidate in candidates_of(module) for view in candidate.views]
-    turned = {id(view.parameter): view.groups for view in views if view.layout != "out_in"}
-    hidden = [parameter for parameter in hidden if turned.get(id(parameter), 1) == 1]  # in groups: no matrix at all
+    transposed = {id(view.parameter): view.groups for view in views if view.layout != "out_in"}
+    hidden = [p for p in hidden if transposed.get(id(p), 1) == 1]  # a transposed kernel in groups is not one matrix
     taken = {id(parameter) for parameter in hidden}
     groups = [
-        {"params": [p for p in hidden if id(p) not in turned], "use_muon": True},
-        {"params": [p for p in hidden if id(p) in turned], "use_muon": True, "transposed": True},
+        {"params": [p for p in hidden if id(p) not in transposed], "use_muon": True},
+        {"params": [p for p in hidden if id(p) in transposed], "use_muon": True, "transposed": True},
         {"params": [p for p in module.parameters() if id(p) not in taken], "use_muon": False},
     ]
     return [group for group in groups if group["params"]]
 
 
 class Muon(Optimizer):
-    """Steps along orthogonalised momenta for hidden matrices, AdamW for all other parameters.
+    """Muon for hidden matrices, AdamW for all other parameters.
 
     A hidden matrix W with gradient G and momentum M: M ← μM + (1 − μ)G, then W ← (1 − lr·λ)W − lr·s·Ortho(D), where D
     is μM + (1 − μ)G with Nesterov's momentum and M without, Ortho five Newton–Schulz steps, and s depends on the shape
-    (`scale`). Convolution weights are taken as matrices `(out, in · taps)`, for s too.
+    (`scale`). A convolution weight is a matrix `(out, in · taps)`, also for s.
 
     Args:
-        params: Parameter groups, each with `use_muon`: True for hidden matrices, False for all else, as
-            `muon_groups(model)` makes them. Those of a group with `transposed=True` are stored `(in, out, *kernel)`. A
-            group with `paused=True` is stepped by AdamW for the time being (see `UseMuon`).
+        params: Parameter groups, each with `use_muon`: True for hidden matrices, False for all others;
+            `muon_groups(model)` returns them. With `transposed=True`, the weights of a group are stored
+            `(in, out, *kernel)`. With `paused=True`, AdamW steps the group until `UseMuon` ends the pause.
         lr: Learning rate of Muon (the FIRE paper's code: 0.01; Jordan et al.: 0.02).
         adamw_lr_ratio: Learning rate of AdamW over that of Muon (the FIRE paper's code: 0.1).
         weight_decay: λ of both, decoupled.
         momentum: μ (paper: 0.95).
         nesterov: Whether to use Nesterov's momentum.
-        steps: Newton–Schulz steps.
+        steps: Number of Newton–Schulz steps, at least 1.
         scale: `"original"`, √max(1, rows / columns), or `"match_rms_adamw"`, 0.2 √max(rows, columns).
-        betas: Of AdamW.
-        eps: Of AdamW.
+        betas: Decay rates of the two moments of AdamW, each in [0, 1).
+        eps: Added to the denominator of AdamW.
 
     Raises:
-        ValueError: If an argument is out of range, a group lacks `use_muon`, or Muon is to step a parameter with fewer
-            than 2 dimensions.
+        ValueError: If an argument is out of range, a group lacks `use_muon`, or a parameter with fewer than 2
+            dimensions is in a group with `use_muon=True`.
 
     Example:
         >>> from torch import nn
@@ -112,10 +113,10 @@ class Muon(Optimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; it needs `use_muon`."""
+        """Add a parameter group, which needs `use_muon`."""
         if not isinstance(param_group.get("use_muon"), bool):
             raise ValueError(
-                "every parameter group needs `use_muon`, True for hidden matrices and False for all else:"
+                "every parameter group needs `use_muon`, True for hidden matrices and False for all others:"
                 " use Muon(muon_groups(model)), and in a recipe parameter_groups: lightning_fire.optim.muon_groups"
             )
         super().add_param_group(param_group)
@@ -127,14 +128,14 @@ class Muon(Optimizer):
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state; whether a group is paused is not part of it, but of `UseMuon`."""
+        """Load a state, without pauses: these belong to the state of `UseMuon`."""
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["paused"] = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Do one step.
+        """Step all parameters that have a gradient.
 
         Args:
             closure: Computes the loss and its gradients.
@@ -156,18 +157,18 @@ class Muon(Optimizer):
 
     def _step_muon(self, group: dict[str, Any], parameters: Sequence[Parameter]) -> None:
         def kind(parameter: Parameter) -> tuple[Any, ...]:
-            return (*_matrix(group, parameter).shape, str(parameter.dtype), str(parameter.device))
+            return (*_out_in(group, parameter).flatten(1).shape, str(parameter.dtype), str(parameter.device))
 
-        for _, alike in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
-            alike = list(alike)
-            directions = torch.stack([_matrix(group, self._momentum(group, parameter)) for parameter in alike])
-            updates = muon_direction(directions, group["steps"], group["scale"])
-            for parameter, update in zip(alike, updates, strict=True):
+        for _, batch in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
+            batch = list(batch)
+            directions = [_out_in(group, self._direction(group, parameter)).flatten(1) for parameter in batch]
+            updates = muon_direction(torch.stack(directions), group["steps"], group["scale"])
+            for parameter, update in zip(batch, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                turned = parameter.transpose(0, 1) if group["transposed"] else parameter
-                turned.add_(update.view(turned.shape), alpha=-group["lr"])
+                weight = _out_in(group, parameter)
+                weight.add_(update.view(weight.shape), alpha=-group["lr"])
 
-    def _momentum(self, group: dict[str, Any], parameter: Parameter) -> Tensor:
+    def _direction(self, group: dict[str, Any], parameter: Parameter) -> Tensor:
         state = self.state[parameter]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
@@ -198,6 +199,6 @@ class Muon(Optimizer):
         )
 
 
-def _matrix(group: dict[str, Any], weight: Tensor) -> Tensor:
-    """Return a weight, or something of its shape, as a matrix `(out, in · taps)`."""
-    return (weight.transpose(0, 1) if group["transposed"] else weight).flatten(1)
+def _out_in(group: dict[str, Any], weight: Tensor) -> Tensor:
+    """Return a view `(out, in, *kernel)` of a weight, its gradient or its momentum."""
+    return weight.transpose(0, 1) if group["transposed"] else weight
