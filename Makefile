@@ -1,5 +1,5 @@
-# Two commands, each with all its own set-up: `make quickstart` and `make test`; `make test-lowest` is for those who change
-# the bounds of versions.
+# Each command sets itself up: `make quickstart`, `make test`, `make test-all` and `make lint`; `make test-lowest` is for
+# those who change the bounds of versions.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,17 +10,23 @@ INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BI
 LOWEST := $(VENV)-lowest
 LOWEST_PYTHON ?= 3.10
 
-.PHONY: quickstart test test-lowest lint clean
+# on as many processes as there are cores
+PYTEST := python -m pytest -n auto --dist worksteal
+
+.PHONY: quickstart test test-all test-lowest lint clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare recipes/quick_start \
 		--methods vanilla full_reset reset_head shrink_and_perturb fire fire_procrustes --seeds 5 --output runs/quickstart
 
-test: $(VENV)/.test  ## all tests, on as many processes as there are cores
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+test: $(VENV)/.test  ## the fast tests
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "not slow"
 
-test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows, which may warn; needs uv
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -n auto --dist worksteal -W default
+test-all: $(VENV)/.test  ## all tests
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
+
+test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproject.toml allows, which may warn; needs uv
+	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) -W default
 
 lint: $(VENV)/.dev  ## style
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
