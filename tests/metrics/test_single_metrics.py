@@ -1,4 +1,4 @@
-"""What only some metrics do: shapes, limits, errors."""
+"""Shapes, limits and errors of single metrics."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Each metric, by the list in `metric_cases`: what torchmetrics asks of any metric, in the manner of its own tester."""
+"""Every metric of the list in `metric_cases`: the checks of torchmetrics' own `MetricTester`."""
 
 import itertools
 import pickle
