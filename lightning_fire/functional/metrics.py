@@ -61,6 +61,35 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
     return (gram - _identity_like(matrix)).square().sum((-2, -1)) / short
 
 
+def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `dfi` and `dfi_normalized` of the same matrices, from one Gram matrix each.
+
+    Args:
+        matrix: Shape `(..., m, n)`, contiguous for speed.
+
+    Returns:
+        Both, each of shape `(...)`.
+
+    Example:
+        >>> both_deviations(torch.diag(torch.tensor([1.0, 3.0])))
+        (tensor(64.), tensor(0.6400))
+    """
+    matrix = real(matrix, "matrix")
+    if matrix.numel() == 0:
+        return dfi(matrix), dfi_normalized(matrix)
+    rows, columns = matrix.shape[-2:]
+    largest = matrix.abs().amax((-2, -1), keepdim=True)
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)  # a power of two: exact
+    gram = _small_gram(matrix / unit)  # squares stay in range
+    mean_square = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    normalized = gram / mean_square.masked_fill(mean_square == 0, 1.0)
+    gram *= unit.square()
+    for each in (gram, normalized):
+        each.diagonal(dim1=-2, dim2=-1).sub_(1)
+    plain, scaled = (torch.linalg.vector_norm(each, dim=(-2, -1)).square() for each in (gram, normalized))
+    return plain + max(columns - rows, 0), scaled / min(rows, columns)
+
+
 def sfe(before: Tensor, after: Tensor) -> Tensor:
     """Squared Frobenius error between two versions of a matrix: ‖W − W̃‖_F² (paper, eq. 1).
 

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fire.functional import as_matrices, dfi, dfi_normalized, fire, orthogonalize, polar, sfe, sfe_normalized
+from lightning_fire.functional.metrics import both_deviations
 
 sizes = st.integers(1, 12)
 seeds = st.integers(0, 2**16)
@@ -105,3 +106,18 @@ def test_errors():
             measure(torch.ones(2, 2), torch.ones(2, 3))
         with pytest.raises(TypeError, match="`after` must be of a real floating dtype"):
             measure(torch.ones(2, 2), torch.ones(2, 2).to(torch.complex64))
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 7, 4), (2, 3, 4, 9), (0, 4), (4, 0)])
+@pytest.mark.parametrize("size", [1e-30, 1e-10, 1.0, 37.0, 1e10])
+def test_both_deviations_at_once_are_each_of_them(shape, size):
+    matrix = torch.randn(shape) * size
+    deviation, normalized = both_deviations(matrix)
+    torch.testing.assert_close(deviation, dfi(matrix), rtol=1e-6, atol=0)
+    torch.testing.assert_close(normalized, dfi_normalized(matrix), rtol=1e-5, atol=1e-6)
+
+
+def test_both_deviations_of_zeros_and_of_what_is_not_finite():
+    zeros = torch.stack([torch.zeros(3, 5), torch.eye(3, 5)])
+    assert [both.tolist() for both in both_deviations(zeros)] == [[5.0, 2.0], [1.0, 0.0]]
+    assert all(both.isnan() for both in both_deviations(torch.tensor([[1.0, torch.nan]])))
