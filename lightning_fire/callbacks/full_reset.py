@@ -6,12 +6,6 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
-from lightning_fire.callbacks.base.initial_values import (
-    INITIAL_VALUES_UNCHANGED,
-    KeptInitialValues,
-    require_resettable,
-    target_of_event,
-)
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.full_reset import plan_full_reset
 from lightning_fire.methods.initial_values import tensors_of
@@ -43,7 +37,7 @@ class FullReset(EventCallback):
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
-    logs_curvature = True
+    acts_on_shards = logs_curvature = True
     name = "full_reset"
 
     def __init__(
@@ -56,33 +50,18 @@ class FullReset(EventCallback):
     ):
         super().__init__(when, log)
         check_policy(optimizer)
-        self.fresh_seed, self.optimizer, self.where = fresh_seed, optimizer, where
-        self.initial = KeptInitialValues() if fresh_seed is None else None
+        self.optimizer, self.where = optimizer, where
+        self.aim_at(fresh_seed)
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
             return super().show_selection(pl_module)
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
 
-    @property
-    def acts_on_shards(self) -> bool:  # type: ignore[override]
-        """Layers draw whole weights."""
-        return self.fresh_seed is None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        if self.where is not None:
-            self.where.select(pl_module)  # raises before training where nothing is matched
-        if self.fresh_seed is not None:
-            require_resettable(pl_module)
-
-    def why_unchanged(self) -> str:
-        return super().why_unchanged() if self.initial is None else INITIAL_VALUES_UNCHANGED
-
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         return plan_full_reset(
             pl_module,
-            target_of_event(self, pl_module),
+            self.target(pl_module),
             self.where,
             optimizers=trainer.optimizers,
             optimizer_state=self.optimizer,

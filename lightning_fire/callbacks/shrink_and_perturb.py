@@ -7,12 +7,6 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
-from lightning_fire.callbacks.base.initial_values import (
-    INITIAL_VALUES_UNCHANGED,
-    KeptInitialValues,
-    require_resettable,
-    target_of_event,
-)
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
@@ -46,7 +40,7 @@ class ShrinkAndPerturb(EventCallback):
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
-    logs_curvature = True
+    acts_on_shards = logs_curvature = True
     name = "shrink_and_perturb"
 
     def __init__(
@@ -62,28 +56,14 @@ class ShrinkAndPerturb(EventCallback):
         super().__init__(when, log)
         check_policy(optimizer)
         shrink_and_perturb(torch.zeros(1), torch.zeros(1), strength, perturb)  # refuses what is out of range
-        self.strength, self.perturb, self.fresh_seed, self.optimizer = strength, perturb, fresh_seed, optimizer
+        self.strength, self.perturb, self.optimizer = strength, perturb, optimizer
         self.where = where if where is not None else Parameters()
-        self.initial = KeptInitialValues() if fresh_seed is None else None
-
-    @property
-    def acts_on_shards(self) -> bool:  # type: ignore[override]
-        """Layers draw whole weights."""
-        return self.fresh_seed is None
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self.where.select(pl_module)  # raises before training where nothing is matched
-        if self.fresh_seed is not None:
-            require_resettable(pl_module)
-
-    def why_unchanged(self) -> str:
-        return super().why_unchanged() if self.initial is None else INITIAL_VALUES_UNCHANGED
+        self.aim_at(fresh_seed)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         return plan_shrink_and_perturb(
             pl_module,
-            target_of_event(self, pl_module),
+            self.target(pl_module),
             self.strength,
             self.perturb,
             self.where,

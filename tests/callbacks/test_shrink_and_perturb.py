@@ -54,7 +54,7 @@ def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
 
 def test_a_fresh_target_does_not_change_the_batches_that_follow():
     """The global random state is left alone: with strength 0 nothing happens at all."""
-    with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: they were already"):
+    with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: they already have"):
         module = fitted(ShrinkAndPerturb(strength=0.0, fresh_seed=0, optimizer="keep"))
     assert_same_weights(module, fitted())
 

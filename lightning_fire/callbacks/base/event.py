@@ -6,8 +6,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
 from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
@@ -15,6 +17,7 @@ from lightning_fire.callbacks.base.observers import LambdaMax, Observer, Singula
 from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of, horizon_of
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
+from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
 
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
@@ -53,6 +56,7 @@ class EventCallback(MethodCallback):
         self.curvature = default if self.logs.curvature is None else self.logs.curvature
         self.when = _one_schedule(when)
         self.timekeeper = Timekeeper(watched_by(self.when))
+        self.fresh_seed: int | None = None
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
@@ -110,6 +114,14 @@ class EventCallback(MethodCallback):
                 " after it, which belong to different networks: start the averaging after the last event."
             )
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_start(trainer, pl_module)
+        if self.fresh_seed is not None and (stuck := not_resettable(pl_module)):
+            raise ValueError(
+                f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
+                " give it one, or use the initial values"
+            )
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         name, source, time = type(self).__name__, data_source_of(trainer), self.timekeeper
@@ -143,9 +155,33 @@ class EventCallback(MethodCallback):
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
             )
 
+    def aim_at(self, fresh_seed: int | None) -> None:
+        """Choose the values to which events move the module.
+
+        Args:
+            fresh_seed: Seed of fresh draws; None: the initial values.
+        """
+        self.fresh_seed = fresh_seed
+        self.initial = KeptInitialValues() if fresh_seed is None else None
+
+    def target(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
+        """Return the values to which this event moves the module, by name; see `aim_at`.
+
+        Args:
+            pl_module: The module; left as it is.
+        """
+        if self.fresh_seed is not None:
+            return fresh_values(pl_module, self.fresh_seed + self.num_events)
+        return self.initial.values
+
     def why_unchanged(self) -> str:
         """Return, for people, why an event may have changed no weight, and what to do."""
-        return "they were already what it would make of them"
+        if self.initial is None:
+            return "they already have the values that it gives them"
+        return (
+            "they are the initial values, with which the first fit of this callback began; if that fit went on from"
+            " weights trained before, use fresh_seed=0"
+        )
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         """Act if it is time to. An event that fails has not been: a checkpoint that is written because of it says so.

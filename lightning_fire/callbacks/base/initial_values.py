@@ -1,13 +1,10 @@
 """The values that a module had when its first fit began, kept over resumes."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from lightning_fire.methods.initial_values import fresh_values, initial_values, not_resettable, tensors_of
+from lightning_fire.methods.initial_values import initial_values, tensors_of
 
 
 class KeptInitialValues:
@@ -68,37 +65,3 @@ class KeptInitialValues:
             names = f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
             raise MisconfigurationException(f"The initial values of {names} are not known: {why}, or use fresh_seed=0.")
         self._settled = True
-
-
-def require_resettable(module: nn.Module) -> None:
-    """Refuse modules with a layer that cannot be drawn again.
-
-    Args:
-        module: The module.
-
-    Raises:
-        ValueError: Names the layers without `reset_parameters`.
-    """
-    if stuck := not_resettable(module):
-        raise ValueError(
-            f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
-            " give it one, or use the initial values"
-        )
-
-
-INITIAL_VALUES_UNCHANGED = (
-    "they are the initial values, with which the first fit of this callback began; if that fit went on from weights"
-    " trained before, use fresh_seed=0"
-)
-
-
-def target_of_event(callback: Any, module: nn.Module) -> Mapping[str, Tensor]:
-    """Return the values to which an event moves a module: the initial ones, or a fresh draw.
-
-    Args:
-        callback: The callback, with `initial`, `fresh_seed` and `num_events`.
-        module: Its module; left as it is.
-    """
-    if callback.fresh_seed is not None:
-        return fresh_values(module, callback.fresh_seed + callback.num_events)
-    return callback.initial.values

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Timekeeper
 from lightning_fire.when import Clock
+from lightning_fire.where import Parameters, Weights
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
@@ -94,7 +95,8 @@ class MethodCallback(Callback):
                 f"{name} cannot act under {hiding.pop()}, which keeps the weights in pieces or copies of its own. Use"
                 " strategy='ddp', a single device, or, where the callback allows it, ModelParallelStrategy (FSDP2)."
             )
-        if "ModelParallelStrategy" in kinds and not self.acts_on_shards:
+        draws = getattr(self, "fresh_seed", None) is not None  # layers draw whole weights
+        if "ModelParallelStrategy" in kinds and (draws or not self.acts_on_shards):
             raise MisconfigurationException(
                 f"{name} needs whole weights, which ModelParallelStrategy shards. Use strategy='ddp' or one device;"
                 " FIRECallback, and FullReset and ShrinkAndPerturb with initial values, act on sharded weights too."
@@ -104,6 +106,8 @@ class MethodCallback(Callback):
         self.timekeeper.return_to_epoch_end(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if isinstance(where := getattr(self, "where", None), Weights | Parameters):
+            where.select(pl_module)  # raises before training where nothing is matched
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 

@@ -50,10 +50,6 @@ class PenaltyCallback(MethodCallback):
     def describe(self) -> str:
         return f"start_chunk={self.start_chunk}, {self.where!r}"
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        self.where.select(pl_module)  # raises before training where nothing is matched
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._method = self.make(pl_module)
