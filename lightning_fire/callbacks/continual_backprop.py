@@ -11,29 +11,24 @@ from lightning_fire.where import HiddenUnits
 
 
 class ContinualBackprop(UnitCallback):
-    """Replaces, step by step, a small share of the least useful hidden units.
+    """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
-    After each optimizer step: the utility of a unit, a running average of mean |h| · Σ |outgoing weights|, is brought
-    up to date. Of the units older than `maturity` steps, the share `replacement_rate` is owed a new beginning; as soon
-    as a layer is owed a whole unit, its least useful one gets it: incoming weights drawn by the layer's
-    `reset_parameters`, bias and entries of normalisation layers at their start, outgoing weights 0, and 0 in the
-    matching entries of the optimizer's moments. What the unit said on average goes into the bias of the layers after.
-
-    Logs `continual_backprop/units`, the units replaced so far, at the end of each epoch in which it acts.
+    See `methods.ContinualBackprop`. Logs `continual_backprop/units`, the units replaced so far, at the end of each
+    epoch in which it acts.
 
     Args:
-        replacement_rate: ρ, share of the mature units replaced at each step, in [0, 1] (paper: tuned, 1e-4 or 1e-5;
+        replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (paper: tuned, 1e-4 or 1e-5;
             its tables call it τ).
         maturity: m, steps for which a new unit is safe, at least 0 (paper: tuned, 100 or 1000).
-        decay: η of the running averages, in [0, 1).
+        decay: η of the moving averages, in [0, 1).
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        compensate: Put the mean output of a replaced unit into the bias of the layers after it, where they have one.
+        compensate: Add the mean output of a replaced unit to the bias of the layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
     """
 
     name = "continual_backprop"

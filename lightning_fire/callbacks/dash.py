@@ -21,20 +21,19 @@ _NEGLIGIBLE = 1e-4
 
 
 class DASH(EventCallback):
-    """Shrinks, when new data arrives, what does not point where the new data wants the weights to go.
+    """Shrinks, when new data arrives, the weights that do not point to where the new data moves them.
 
-    The direction g of each weight is the running average of the negative gradients on batches of the new data,
-    g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a matrix
-    and each bias; normalisation layers stay. Nothing else changes: BatchNorm does not learn from these batches, and
-    training sees them as if nobody had looked. Logs the same measures as `FIRECallback` as `dash/…`, and
-    `dash/batches`.
+    The direction g of each weight is the exponential moving average of its negative gradients on batches of the new
+    data, g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a
+    matrix and each bias. Nothing else changes: normalisation layers and their statistics stay, and training sees the
+    same batches again. Logs the same metrics as `FIRECallback` as `dash/…`, and `dash/batches`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
         alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
-        minimum: λ in [0, 1], the least that a weight keeps (paper: tuned, 0.05 to 0.3).
-        num_batches: Batches of new data to look at, at most an epoch of them. Default: until those before would have
-            less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
+        minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
+        num_batches: Batches of new data to use, at most an epoch of them. Default: so many that earlier ones would
+            have less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
         where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
             convolution weight.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
@@ -43,7 +42,7 @@ class DASH(EventCallback):
     Raises:
         ValueError: If an argument is out of range; before training, if `where` matches no weight; at an event, if a
             weight or a gradient has a NaN or Inf: nothing has been changed then.
-        MisconfigurationException: At an event, if the module optimises manually, and has no `loss_on`.
+        MisconfigurationException: At an event, if the module optimizes manually and has no `loss_on`.
     """
 
     logs_curvature = True

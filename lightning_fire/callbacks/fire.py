@@ -24,8 +24,8 @@ class FIRECallback(EventCallback):
     At each event it logs, for the selected weights: the normalized deviation from isometry before and after
     (`fire/dfi_normalized_before`, `fire/dfi_normalized_after`; the paper's, which depends on the scale, as
     `fire.raw/dfi_before`, `…_after`), the squared Frobenius error (`fire/sfe`, `fire/sfe_normalized`), the time taken
-    (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`. For the network on the data
-    to come: the largest eigenvalue of the Hessian of its loss before and after, `fire/lambda_max_before` and
+    (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`. For the network on
+    upcoming data: the largest eigenvalue of the Hessian of its loss before and after, `fire/lambda_max_before` and
     `fire/lambda_max_after`.
 
     Args:

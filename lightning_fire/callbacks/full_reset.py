@@ -15,12 +15,12 @@ from lightning_fire.where import Parameters
 
 
 class FullReset(EventCallback):
-    """Sets every parameter and buffer back when new data arrives.
+    """Resets every parameter and buffer when new data arrives.
 
-    Logs the same measures as `FIRECallback`, of the weights `Weights()` selects, as `full_reset/…`.
+    Logs the same metrics as `FIRECallback`, of the weights that `Weights()` selects, as `full_reset/…`.
 
-    Where the methods that keep something refuse weights with a NaN or Inf, this one heals a network that has diverged;
-    not with `optimizer="keep"`, as the moments of the optimizer have diverged with it.
+    Other methods refuse weights with a NaN or Inf. This one restores a network that has diverged; not with
+    `optimizer="keep"`, as the moments of the optimizer have diverged too.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.

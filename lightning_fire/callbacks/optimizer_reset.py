@@ -1,4 +1,4 @@
-"""A new optimizer for each chunk of data: part of the paper's protocol, for every method alike."""
+"""Optimizer reset: part of the paper's protocol, for every method."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ class OptimizerReset(EventCallback):
     """Drops the state of all optimizers (moments, step counts) when new data arrives.
 
     The paper's vision and language experiments build a new optimizer at each chunk for every method, vanilla included.
-    Learning-rate schedulers go on; `Classifier` warms the learning rate up anew in each chunk by itself.
+    Learning-rate schedulers continue; `Classifier` warms the learning rate up in each chunk by itself.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.

@@ -16,10 +16,10 @@ from lightning_fire.when import Schedule
 
 
 class PlasticityInjection(EventCallback):
-    """Gives a head new plasticity without a change of its output: see `InjectedHead`.
+    """Re-initializes a head without changing its output: see `methods.InjectedHead`.
 
-    Logs `plasticity_injection/event` and `plasticity_injection/frozen_parameters`, the numbers that the head holds
-    beside its trained ones.
+    Logs `plasticity_injection/event` and `plasticity_injection/frozen_parameters`, the number of parameters that the
+    head holds beside its trained ones.
 
     Args:
         head: Name of the head in the LightningModule, such as `net.head`; a whole network is fine.
@@ -27,14 +27,13 @@ class PlasticityInjection(EventCallback):
         target: Name of the target network's copy of the head, if there is one. It gets the same new weights, and its
             output does not change either. It then needs the frozen copies of the head, too, as `load_state_dict` brings
             them: they are buffers.
-        optimizer: What becomes of optimizer state: `"touched"` forgets that of the head, `"keep"` nothing, `"all"`
-            everything.
+        optimizer: Whose optimizer state to drop: `touched` that of the head, `keep` nothing, `all` everything.
         seed: Seed of the new weights, the same on every rank.
         log: What to log; of it, `name`. Default: `Log()`.
 
     Raises:
         ValueError: If `optimizer` is unknown; when training starts, as `wrap_heads` does; at an event, if a parameter
-            of the head has a NaN or Inf, which its frozen copy would say for ever: nothing has been changed then.
+            of the head has a NaN or Inf, which its frozen copy would keep: nothing has been changed then.
     """
 
     replaces_weights = False

@@ -1,4 +1,4 @@
-"""Watches plasticity while a network trains, whatever the method."""
+"""Metrics of plasticity during training, for any method."""
 
 import math
 import time
@@ -36,29 +36,28 @@ from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 
 
 class PlasticityMonitor(MethodCallback):
-    """Logs measures of plasticity at the end of epochs, and says what that costs.
+    """Logs metrics of plasticity at the end of epochs, and their cost.
 
     Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi`, `plasticity/dfi_normalized`, means
-    over the weights; `plasticity/weight_norm`, ‖·‖_F of all of them; `plasticity/gradient_norm`, of the gradient with
-    which the last step of the epoch was made, before clipping; with what callbacks before this one have added to it.
+    over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, of the
+    gradient of the last step of the epoch, before clipping, with what callbacks before this one have added to it.
 
-    Of the network on batches of its training data, in evaluation mode, at the end of the first epoch after each
-    `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
-    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer is given; with
-    `curvature`, `plasticity/lambda_max`, the largest eigenvalue of the Hessian of its loss on the first 16 samples, as
-    events log it, and `plasticity/lambda_max_residual`. Training sees these batches as if nobody had looked. A batch
-    more in some hundred is the bound of what this costs.
+    Of the network on batches of its training data, in evaluation mode and without side effects, at the end of the first
+    epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
+    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets; with
+    `Log(curvature=True)`, `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the
+    Hessian of its loss on the first 16 samples.
 
-    Of all this: `plasticity/seconds`, the time it took, and `plasticity/overhead`, all such time so far in this fit as
-    a share of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of each
-    epoch: `plasticity/chunk`, how often the data has changed.
+    `plasticity/seconds` is the time that all this took, and `plasticity/overhead` the sum of these times in this fit as
+    a fraction of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of
+    each epoch: `plasticity/chunk`, the number of changes of the data.
 
     Args:
-        where: The weights to watch. Default: `Weights()`.
+        where: The weights to measure. Default: `Weights()`.
         every_n_epochs: Measure the weights at the end of every n-th epoch.
-        data_every_n_steps: Look at data this rarely; None: never.
-        num_batches: Batches to look at, at most an epoch of them.
-        units: The hidden units to watch. Default: `HiddenUnits()`, all that can be resolved.
+        data_every_n_steps: Steps between measurements on data; None: never.
+        num_batches: Batches to measure on, at most an epoch of them.
+        units: The hidden units to measure. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
 

@@ -17,14 +17,10 @@ from lightning_fire.where import HiddenUnits
 
 
 class ReDo(EventCallback):
-    """Resets the hidden units that do next to nothing.
+    """Re-initializes the dormant hidden units, see `methods.ReDo`.
 
-    At each event it looks at batches of the training data, and training goes on as if nobody had looked. A unit is
-    dormant if its mean |activation|, after norm and nonlinearity, is at most τ times that of its layer. A dormant unit
-    begins anew: incoming weights drawn by the layer's `reset_parameters`, bias and entries of normalisation layers at
-    their start, outgoing weights 0, and 0 in the matching entries of the optimizer's moments.
-
-    Logs `redo/dormant_fraction`, of all units looked at, `redo/units`, the number reset, `redo/event`, and per layer
+    At each event it runs the module on batches of the training data, without side effects. Logs
+    `redo/dormant_fraction`, of all units; `redo/units`, the number of units re-initialized; `redo/event`; and per layer
     `redo.layers/dormant_fraction/<layer>`.
 
     Args:
@@ -32,14 +28,14 @@ class ReDo(EventCallback):
             do; ReDo's own code: `EveryNSteps(1000)`.
         threshold: τ, at least 0 (ReDo: 0.025; the paper: tuned, 0.01 to 0.5).
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        num_batches: Batches to look at, at most an epoch of them.
+        num_batches: Batches to measure on, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
         log: What to log. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
     """
 
     name = "redo"

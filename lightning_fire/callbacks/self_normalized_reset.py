@@ -11,30 +11,24 @@ from lightning_fire.where import HiddenUnits
 
 
 class SelfNormalizedReset(UnitCallback):
-    """Resets hidden units that are silent for longer than their own past makes likely.
+    """Re-initializes hidden units that have not fired for longer than their own past makes likely.
 
-    A unit fires on a batch if it is above 0, after norm and nonlinearity, at any sample and place. How long it was
-    silent, in samples, is noted each time it fires. A unit is reset as soon as its silence a is one that its own past
-    holds for improbable, P(silence ≥ a) ≤ τ: incoming weights drawn by the layer's `reset_parameters`, bias and entries
-    of normalisation layers at their start, outgoing weights 0, and 0 in the matching entries of the optimizer's
-    moments.
-
-    Logs, at the end of each epoch in which it acts, `snr/units`, the units reset so far, and `snr/threshold`, the
-    silence in samples that a unit is allowed, mean over the units.
+    See `methods.SelfNormalizedReset`. Logs, at the end of each epoch in which it acts, `snr/units`, the units reset so
+    far, and `snr/threshold`, the samples for which a unit may be silent, mean over the units.
 
     Args:
         rejection: τ, in (0, 1) (paper: tuned, 0.01 to 0.08; the SNR paper calls it η).
-        refresh_every: Optimizer steps after which each unit's threshold is taken from the silences since the last time
+        refresh_every: Optimizer steps after which each unit's threshold is taken from the intervals since the last time
             (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes a unit and step.
-        max_silence: Longest threshold, in samples; half of it is the first one (authors: 20000).
-        expansion: Factor by which a threshold grows if more than the share τ of the silences is longer.
+        max_silence: Largest threshold, in samples; half of it is the first one (FIRE's authors: 20000).
+        expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
-        MisconfigurationException: When training starts, if the module optimises manually and has no `loss_on`.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
     """
 
     name = "snr"

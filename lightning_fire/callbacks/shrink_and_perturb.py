@@ -16,14 +16,14 @@ from lightning_fire.where import Parameters
 
 
 class ShrinkAndPerturb(EventCallback):
-    """Moves parameters towards their initial values, or towards a new draw, when new data arrives.
+    """Moves parameters towards their initial values, or towards a fresh draw, when new data arrives.
 
-    θ ← (1 − λ)·θ + λ·θ₀ for every trainable parameter, norm scales and biases among them; buffers stay. Logs the same
-    measures as `FIRECallback`, of the weights `Weights()` selects, as `shrink_and_perturb/…`.
+    θ ← (1 − λ)·θ + λ·θ₀ for every trainable parameter, with norm scales and biases; buffers stay. Logs the same metrics
+    as `FIRECallback`, of the weights that `Weights()` selects, as `shrink_and_perturb/…`.
 
     Args:
-        when: Schedule, or several of which any may be due. Default: `AtNewData()`. `EveryNSteps(1)`, with a tiny
-            `strength`, is how some other papers use it.
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`. Some other
+            papers: `EveryNSteps(1)`, with a tiny `strength`.
         strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
         perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1, fresh_seed=0`.
         where: The parameters to act on. Default: `Parameters()`, all.

@@ -12,10 +12,10 @@ from lightning_fire.when import Clock
 
 
 class UseMuon(EventCallback):
-    """Lets a `Muon` optimizer step all parameters by AdamW until its first event, and by Muon's rule from then on.
+    """Switches a `Muon` optimizer from AdamW for all parameters to Muon for hidden matrices, at its first event.
 
-    So the paper's warm-start runs begin the second chunk with the weights of all other methods, up to rounding. At the
-    event the moments of the hidden matrices are dropped; later moments of `when` mean nothing. Logs `use_muon/event`.
+    In the paper's warm-start runs the second chunk begins with the weights of all other methods, up to rounding. At the
+    event the moments of the hidden matrices are dropped; later events have no effect. Logs `use_muon/event`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
