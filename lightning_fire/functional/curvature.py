@@ -1,4 +1,4 @@
-"""How sharply a loss bends: the largest eigenvalue of its Hessian, from products of the Hessian with vectors."""
+"""Curvature of a loss: the largest eigenvalue of its Hessian, from products of the Hessian with vectors."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,13 +10,13 @@ Product = Callable[[Tensor], Tensor]
 
 
 class Eigenvalue(NamedTuple):
-    """An eigenvalue that was computed step by step.
+    """Eigenvalue that was approximated by products of its matrix A with vectors.
 
     Attributes:
-        value: The eigenvalue.
+        value: The eigenvalue λ.
         residual: ‖A·x − λ·x‖ for its unit vector x: some eigenvalue of A lies within this distance. The error is far
-            smaller where that eigenvalue stands apart from the others: residual² / gap.
-        products: Products with A that it took.
+            smaller if that eigenvalue is far from the others: residual² / gap.
+        products: Number of products with A.
     """
 
     value: float
@@ -27,22 +27,21 @@ class Eigenvalue(NamedTuple):
 def largest_eigenvalue(
     product: Product, start: Tensor, tolerance: float = 0.01, max_products: int = 100, min_products: int = 1
 ) -> Eigenvalue:
-    """Return the largest (not the largest in size) eigenvalue of a symmetric matrix, by Lanczos' iteration.
+    """Return the largest eigenvalue (with its sign) of a symmetric matrix, by the Lanczos iteration.
 
-    Every new vector is made orthogonal to all before it, twice, so that no eigenvalue appears as a ghost. It stops when
-    the residual says so; memory grows by one vector with each product.
+    Each new vector is made orthogonal to all before it, twice, so that no eigenvalue appears as a ghost. Memory grows
+    by one vector with each product.
 
     Args:
         product: From a vector, shape `(n,)`, to the product of the matrix with it, same shape and dtype.
-        start: First vector, shape `(n,)`, float32 or float64, not 0; a random one surely has a part of
-            every eigenvector.
-        tolerance: Stop when the residual is at most this share of the eigenvalue.
-        max_products: Stop after so many products in any case.
-        min_products: Do not stop before. A small residual only says that some eigenvalue is near: if the largest one
-            hardly shows in the first vectors, more of them find it.
+        start: First vector, shape `(n,)`, float32 or float64, not 0; a random one has a part of every eigenvector.
+        tolerance: Stop when the residual is at most this fraction of the eigenvalue, above 0.
+        max_products: Maximum number of products, at least 1.
+        min_products: Minimum number of products. A small residual only shows that some eigenvalue is near: if the first
+            vectors have little of the largest one, more of them find it.
 
     Returns:
-        The eigenvalue; its residual tells whether the tolerance was reached.
+        The eigenvalue; its residual shows whether the tolerance was reached.
 
     Raises:
         ValueError: If an argument is out of range, or a product has a NaN or Inf.
@@ -64,7 +63,6 @@ def largest_eigenvalue(
     basis = [start / length]
     diagonal: list[float] = []
     beside: list[float] = []
-    rounding = 8 * torch.finfo(start.dtype).eps
     while True:
         vector = product(basis[-1])
         diagonal.append(float(vector @ basis[-1]))
@@ -73,13 +71,13 @@ def largest_eigenvalue(
             for other in basis:
                 vector.addcmul_(other, vector @ other, value=-1)
         beside.append(float(vector.norm()))
-        if not torch.tensor(diagonal[-1:] + beside[-1:]).isfinite().all():
+        if not torch.tensor([diagonal[-1], beside[-1]]).isfinite().all():
             raise ValueError("the matrix has a NaN or Inf: its product with a vector is not finite")
         values, vectors = _tridiagonal(diagonal, beside[:-1])
         value, residual = float(values[-1]), beside[-1] * float(vectors[-1, -1].abs())
-        enough = max(tolerance * abs(value), rounding * float(values.abs().max()))
-        exhausted = beside[-1] <= rounding * float(values.abs().max())  # nothing is left to find
-        converged = residual <= enough and (len(basis) >= min_products or exhausted)
+        rounding = 8 * torch.finfo(start.dtype).eps * float(values.abs().max())
+        enough = len(basis) >= min_products or beside[-1] <= rounding  # or the vectors span all that can be found
+        converged = enough and residual <= max(tolerance * abs(value), rounding)
         if converged or len(basis) == min(max_products, start.numel()):
             return Eigenvalue(value, residual, len(basis))
         basis.append(vector / beside[-1])
@@ -90,16 +88,17 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
 
     Args:
         loss: Scalar with its graph, of operations that can be differentiated twice: not fused attention kernels, see
-            `torch.nn.attention.sdpa_kernel`, and not what is marked `once_differentiable`, which torch takes for
+            `torch.nn.attention.sdpa_kernel`, and not what is marked `once_differentiable`, which torch treats as
             constant here.
-        parameters: What to derive by, each once, all on one device; what the loss does not depend on counts as flat.
+        parameters: Tensors to derive by, each once, all on one device; at least one. Derivatives are 0 for those that
+            the loss does not depend on.
 
     Returns:
-        From a vector, shape `(n,)` with n entries in all parameters, to the product, same shape, float32 or, where a
-        parameter is, float64. `.grad` stays as it is.
+        From a vector, shape `(n,)` with n entries in all parameters, to the product, same shape, float32, or float64 if
+        a parameter is. `.grad` stays as it is.
 
     Raises:
-        ValueError: If `loss` is no scalar, or there are no parameters.
+        ValueError: If `loss` is not a scalar, or there are no parameters.
 
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
@@ -110,52 +109,45 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
 
 
 def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Product]:
-    """Return the gradient of a loss, and what `hessian_product` returns, for the price of the latter.
+    """Return the gradient of a loss, shape `(n,)`, and its `hessian_product` at the cost of the latter alone.
 
     Args:
-        loss: As for `hessian_product`.
-        parameters: As for `hessian_product`.
-
-    Returns:
-        The gradient as one vector, shape `(n,)`, of the dtype of the products, and the product.
-
-    Raises:
-        ValueError: If `loss` is no scalar, or there are no parameters.
+        loss: Scalar, see `hessian_product`.
+        parameters: Tensors to derive by, see `hessian_product`.
     """
     if loss.numel() != 1:
         raise ValueError(f"`loss` must be a scalar, got shape {tuple(loss.shape)}")
     if not parameters:
         raise ValueError("`parameters` must hold at least one, got none")
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
-    bent = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
     sizes = [parameter.numel() for parameter in parameters]
-    flat_gradient = _flat(gradients, parameters, _dtype(parameters))
+    curved = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
 
     def product(vector: Tensor) -> Tensor:
-        parts = torch.split(vector.detach(), sizes)
-        if not bent:
+        if not curved:
             return torch.zeros_like(vector)
+        parts = torch.split(vector.detach(), sizes)
         columns = torch.autograd.grad(
-            [gradients[i] for i in bent],
+            [gradients[i] for i in curved],
             parameters,
-            [parts[i].view_as(parameters[i]).to(gradients[i].dtype) for i in bent],
+            [parts[i].view_as(parameters[i]).to(gradients[i].dtype) for i in curved],
             retain_graph=True,
             allow_unused=True,
         )
         return _flat(columns, parameters, vector.dtype)
 
-    return flat_gradient, product
+    return _flat(gradients, parameters, _dtype(parameters)), product
 
 
 def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
-    """Return a random vector with an entry for each entry of some parameters, the same on every device.
+    """Return a standard normal vector, shape `(n,)`, with an entry for each entry of some parameters, on their device.
 
     Args:
         parameters: Any tensors.
-        seed: Of the draw; the global random state is left alone.
+        seed: Seed of the draw, which is the same on every device; the global random state is not touched.
 
     Returns:
-        Shape `(n,)`, standard normal, on their device; float32, or float64 where a parameter is.
+        float32, or float64 if a parameter is.
     """
     size = sum(parameter.numel() for parameter in parameters)
     vector = torch.randn(size, generator=torch.Generator().manual_seed(seed))
@@ -166,11 +158,11 @@ def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
     """Return a first vector for `largest_eigenvalue`: the gradient, and a random vector in equal parts.
 
     The gradient of a loss lies mostly among the eigenvectors of large eigenvalues, of which a random vector of millions
-    of entries has next to nothing; that makes up for what the gradient may lack.
+    of entries has very little; the random vector makes up for what the gradient may lack.
 
     Args:
-        gradient: Shape `(n,)`; left out where it is 0 or not finite.
-        random: Likewise, see `random_start`.
+        gradient: Shape `(n,)`; left out if it is 0 or not finite.
+        random: Shape `(n,)`, see `random_start`.
     """
     length = gradient.norm()
     return gradient / length + random / random.norm() if 0 < length < torch.inf else random
@@ -181,18 +173,18 @@ def loss_curvature(
 ) -> Eigenvalue:
     """Return the largest eigenvalue of the Hessian of a loss, λ_max (paper, section "Ablation study").
 
-    Costs 2 to 3 gradients a product, and some 4 to 10 products. Modes are the caller's: dropout off and BatchNorm
-    in evaluation mode give the curvature of one function.
+    Takes about 4 to 10 products, each as expensive as 2 to 3 gradients. The caller sets the modes: without dropout and
+    with BatchNorm in evaluation mode it is the curvature of one function.
 
     Args:
         loss: Scalar with its graph, see `hessian_product`.
-        parameters: What to derive by.
-        tolerance: Stop when the residual is at most this share of the eigenvalue.
-        max_products: Stop after so many products in any case.
-        seed: Of the random part of the first vector.
+        parameters: Tensors to derive by.
+        tolerance: Stop when the residual is at most this fraction of the eigenvalue.
+        max_products: Maximum number of products.
+        seed: Seed of the random part of the first vector.
 
     Returns:
-        The eigenvalue, negative only where the loss bends down in every direction that was found.
+        The eigenvalue, negative only if the loss is concave in every direction that was found.
 
     Raises:
         ValueError: If an argument is out of range, or the loss has no finite second derivatives.
