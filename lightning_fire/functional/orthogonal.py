@@ -1,4 +1,4 @@
-"""The projection of FIRE: from a weight to the nearest orthogonal one, and back to the right scale.
+"""The projection of FIRE: from a weight to the nearest isometry, and its scale.
 
 Vocabulary used throughout:
 
@@ -6,9 +6,10 @@ Vocabulary used throughout:
 * The *polar factor* of W = U diag(σ) Vᵀ is U Vᵀ: the matrix with orthonormal rows or columns nearest to W in the
   Frobenius norm (paper, eq. 4). *Isometry* is the state of having such a factor as weight.
 * A *weight* has shape `(out, in / groups, *kernel)`, as PyTorch stores Linear and convolution weights; `as_matrices`
-  turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE treats singly.
+  turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE projects.
 
-On a CPU, `_cpu` finds the same matrices in less time.
+Another dtype than a real floating one raises a TypeError; fewer than 2 dimensions, a NaN or Inf, or an option out of
+its range a ValueError. On a CPU, `_cpu` finds the same matrices in less time.
 """
 
 import math
@@ -32,18 +33,13 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     they are. Ten cubic steps leave singular values below about 0.02 ‖W‖_F short of 1; see `polar` for the limit.
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+        matrix: Shape `(..., m, n)`.
         steps: Number of iterations, at least 1.
         coefficients: `"cubic"` (1.5, -0.5), `"quintic"` (2, -1.5, 0.5) or `"muon"` (3.4445, -4.7750, 2.0315).
 
     Returns:
         New tensor of the shape and dtype of `matrix`. A matrix of zeros stays zero. Computed in float32, or in float64
         for float64 input.
-
-    Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions or a NaN or Inf, `steps` is below 1, or `coefficients` is
-            unknown.
 
     Example:
         >>> import torch
@@ -54,8 +50,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     """
     if not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, got {steps!r}")
-    numbers = _numbers(coefficients)
-    return _iterated(finite(matrix, "matrix"), steps, numbers).to(matrix.dtype)
+    return _iterated(finite(matrix, "matrix"), steps, _numbers(coefficients)).to(matrix.dtype)
 
 
 def polar(matrix: Tensor) -> Tensor:
@@ -64,15 +59,11 @@ def polar(matrix: Tensor) -> Tensor:
     Polished by cubic Newton–Schulz steps: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32.
 
     Args:
-        matrix: Shape `(..., m, n)`, real floating dtype, finite.
+        matrix: Shape `(..., m, n)`.
 
     Returns:
-        New tensor of the shape and dtype of `matrix`. Where `matrix` is rank deficient the nearest isometry is not
-        unique: one of them is returned, all have the same distance. A matrix of zeros stays zero.
-
-    Raises:
-        TypeError: If `matrix` is not of a real floating dtype.
-        ValueError: If `matrix` has fewer than 2 dimensions, or a NaN or Inf.
+        New tensor of the shape and dtype of `matrix`. The nearest isometry of a rank-deficient matrix is not unique:
+        one of several at the same distance is returned. A matrix of zeros stays zero.
 
     Example:
         >>> import torch
@@ -90,7 +81,7 @@ def fire(
     scale: Scale = "paper",
     groups: int = 1,
 ) -> Tensor:
-    """Reinitialise one weight by FIRE: orthogonalise each `out × in` matrix of it, then set the scale.
+    """Reinitialise a weight by FIRE: orthogonalise each of its `out × in` matrices, then set the scale.
 
     Args:
         weight: Shape `(out, in / groups, *kernel)`: a Linear weight, or one of a convolution of any dimension. Each
@@ -100,14 +91,10 @@ def fire(
         coefficients: The iteration, see `orthogonalize`; without effect for `steps="exact"`.
         scale: `"paper"`: √(out / in) / (number of kernel positions). `"none"`: 1. `"procrustes"`: per matrix the s that
             minimises ‖W − sQ‖_F, which is ⟨W, Q⟩ / ‖Q‖_F².
-        groups: Number of convolution groups; each is treated on its own.
+        groups: Number of convolution groups; each has its own matrices.
 
     Returns:
         New tensor of the shape and dtype of `weight`; parts that are all zero stay zero.
-
-    Raises:
-        TypeError: If `weight` is not of a real floating dtype.
-        ValueError: If an argument is out of range, or `weight` has a NaN or Inf.
 
     Example:
         >>> import torch
@@ -122,12 +109,12 @@ def fire(
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(finite(weight, "weight"), groups)
     isometry = _projected(matrices) if steps == "exact" else _iterated(matrices, steps, _numbers(coefficients))
-    new = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
-    return new.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
+    isometry = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
+    return isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
 
 
 def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
-    """View a weight as the stack of matrices that FIRE treats one by one.
+    """View a weight as the stack of matrices that FIRE projects.
 
     Args:
         weight: Shape `(out, in / groups, *kernel)`.
@@ -136,9 +123,6 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
     Returns:
         Shape `(groups, taps, out / groups, in / groups)`, where `taps` is the number of kernel positions (1 for a
         Linear weight). Shares memory with `weight` where its strides allow.
-
-    Raises:
-        ValueError: If `weight` has fewer than 2 dimensions, or `groups` does not divide its first one.
 
     Example:
         >>> import torch
@@ -179,7 +163,7 @@ def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Sca
 
 
 def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Take Newton–Schulz steps from X / ‖X‖_F; a new, contiguous tensor."""
+    """Paper, Algorithm 1: start from X / ‖X‖_F, then repeat the step; a new, contiguous tensor."""
     if not x.numel():
         return x.clone()
     if x.device.type == "cpu":

@@ -4,6 +4,7 @@ The two of a layer use the DfI of the paper's W of shape (in, out), ‖WᵀW −
 `dfi(weight.mT)`, which is `dfi(weight) + out − in`, and must be below 1, which it cannot be with more outputs than
 inputs. From 1 on the functions return what holds for every layer. Neither bound depends on the scale of the weight, so
 for `out <= in` the smallest DfI over all scales may be given: `out * x / (1 + x)` with x = `dfi_normalized(weight)`.
+An argument out of its range, or not of the shape that it must have, raises a ValueError.
 """
 
 from collections.abc import Sequence
@@ -35,9 +36,6 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
         Shape `(...)`, int64, in [min(1, rank), rank]; `min(1, rank)` where `dfi` is 1 or more. Before it is rounded up
         it is lowered by a millionth, so that rounding errors do not raise it.
 
-    Raises:
-        ValueError: If an argument is out of its range.
-
     Example:
         >>> srank_bound(torch.tensor([0.0, 0.25, 1.0]), rank=64)
         tensor([64, 63,  1])
@@ -68,9 +66,6 @@ def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:
         √((1 − ε)/(1 + ε)), ε = √DfI, and its inverse; each of shape `(...)`, float64. 0 and infinity where `dfi` is 1
         or more.
 
-    Raises:
-        ValueError: If a value is negative or NaN.
-
     Example:
         >>> activity_score_bounds(torch.tensor(0.36))
         (tensor(0.5000, dtype=torch.float64), tensor(2.0000, dtype=torch.float64))
@@ -89,9 +84,6 @@ def dfi_without_dormancy(threshold: float = 0.025) -> float:
 
     Returns:
         A value of `dfi(weight.mT)`, in (0, 1]. At the value itself a score may be as low as τ.
-
-    Raises:
-        ValueError: If `threshold` is outside [0, 1).
 
     Example:
         >>> round(dfi_without_dormancy(0.025), 4)
@@ -126,10 +118,6 @@ def feature_covariance_bound(
 
     Returns:
         Shape `()`, at least 0; of the dtype of `sfe`.
-
-    Raises:
-        ValueError: If the lists are empty or differ in length, a pair of weights differs in shape, a weight is not a
-            matrix, or a number is out of its range.
 
     Example:
         >>> before, after = [torch.eye(2), torch.eye(2)], [torch.eye(2), 2 * torch.eye(2)]
@@ -178,9 +166,6 @@ def hessian_bound(
     Returns:
         Shape `(...)`, float64.
 
-    Raises:
-        ValueError: If `dfi` has no dimension, or a value is negative or NaN.
-
     Example:
         >>> hessian_bound(torch.zeros(3), output_curvature=1.0, output_gradient=0.5)  # 3 layers, 3 pairs of layers
         tensor(6., dtype=torch.float64)
@@ -208,9 +193,6 @@ def relu_hessian_bound(
 
     Returns:
         Shape `(...)`, float64.
-
-    Raises:
-        ValueError: If `dfi` has no dimension, a value is negative or NaN, or the trace is below the eigenvalue.
 
     Example:
         >>> relu_hessian_bound(torch.zeros(2), output_curvature=1.0, output_gradient=0.0, input_trace=64.0)
