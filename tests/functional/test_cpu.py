@@ -1,4 +1,4 @@
-"""The ways to take steps and to find polar factors: against float64, against each other, and which is chosen."""
+"""`functional._cpu`: against float64, against the plain ways, and the choice between them."""
 
 import math
 
@@ -36,7 +36,7 @@ def residual(q: torch.Tensor) -> float:
 
 
 def assert_nearest_isometry(q: torch.Tensor, matrix: torch.Tensor, tolerance: float) -> None:
-    """QᵀW is symmetric and positive semi-definite to `tolerance` of ‖W‖_F: so is every polar factor, and no other."""
+    """QᵀW is symmetric and positive semi-definite to `tolerance` of ‖W‖_F: true of polar factors only."""
     h = (q.double().T @ matrix.double()) if q.shape[0] >= q.shape[1] else (matrix.double() @ q.double().T)
     h = h / matrix.double().norm()
     assert (h - h.T).norm() <= tolerance
@@ -78,7 +78,7 @@ def test_spectrum_equals_the_steps(shape, spectrum, steps):
     matrix = matrix_of(shape, spectrum)
     result = by_spectrum(matrix, steps, COEFFICIENTS["cubic"])
     if spectrum in ("one huge", "condition 1e8") and steps == 10:
-        assert result is None  # the largest singular value has so large a share that rounding would show
+        assert result is None  # the largest singular value dominates, so rounding would show
     else:
         expected = newton_schulz(unit_norm(matrix), steps, COEFFICIENTS["cubic"])
         assert (result - expected).norm() <= 2e-5 * expected.norm()
@@ -186,7 +186,7 @@ def test_deflation_that_fails_falls_back_to_the_svd(monkeypatch, value):
         ((768, 768), 5, "muon", False),
     ],
 )
-def test_which_way_the_steps_are_taken(monkeypatch, shape, steps, coefficients, by_spectrum):
+def test_choice_between_steps_and_spectrum(monkeypatch, shape, steps, coefficients, by_spectrum):
     assert spectrum_is_cheaper(*shape, steps, COEFFICIENTS[coefficients]) is by_spectrum
     assert spectrum_is_cheaper(*shape[::-1], steps, COEFFICIENTS[coefficients]) is by_spectrum
     if shape[0] * shape[1] > 1e6:
@@ -202,7 +202,7 @@ def test_which_way_the_steps_are_taken(monkeypatch, shape, steps, coefficients, 
 @pytest.mark.parametrize(
     ("shape", "deflated"), [((1, 1), False), ((191, 1000), False), ((192, 192), True), ((1000, 200), True)]
 )
-def test_which_way_polar_factors_are_found(monkeypatch, shape, deflated):
+def test_choice_between_svd_and_deflation(monkeypatch, shape, deflated):
     taken = []
     for name in ("polar_factor", "by_deflation"):
         way = getattr(_cpu, name)
@@ -212,7 +212,7 @@ def test_which_way_polar_factors_are_found(monkeypatch, shape, deflated):
 
 
 @pytest.mark.parametrize("steps", [10, "exact"])
-def test_any_strides_give_the_same(steps):
+def test_results_do_not_depend_on_strides(steps):
     weight = torch.stack([matrix_of((192, 200), "condition 10")] * 4, -1).view(192, 200, 2, 2)
     expected = fire(weight, steps)
     taps = torch.empty(2, 2, 200, 192).copy_(weight.permute(2, 3, 1, 0)).permute(3, 2, 0, 1)
@@ -236,7 +236,7 @@ def test_groups_and_kernel_positions_of_large_weights(steps, groups):
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("steps", [10, "exact"])
-def test_number_of_threads_changes_nothing(steps, inference):
+def test_results_do_not_depend_on_the_number_of_threads(steps, inference):
     weight = torch.randn(256, 200, 2, 2, generator=torch.Generator().manual_seed(0))
     before, results = torch.get_num_threads(), []
     try:

@@ -94,14 +94,14 @@ def test_some_eigenvalue_lies_within_the_residual_after_any_number_of_products()
         assert found.value <= 40 + 1e-9  # a Ritz value is never beyond the spectrum
 
 
-def test_it_stops_when_the_residual_says_so():
+def test_it_stops_when_the_residual_is_within_the_tolerance():
     matrix = symmetric([100.0, *(float(v) for v in range(60))])
     counts = [largest_eigenvalue(lambda v: matrix @ v, start(61), tolerance=t).products for t in (0.1, 0.01, 1e-4)]
     assert counts[0] < counts[1] < counts[2] < 25
 
 
-def test_it_begins_near_the_gradient():
-    """Of a million parameters, a random vector has next to nothing of the direction that bends most."""
+def test_it_starts_near_the_gradient():
+    """Of a million parameters, a random vector has very little of the direction of largest curvature."""
     x = torch.zeros(1_000_000).index_fill(0, torch.arange(1000), 1.0).requires_grad_()
     loss = 1.5e-3 * x[:1000].sum() ** 2 + (torch.linspace(-0.5, 0.5, len(x)) * x**2).sum()  # 3 - 1, above -1 … 1
     found = loss_curvature(loss, [x], tolerance=0.01)
@@ -113,7 +113,7 @@ def test_it_begins_near_the_gradient():
     assert loss_curvature((flat**2).sum(), [flat]).value == pytest.approx(2.0)
 
 
-def test_what_a_product_returns_is_left_alone():
+def test_results_of_a_product_are_not_modified():
     matrix, returned = symmetric([1.0, 2.0, 3.0, 4.0]), []
 
     def product(vector):
@@ -134,12 +134,12 @@ def test_hand_computed():
     assert loss_curvature(3 * x.sum(), [x]).value == 0  # no second derivatives at all
 
 
-def test_what_the_loss_does_not_depend_on_is_flat():
+def test_derivatives_by_unused_parameters_are_zero():
     x, other = torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)
     assert loss_curvature((x**2).sum(), [x, other], tolerance=1e-4).value == pytest.approx(2.0, rel=1e-3)
 
 
-def test_the_global_random_state_stays():
+def test_the_global_random_state_is_not_touched():
     net, loss, *_ = mlp()
     before = torch.get_rng_state()
     one, two = (loss_curvature(loss, list(net.parameters()), seed=seed).value for seed in (0, 0))

@@ -47,7 +47,7 @@ def test_covariance_is_positive_symmetric_and_of_trace_one(samples, features, se
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(2, 30), sizes, sizes, seeds)
-def test_shift_is_a_distance_that_knows_neither_rotation_nor_scale(samples, m, n, seed):
+def test_shift_is_a_distance_invariant_to_rotation_and_scale(samples, m, n, seed):
     one, other = random_matrix(samples, m, seed=seed), random_matrix(samples, n, seed=seed + 1)
     third = random_matrix(samples, 2, seed=seed + 2)
     shift = feature_covariance_shift(one, other)

@@ -1,4 +1,4 @@
-"""On a GPU the functions give what they give on the CPU."""
+"""Results on a GPU equal those on the CPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`functional.measures`: against literal versions, hand-computed cases, invariants, errors."""
+"""`functional.metrics`: against literal versions, hand-computed cases, invariants, errors."""
 
 import pytest
 import reference
@@ -43,7 +43,7 @@ def test_floor_of_the_papers_dfi_is_missing_columns(shape):
 
 @settings(max_examples=30, deadline=None)
 @given(sizes, sizes, seeds, st.sampled_from([1e-30, 1e-3, 1.0, 1e30]))
-def test_normalised_dfi_knows_neither_scale_nor_orientation(m, n, seed, scale):
+def test_normalised_dfi_is_invariant_to_scale_and_transpose(m, n, seed, scale):
     matrix = random_matrix(m, n, seed).float()
     value = dfi_normalized(matrix)
     torch.testing.assert_close(dfi_normalized(matrix * scale), value, atol=1e-5, rtol=1e-4)
@@ -96,16 +96,16 @@ def test_empty_and_zero():
 
 
 def test_errors():
-    for measure in (dfi, dfi_normalized):
+    for metric in (dfi, dfi_normalized):
         with pytest.raises(TypeError, match=r"`matrix` must be of a real floating dtype, got torch.int64"):
-            measure(torch.ones(2, 2, dtype=torch.int64))
+            metric(torch.ones(2, 2, dtype=torch.int64))
         with pytest.raises(ValueError, match="`matrix` must have at least 2 dimensions"):
-            measure(torch.ones(2))
-    for measure in (sfe, sfe_normalized):
+            metric(torch.ones(2))
+    for metric in (sfe, sfe_normalized):
         with pytest.raises(ValueError, match=r"must have one shape, got \(2, 2\) and \(2, 3\)"):
-            measure(torch.ones(2, 2), torch.ones(2, 3))
+            metric(torch.ones(2, 2), torch.ones(2, 3))
         with pytest.raises(TypeError, match="`after` must be of a real floating dtype"):
-            measure(torch.ones(2, 2), torch.ones(2, 2).to(torch.complex64))
+            metric(torch.ones(2, 2), torch.ones(2, 2).to(torch.complex64))
 
 
 @pytest.mark.parametrize("shape", [(5, 5), (3, 7, 4), (2, 3, 4, 9), (0, 4), (4, 0)])

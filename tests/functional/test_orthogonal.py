@@ -1,4 +1,4 @@
-"""`functional.orthogonal`: against float64 SVD references, its invariants, its claims, its errors."""
+"""`functional.orthogonal`: against float64 SVD references, invariants, claims, errors."""
 
 import math
 
@@ -122,7 +122,7 @@ def test_no_orthonormal_matrix_is_nearer(m, n, seed):
 
 
 def test_ten_steps_leave_a_large_square_gaussian_short_of_the_constraint():
-    """`docs/fire.md`: the paper's 10 iterations are another intervention than the exact projection."""
+    """`docs/fire.md`: the paper's 10 iterations are not the exact projection."""
     matrix = torch.randn(512, 512, generator=torch.Generator().manual_seed(0))
     smallest = torch.linalg.svdvals(orthogonalize(matrix, steps=10))[-1]
     assert smallest < 0.05

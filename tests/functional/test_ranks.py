@@ -1,4 +1,4 @@
-"""`functional.ranks` and `functional.spectra`: slow versions, closed forms, invariants, the paper's bound, errors."""
+"""`functional.ranks`: slow versions, closed forms, invariants, the paper's bound, errors."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_ranks_equal_the_slow_versions(m, n, seed, delta):
 
 @settings(max_examples=50, deadline=None)
 @given(sizes, sizes, seeds, st.sampled_from([1e-40, 1e-30, 1.0, 1e30, 1e37]))
-def test_ranks_know_neither_scale_nor_orientation_nor_rotation(m, n, seed, scale):
+def test_ranks_are_invariant_to_scale_transpose_and_rotation(m, n, seed, scale):
     matrix = random_matrix(m, n, seed=seed).float()
     rotated = torch.linalg.qr(random_matrix(m, m, seed=seed + 1))[0].float() @ matrix
     tolerance = {"atol": 0, "rtol": 1e-2 if scale == 1e-40 else 1e-5}  # subnormal numbers have few digits
@@ -67,7 +67,7 @@ def test_order_of_ranks(m, n, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("r", [1, 7, 100, 200, 300])
-def test_isometries_have_full_rank_up_to_the_share_that_may_be_missing(r, dtype):
+def test_isometries_have_full_rank_up_to_the_fraction_that_may_be_missing(r, dtype):
     identity = torch.eye(r, r + 2, dtype=dtype)
     assert srank(identity) == math.ceil(round(0.99 * r, 6))  # 99 of 100: a tie is reached
     assert srank(identity, delta=0) == r
@@ -141,7 +141,7 @@ def test_singular_values_of_a_gram_matrix(m, n, seed, scale):
     torch.testing.assert_close(singular_values(matrix), expected[: min(m, n)], atol=0, rtol=1e-6)
 
 
-def test_a_gram_matrix_forgets_small_singular_values():
+def test_a_gram_matrix_loses_small_singular_values():
     """The limit that the docstring names."""
     values = torch.tensor([1.0, 1e-6, 1e-9]).double()
     basis = torch.linalg.qr(random_matrix(3, 3))[0]
@@ -153,7 +153,7 @@ def test_a_gram_matrix_forgets_small_singular_values():
     assert singular_values_of_gram(torch.zeros(0, 0)).shape == (0,)
 
 
-def test_inputs_are_left_alone_and_gradients_stop():
+def test_inputs_are_not_modified_and_gradients_stop():
     matrix = torch.randn(4, 3, requires_grad=True)
     kept = matrix.detach().clone()
     for rank in RANKS:

@@ -25,7 +25,7 @@ def test_by_hand():
     torch.testing.assert_close(new, torch.tensor([0.45, -0.75, 0.05]))
 
 
-def test_the_ends_are_exact_and_the_inputs_stay():
+def test_strengths_0_and_1_are_exact_and_inputs_are_not_modified():
     weight, target = torch.randn(2, 5)
     before = weight.clone(), target.clone()
     assert torch.equal(shrink_and_perturb(weight, target, 0.0), weight)
@@ -66,16 +66,16 @@ def test_dash_of_a_channels_last_weight():
 
 
 @given(st.floats(-30, 20), st.floats(0, 1))
-def test_dash_knows_only_the_direction(power, minimum):
+def test_dash_depends_on_the_direction_only(power, minimum):
     weight, direction = torch.randn(2, 4, 3, 3, 3, generator=torch.Generator().manual_seed(1))
     assert_near(dash(weight, direction * 10.0**power, minimum), reference.dash(weight, direction, minimum))
 
 
-def test_dash_at_the_ends():
+def test_dash_of_aligned_opposite_and_zero_directions():
     weight = torch.randn(4, 3)
-    torch.testing.assert_close(dash(weight, 5 * weight, 0.3), weight)  # agrees: stays
-    torch.testing.assert_close(dash(weight, -weight, 0.3), 0.3 * weight)  # disagrees: shrinks by λ
-    torch.testing.assert_close(dash(weight, torch.zeros(4, 3), 0.3), 0.3 * weight)  # says nothing: likewise
+    torch.testing.assert_close(dash(weight, 5 * weight, 0.3), weight)  # aligned
+    torch.testing.assert_close(dash(weight, -weight, 0.3), 0.3 * weight)  # opposite: shrinks by λ
+    torch.testing.assert_close(dash(weight, torch.zeros(4, 3), 0.3), 0.3 * weight)  # no direction: shrinks by λ
     assert torch.equal(dash(torch.zeros(4, 3), weight, 0.3), torch.zeros(4, 3))
 
 

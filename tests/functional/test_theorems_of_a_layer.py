@@ -1,4 +1,4 @@
-"""The paper's theorems on one layer: by hand, on random layers, where they end."""
+"""The paper's theorems on one layer: by hand, on random layers, and where their assumptions fail."""
 
 import math
 
@@ -24,7 +24,7 @@ deltas = st.sampled_from([0.01, 0.1, 0.5, 0.9])
 
 
 def near_isometry(out: int, inputs: int, seed: int, deviation: float) -> torch.Tensor:
-    """A weight `(out, in)` with ‖WWᵀ − I‖_F = `deviation` < 1, in all directions alike likely."""
+    """A weight `(out, in)` with ‖WWᵀ − I‖_F = `deviation` < 1, in a random direction."""
     generator = torch.Generator().manual_seed(seed)
     frame = polar(torch.randn(out, inputs, generator=generator, dtype=torch.float64))
     noise = torch.randn(out, out, generator=generator, dtype=torch.float64)
@@ -34,7 +34,7 @@ def near_isometry(out: int, inputs: int, seed: int, deviation: float) -> torch.T
 
 
 def smallest_dfi(weight: torch.Tensor) -> torch.Tensor:
-    """Over all scales of the weight, as the module's docstring has it."""
+    """Over all scales of the weight, see the module's docstring."""
     x = dfi_normalized(weight)
     return len(weight) * x / (1 + x)
 
@@ -63,7 +63,7 @@ def test_dfi_of_the_theorems(out, inputs, seed):
 
 @settings(max_examples=60, deadline=None)
 @given(sizes, sizes, seeds, st.floats(0.0, 0.99), deltas, st.integers(0, 9))
-def test_srank_is_no_less_than_the_bound(out, more, seed, deviation, delta, missing):
+def test_srank_is_at_least_the_bound(out, more, seed, deviation, delta, missing):
     """Inputs whitened, of any covariance, and of less than full rank; scaled weights."""
     weight = near_isometry(out, out + more, seed, deviation)
     deviations = torch.stack([dfi(weight.mT), smallest_dfi(weight)])
@@ -176,8 +176,8 @@ def test_activity_bounds_break_without_their_assumptions():
     assert lower == 1
     anisotropic = slow.activity_scores(eye, torch.diag(torch.tensor([1.0, 1e-4])).double())
     assert anisotropic[1] == pytest.approx(0.02 / 1.01)  # below 0.025: dormant
-    density, share = math.exp(-4.5) / math.sqrt(2 * math.pi), math.erfc(3 / math.sqrt(2)) / 2
-    means = torch.tensor([1 / math.sqrt(2 * math.pi), density - 3 * share])  # E relu(z), E relu(z − 3)
+    density, fraction = math.exp(-4.5) / math.sqrt(2 * math.pi), math.erfc(3 / math.sqrt(2)) / 2
+    means = torch.tensor([1 / math.sqrt(2 * math.pi), density - 3 * fraction])  # E relu(z), E relu(z − 3)
     assert (means / means.mean())[1] < 0.002  # a bias of −3: dormant
     inputs = torch.randn(100_000, generator=torch.Generator().manual_seed(0))
     assert torch.relu(inputs - 3).mean() == pytest.approx(float(means[1]), rel=0.2)
@@ -199,7 +199,7 @@ def test_an_isometry_with_more_outputs_than_inputs_may_have_a_dead_neuron():
     assert torch.equal(fire(weight, "exact")[2], torch.zeros(2))
 
 
-def test_fire_leads_under_the_theorems_only_in_some_shapes():
+def test_fire_meets_the_assumptions_only_in_some_shapes():
     """Numbers of docs/theorems.md: the scale hides an isometry, and 10 steps do not make a square weight one."""
     square = fire(torch.randn(512, 512), steps=10)
     assert 40 < dfi(square.mT) < 160

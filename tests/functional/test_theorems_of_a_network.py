@@ -1,4 +1,4 @@
-"""The paper's theorems on whole networks: against the printed formulas, on random networks, where they end."""
+"""The paper's theorems on networks: by the printed formulas, on random networks, and where assumptions fail."""
 
 import itertools
 import math
@@ -38,8 +38,8 @@ def distance(before, after, inputs, activations) -> tuple[float, float]:
     st.sampled_from([1e-4, 0.1, 1.0]),
     st.sampled_from(sorted(ACTIVATIONS)),
 )
-def test_features_turn_no_more_than_the_bound(sizes, samples, seed, change, activation):
-    """Also not more than a 2√2-th of it."""
+def test_feature_covariance_shift_is_at_most_the_bound(sizes, samples, seed, change, activation):
+    """Also at most the bound divided by 2√2."""
     before = random_weights(sizes, seed, 0.3)
     after = [old + change * noise for old, noise in zip(before, random_weights(sizes, seed + 1, 1.0), strict=True)]
     inputs = torch.randn(samples, sizes[0], generator=torch.Generator().manual_seed(seed + 2), dtype=torch.float64)
