@@ -4,6 +4,6 @@ from lightning_fire.checkpoints.diagnose import Diagnosis, diagnose
 from lightning_fire.checkpoints.opening import open_checkpoint
 from lightning_fire.checkpoints.spectrum import Health, health
 from lightning_fire.checkpoints.stored import Stored
-from lightning_fire.checkpoints.weights import StoredWeights
+from lightning_fire.checkpoints.weights import select_weights
 
-__all__ = ["Diagnosis", "Health", "Stored", "StoredWeights", "diagnose", "health", "open_checkpoint"]
+__all__ = ["Diagnosis", "Health", "Stored", "diagnose", "health", "open_checkpoint", "select_weights"]

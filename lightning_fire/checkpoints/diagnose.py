@@ -7,10 +7,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.filled import filled
 from lightning_fire.checkpoints.opening import Checkpoint
-from lightning_fire.checkpoints.selection import StoredSelection
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
+from lightning_fire.checkpoints.weights import by_tensor, filled
+from lightning_fire.where import Selection
 from lightning_fire.where.selection import columns
 
 # word of --sort: attribute, head of the column
@@ -46,7 +46,7 @@ class Diagnosis:
         return getattr(self.health, MEASURES[measure][0]) if self.health else inf
 
 
-def diagnose(checkpoint: Checkpoint, selection: StoredSelection, **options: Any) -> list[Diagnosis]:
+def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> list[Diagnosis]:
     """Measure the selected weights of a checkpoint, one tensor in memory at a time.
 
     Args:
@@ -58,7 +58,7 @@ def diagnose(checkpoint: Checkpoint, selection: StoredSelection, **options: Any)
         In the order of the checkpoint.
     """
     rows = []
-    for name, views in tqdm(selection.by_tensor().items(), unit="tensor", leave=False, disable=None):
+    for name, views in tqdm(by_tensor(selection).items(), unit="tensor", leave=False, disable=None):
         tensor = checkpoint.read(name)
         rows += [Diagnosis(view.name, view.shape, health(filled(view, tensor).read(), **options)) for view in views]
     return rows

@@ -10,8 +10,9 @@ from lightning_fire.checkpoints.diagnose import MEASURES, Diagnosis, as_json, di
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
 from lightning_fire.checkpoints.printable import printable
-from lightning_fire.checkpoints.selection import StoredSelection, about
-from lightning_fire.checkpoints.weights import StoredWeights
+from lightning_fire.checkpoints.weights import not_taken, select_weights
+from lightning_fire.where import Selection, Weights
+from lightning_fire.where.selection import about
 
 SUMMARY = "show how healthy the weights of a checkpoint are, and what FIRE would do to them"
 
@@ -58,15 +59,14 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     for output in filter(None, (options.json, options.picture)):
         require_free(output, force=not (output.exists() and output.samefile(options.checkpoint)))
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
-    weights = StoredWeights(options.preset or "auto", options.include, options.exclude)
-    selection = weights.select(checkpoint.tensors)
+    selection = select_weights(checkpoint.tensors, Weights(options.preset or "auto", options.include, options.exclude))
     rows = diagnose(checkpoint, selection, **fire_options(options))
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
     print(f"{options.checkpoint}: {checkpoint.description}\n")
     print(printable(table(rows)))
-    if refused := selection.refused():
-        print(printable(f"\n{selection}" if options.all else f"not taken: {about(refused)}"))
+    if left := not_taken(selection):
+        print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
     if options.json:
         _write_json(options, checkpoint, selection, rows)
     if options.picture:
@@ -77,7 +77,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
 
 
 def _write_json(
-    options: argparse.Namespace, checkpoint: Checkpoint, selection: StoredSelection, rows: Sequence[Diagnosis]
+    options: argparse.Namespace, checkpoint: Checkpoint, selection: Selection, rows: Sequence[Diagnosis]
 ) -> None:
     content = {
         "checkpoint": str(options.checkpoint),
@@ -85,9 +85,7 @@ def _write_json(
         "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
         "weights": as_json(rows),
         "not_taken": [
-            {"name": row.name, "shape": list(row.shape), "reason": reason}
-            for reason, refused in selection.refused().items()
-            for row in refused
+            {"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in not_taken(selection)
         ],
     }
     with atomic_file(options.json) as part:

@@ -33,7 +33,7 @@ def path_of(name: str) -> tuple[str, str, str]:
 
 
 def why_not(stored: Stored) -> str:
-    """Say why a tensor is not the weight matrix of a layer, the first reason in the order of `_VERDICTS`.
+    """Say why a tensor is not the weight matrix of a layer, the first reason in the order of `_REASONS`.
 
     Args:
         stored: The tensor.
@@ -45,9 +45,9 @@ def why_not(stored: Stored) -> str:
         >>> why_not(Stored("wte.weight", (50257, 768), "F32"))
         'embedding'
     """
-    if stored.obstacle:
-        return stored.obstacle
-    reason = next((reason for reason, holds in _VERDICTS if holds(stored)), "")
+    if stored.reason:
+        return stored.reason
+    reason = next((reason for reason, holds in _REASONS if holds(stored)), "")
     return f"{reason} ({stored.dtype})" if reason == _QUANTISED else reason
 
 
@@ -71,7 +71,7 @@ def _layer(stored: Stored) -> str:
 
 
 _QUANTISED = "quantised or complex"
-_VERDICTS: tuple[tuple[str, Callable[[Stored], object]], ...] = (
+_REASONS: tuple[tuple[str, Callable[[Stored], object]], ...] = (
     ("not a matrix", lambda stored: len(stored.shape) < 2),
     ("part of a parametrised weight", lambda stored: _PARAMETRISED.search(stored.name)),
     ("token or position embedding", lambda stored: _TOKEN.search(_leaf(stored)) or _EMBEDDING.search(_leaf(stored))),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.checkpoints.atomic import atomic_file
-from lightning_fire.checkpoints.change import Change
 from lightning_fire.checkpoints.shared_memory import stored_tensors
+from lightning_fire.checkpoints.stored import Change
 
 _WAY_OUT = " If you trust where it comes from: --unsafe-pickle"
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.change import Change
-from lightning_fire.checkpoints.filled import filled
 from lightning_fire.checkpoints.opening import Checkpoint
-from lightning_fire.checkpoints.selection import StoredSelection
-from lightning_fire.checkpoints.stored import Stored
+from lightning_fire.checkpoints.stored import Change, Stored
+from lightning_fire.checkpoints.weights import by_tensor, filled
 from lightning_fire.functional import as_matrices, fire
+from lightning_fire.where import Selection
 from lightning_fire.where.selection import some
 
 _PIECE = 2**20  # numbers to convert at a time
@@ -55,7 +54,7 @@ class Tally:
                 self.error += (old - new).square().sum().item()
 
 
-def by_fire(selection: StoredSelection, tally: Tally, **options: Any) -> Change:
+def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
     """Replace the selected weights by FIRE.
 
     Args:
@@ -66,7 +65,7 @@ def by_fire(selection: StoredSelection, tally: Tally, **options: Any) -> Change:
     Returns:
         Changes a tensor in place; raises ValueError for a weight with a NaN or Inf.
     """
-    views = selection.by_tensor()
+    views = by_tensor(selection)
 
     def change(name: str, tensor: Tensor) -> None:
         for view in (filled(view, tensor) for view in views[name]):

@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_free
-from lightning_fire.checkpoints.change import Change
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
@@ -17,9 +16,11 @@ from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.reinit import Tally, by_fire, towards
 from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
 from lightning_fire.checkpoints.sharded import ShardedSafetensors
+from lightning_fire.checkpoints.stored import Change
 from lightning_fire.checkpoints.tensors import StoredTensors
-from lightning_fire.checkpoints.weights import StoredWeights
+from lightning_fire.checkpoints.weights import by_tensor, select_weights
 from lightning_fire.functional import shrink_and_perturb
+from lightning_fire.where import Weights
 from lightning_fire.where.selection import some
 
 SUMMARY = "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one"
@@ -117,9 +118,9 @@ def _require_same_kind(checkpoint: Checkpoint, output: Path) -> None:
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change]:
     """Return the names of the tensors to change, and what to do to each."""
     if options.method == "fire":
-        weights = StoredWeights(options.preset or "auto", options.include, options.exclude)
-        selection = weights.select(checkpoint.tensors)
-        return list(selection.by_tensor()), by_fire(selection, tally, **fire_options(options))
+        weights = Weights(options.preset or "auto", options.include, options.exclude)
+        selection = select_weights(checkpoint.tensors, weights)
+        return list(by_tensor(selection)), by_fire(selection, tally, **fire_options(options))
     initial = open_checkpoint(options.initial, options.unsafe_pickle)
     everything = options.method == "full_reset"
     names = StoredTensors(options.include, options.exclude, buffers=everything).select(checkpoint.tensors)

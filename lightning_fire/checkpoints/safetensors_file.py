@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import atomic_file
-from lightning_fire.checkpoints.change import Change
-from lightning_fire.checkpoints.stored import DTYPES, Stored, in_layer_order
+from lightning_fire.checkpoints.stored import DTYPES, Change, Stored, in_layer_order
 
 _LENGTH = 8  # bytes that hold the length of the header
 

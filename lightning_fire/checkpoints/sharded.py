@@ -8,9 +8,8 @@ from pathlib import Path
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import atomic_folder
-from lightning_fire.checkpoints.change import Change
 from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
-from lightning_fire.checkpoints.stored import in_layer_order
+from lightning_fire.checkpoints.stored import Change, in_layer_order
 
 INDEX = "model.safetensors.index.json"
 

@@ -28,13 +28,13 @@ def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
         state: The tensors; other values must not be in it.
 
     Returns:
-        In the same order. What overlaps another tensor without being the same has an obstacle: to change one would
+        In the same order. What overlaps another tensor without being the same has an reason: to change one would
         change the other.
 
     Example:
         >>> table = torch.zeros(5, 2)
         >>> stored_tensors({"wte.weight": table, "head.weight": table})
-        [Stored(name='wte.weight', shape=(5, 2), dtype='F32', aliases=('head.weight',), obstacle='')]
+        [Stored(name='wte.weight', shape=(5, 2), dtype='F32', aliases=('head.weight',), reason='')]
     """
     names: dict[object, list[str]] = {}
     places: dict[str, _Place] = {}
@@ -50,12 +50,12 @@ def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
 def _describe(tensor: Tensor, names: list[str], tangled: str) -> Stored:
     name, *aliases = names
     word = _WORDS.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-    obstacle = f"sharing memory with {tangled}" if tangled else ""
+    reason = f"sharing memory with {tangled}" if tangled else ""
     if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
-        obstacle = "not an ordinary dense tensor"
+        reason = "not an ordinary dense tensor"
     elif any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
-        obstacle = "expanded from fewer values"
-    return Stored(name, tuple(tensor.shape), word, tuple(aliases), obstacle)
+        reason = "expanded from fewer values"
+    return Stored(name, tuple(tensor.shape), word, tuple(aliases), reason)
 
 
 def _place(tensor: Tensor) -> _Place | None:

@@ -1,14 +1,18 @@
 """A tensor of a file, as far as it is known before its values are read."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
+
+Change = Callable[[str, Tensor], None]
+"""Takes the name of a tensor and the tensor as stored, and changes it in place."""
 
 
 @dataclass(frozen=True)
@@ -20,14 +24,14 @@ class Stored:
         shape: Its shape, as stored.
         dtype: Its type in the words of safetensors, such as `BF16`; some have no counterpart in torch.
         aliases: Further names of the same values: tied weights.
-        obstacle: Why its values cannot be replaced; empty if they can.
+        reason: Why its values cannot be replaced; empty if they can.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     aliases: tuple[str, ...] = ()
-    obstacle: str = ""
+    reason: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -47,8 +47,8 @@ class StoredTensors(ByName):
         for stored in tensors:
             if not self._takes(stored):
                 continue
-            if stored.obstacle or stored.dtype not in DTYPES:
-                reason = stored.obstacle or f"of type {stored.dtype}"
+            if stored.reason or stored.dtype not in DTYPES:
+                reason = stored.reason or f"of type {stored.dtype}"
                 raise ValueError(f"{stored.name} cannot be replaced, it is {reason}: leave it out with --exclude")
             names.append(stored.name)
         if not names:
@@ -57,5 +57,4 @@ class StoredTensors(ByName):
 
     def _takes(self, stored: Stored) -> bool:
         parameter = stored.dtype in FLOATING and not stored.name.endswith(_STATISTICS)
-        refusals = {self.refusal(name) for name in stored.names}
-        return (self.buffers or parameter) and "" in refusals and "excluded" not in refusals
+        return (self.buffers or parameter) and not self.reason(*stored.names)

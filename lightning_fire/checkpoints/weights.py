@@ -1,101 +1,129 @@
-"""Which weights of a file to act on: a preset, narrowed by names."""
+"""Selection of weight matrices of a file: `lightning_fire.Weights` without a module."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from lightning_fire.checkpoints.candidates import Candidate, candidates_of
-from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of
-from lightning_fire.checkpoints.selection import StoredSelection, about
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of, why_not
 from lightning_fire.checkpoints.stored import Stored
-from lightning_fire.where import WeightView
-from lightning_fire.where.selection import ByName, Row, times
-from lightning_fire.where.weights import PRESETS, Preset, preset_for, require_preset, verdict_of
+from lightning_fire.where import Selection, Weights, WeightView
+from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, role_of, split
+from lightning_fire.where.selection import Row, about
+from lightning_fire.where.weights import row_of
+
+_CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
+_UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  # of nn.MultiheadAttention
 
 
-class StoredWeights(ByName):
-    """Selects weight matrices of a file by a preset, narrowed by names: `lightning_fire.Weights` without a module.
+def select_weights(tensors: Sequence[Stored], weights: Weights) -> Selection:
+    """Select weight matrices of a file.
 
     Taken are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings are left
     alone, with an output layer tied to one, and so are convolutions of one column: these are taken only where a pattern
-    of `include` spells out the layer's own name.
+    of `include` spells out the layer's own name. The preset `auto` never means `gpt`: the tensors of a file do not show
+    whether it holds a causal language model.
 
     Args:
-        preset: `cnn`: every matrix and convolution. `vit`: query and key projections. `gpt`: every matrix, a fused
-            query-key-value projection in three parts. `auto`: `vit` where there is attention, otherwise `cnn`;
-            a file does not tell whether it is of a causal language model.
-        include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
-        exclude: Likewise.
+        tensors: All tensors of the file.
+        weights: The selection.
+
+    Returns:
+        The selected weights, without values. `print` shows every tensor of the file, taken or why not.
 
     Raises:
-        ValueError: If `preset` is unknown, or `include` or `exclude` is no list of regular expressions.
+        ValueError: If nothing is selected, or a pattern matches no weight.
 
     Example:
         >>> tensors = [Stored("wte.weight", (9, 4), "F32"), Stored("h.0.mlp.c_fc.weight", (16, 4), "F32")]
-        >>> print(StoredWeights().select(tensors))
+        >>> print(select_weights(tensors, Weights()))
         parameter            shape  matrices
         wte.weight           9×4    9×4       embedding
         h.0.mlp.c_fc.weight  16×4   16×4      taken
         1 weight matrices taken
     """
-
-    def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
-        require_preset(preset)
-        self.preset = preset
-        super().__init__(include, exclude)
-
-    def select(self, tensors: Sequence[Stored]) -> StoredSelection:
-        """Apply the selection to the tensors of a file.
-
-        Args:
-            tensors: All of them.
-
-        Returns:
-            The selected weights.
-
-        Raises:
-            ValueError: If nothing is selected, or a pattern matches no weight.
-        """
-        candidates = candidates_of(tensors)
-        names = [view.name for candidate in candidates for view in candidate.views]
-        self.check([*names, *(alias for stored in tensors for alias in stored.aliases)])
-        preset = preset_for(self.preset, any(candidate.attention for candidate in candidates))
-        taken, rows = [], []
-        for candidate in candidates:
-            reasons = {view: self._why_not(preset, candidate, view) for view in candidate.views}
-            taken += [view for view, reason in reasons.items() if not reason]
-            rows.append(_row(candidate, reasons))
-        selection = StoredSelection(taken, rows)
-        if not taken:
-            raise ValueError(f"no weight is taken by {self}: {about(selection.refused()) or 'there are no tensors'}")
-        return selection
-
-    def _why_not(self, preset: str, candidate: Candidate, view: WeightView) -> str:
-        if candidate.obstacle and not (candidate.obstacle in UNLESS_NAMED and self._names(candidate.stored)):
-            return candidate.obstacle
-        return self._refusal(candidate, view) if PRESETS[preset](candidate.kind, view) else f"not in preset {preset}"
-
-    def _refusal(self, candidate: Candidate, view: WeightView) -> str:
-        """Say why none of its names takes a weight; a name that is excluded excludes it."""
-        reasons = {self.refusal(name) for name in (view.name, *candidate.stored.aliases)}
-        return "excluded" if "excluded" in reasons else "" if "" in reasons else "not included"
-
-    def _names(self, stored: Stored) -> bool:
-        """Whether some pattern spells out the layer's own name, and does not only match that of the whole model."""
-        for name in stored.names:
-            layer = path_of(name)[1]
-            first = name.rindex(layer)
-            last = first + len(layer)
-            found = [match.span() for pattern in self.include or () for match in re.finditer(pattern, name)]
-            if any(start <= first and end >= last and end > start + 1 for start, end in found):
-                return True
-        return False
+    candidates = _candidates_of(tensors, weights.include or ())
+    reasons = weights.reasons(candidates)
+    rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
+    selection = Selection([view for view, reason in reasons.items() if not reason], rows)
+    if not selection:
+        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'there are no tensors'}")
+    return selection
 
 
-def _row(candidate: Candidate, reasons: dict[WeightView, str]) -> Row:
-    views = ", ".join(f"{view.role} {times(view.shape)}".strip() for view in candidate.views)
-    verdict = verdict_of(reasons) if reasons else candidate.obstacle
-    if candidate.note:
-        verdict += f" ({candidate.note})"
-    if candidate.stored.aliases:
-        verdict += f" (tied with {', '.join(candidate.stored.aliases)})"
-    return Row(candidate.stored.name, candidate.stored.shape, views, verdict)
+def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
+    """Return the selected weights by the name of the tensor that holds them.
+
+    Args:
+        selection: Weights of a file.
+    """
+    grouped: dict[str, list[WeightView]] = {}
+    for view in selection:
+        grouped.setdefault(view.name.removesuffix(f"[{view.role}]"), []).append(view)
+    return grouped
+
+
+def not_taken(selection: Selection) -> list[Row]:
+    """Return the rows of the tensors of which nothing is taken.
+
+    Args:
+        selection: Weights of a file.
+    """
+    taken = by_tensor(selection)
+    return [row for row in selection.rows if row.name not in taken]
+
+
+def filled(view: WeightView, tensor: Tensor) -> WeightView:
+    """Return a selected weight with values.
+
+    Args:
+        view: A weight of a file, without values.
+        tensor: The tensor that holds it, as stored. Writing into the weight changes it.
+    """
+    return replace(view, parameter=Parameter(tensor, requires_grad=False))
+
+
+def _candidates_of(tensors: Sequence[Stored], include: Sequence[str]) -> list[Candidate]:
+    layers: dict[str, set[str]] = {}
+    for stored in tensors:
+        if len(stored.shape) > 1:
+            parents, layer, _ = path_of(stored.name)
+            layers.setdefault(parents, set()).add(layer)
+    conv1d = any(
+        path_of(stored.name)[1:] == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
+        for stored in tensors
+    )
+    return [_candidate(stored, conv1d, layers, include) for stored in tensors]
+
+
+def _candidate(stored: Stored, conv1d: bool, layers: dict[str, set[str]], include: Sequence[str]) -> Candidate:
+    candidate = Candidate(stored.name, reason=why_not(stored), aliases=stored.aliases)
+    if candidate.reason and candidate.reason not in UNLESS_NAMED:
+        return candidate
+    parents, layer, leaf = path_of(stored.name)
+    without_values = Parameter(torch.empty(stored.shape, device="meta"), requires_grad=False)
+    layout = "in_out" if conv1d and layer in _CONV1D else "out_in"
+    whole = WeightView(stored.name, without_values, layout=layout, role=_UNFUSED.get(leaf, ""))
+    if candidate.reason or whole.role:
+        reason = "" if any(_names(pattern, stored) for pattern in include) else candidate.reason
+        return replace(candidate, views=[whole], reason=reason)
+    fused = "qkv" if leaf == "in_proj_weight" else layer  # any of the names that `parts_of` knows
+    parts = parts_of(fused, layers[parents], Module(), whole.shape)
+    if isinstance(parts, str):
+        reason, note = (parts, "") if parts == INTERLEAVED else ("", f"as one matrix: {parts}")
+        return replace(candidate, views=[whole], reason=reason, note=note, attention=True)
+    return replace(candidate, views=split(whole, parts) or [replace(whole, role=role_of(layer, layers[parents]))])
+
+
+def _names(pattern: str, stored: Stored) -> bool:
+    """Return whether a pattern spells out the layer's own name, and does not only match that of the whole model."""
+    for name in stored.names:
+        layer = path_of(name)[1]
+        first = name.rindex(layer)
+        spans = [match.span() for match in re.finditer(pattern, name)]
+        if any(start <= first and end >= first + len(layer) and end > start + 1 for start, end in spans):
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""Which weights of a model are hidden matrices: those that Muon is for."""
+"""Selection of hidden matrices, the weights that Muon steps."""
 
 from torch import nn
 
@@ -8,11 +8,11 @@ from lightning_fire.where.selection import ByName
 
 
 class HiddenMatrices(ByName):
-    """Selects the trainable weights of Linear, convolution and attention layers, but for the first and the last one.
+    """Selects the trainable weights of Linear, convolution and attention layers except the first and the last one.
 
-    The first and the last are those in module order; where that is not the order of the data, say so by `exclude`. An
-    embedding counts as the first layer if it comes before all others. Embeddings (and weights tied to them), biases,
-    norm scales and parameters that belong to no such layer are left out.
+    First and last are meant in module order; where the data takes another order, use `exclude`. An embedding counts as
+    the first layer if it comes before all others. Embeddings (and weights tied to them), biases, norm scales and
+    parameters of other layers are left out.
 
     Args:
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight`; a weight is taken if some
@@ -20,7 +20,7 @@ class HiddenMatrices(ByName):
         exclude: Regular expressions; a weight is left out if some pattern matches.
 
     Raises:
-        ValueError: If `include` or `exclude` is no list of regular expressions.
+        ValueError: If `include` or `exclude` is not a list of regular expressions.
 
     Example:
         >>> from torch import nn
@@ -50,29 +50,27 @@ class HiddenMatrices(ByName):
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialised yet.
         """
-        layers = [candidate.views[0].parameter for candidate in candidates_of(module) if candidate.views]
+        layers = [candidate.views[0].parameter for candidate in candidates_of(module)]
+        weights = set(layers)
         embeddings = {layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
-        ids = {id(parameter) for parameter in layers}
-        first = next((p for p in named.values() if p in embeddings or id(p) in ids), None)
-        if layers and layers[0] not in set(named.values()):  # parametrised: no parameter by itself
+        first = next((p for p in named.values() if p in embeddings or p in weights), None)
+        if layers and layers[0] not in set(named.values()):  # computed by a parametrization
             first = layers[0]
-        self.check([name for name, parameter in named.items() if id(parameter) in ids])
-        refusals = {}
+        self.check([name for name, parameter in named.items() if parameter in weights])
+        reasons = {}
         for name, parameter in named.items():
             if parameter in embeddings:
-                refusals[name] = "embedding"
-            elif id(parameter) not in ids:
-                refusals[name] = "not the weight of a Linear, convolution or attention layer"
+                reasons[name] = "embedding"
+            elif parameter not in weights:
+                reasons[name] = "not the weight of a Linear, convolution or attention layer"
             elif not parameter.requires_grad:
-                refusals[name] = "frozen (requires_grad=False)"
-            elif parameter is first:
-                refusals[name] = "first layer"
-            elif parameter is layers[-1]:
-                refusals[name] = "last layer"
+                reasons[name] = "frozen (requires_grad=False)"
+            elif parameter is first or parameter is layers[-1]:
+                reasons[name] = "first layer" if parameter is first else "last layer"
             else:
-                refusals[name] = self.refusal(name)
-        selection = ParameterSelection(named, refusals)
+                reasons[name] = self.reason(name)
+        selection = ParameterSelection(named, reasons)
         if not selection:
             raise ValueError(
                 f"{self} selects no weight of {type(module).__name__}: of {len(layers)} Linear, convolution and"

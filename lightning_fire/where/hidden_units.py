@@ -1,8 +1,8 @@
-"""Hidden units of a model: what comes in, what belongs to them, what goes out."""
+"""Selection of hidden units, with their incoming weights, own entries and outgoing weights."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ class Entries:
 
     Attributes:
         tensor: A bias, or scale, shift, running mean or running variance of a normalisation layer; shape `(units,)`.
-        start: The value that a new unit has there.
+        start: Value for a re-initialized unit.
     """
 
     tensor: Tensor
@@ -28,7 +28,7 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """The weight of a layer that takes units in.
+    """The weight of a layer whose inputs are the units.
 
     Attributes:
         view: The weight, `(out, in, *kernel)`.
@@ -44,7 +44,7 @@ class Outgoing:
         """Return the inputs that belong to units, int64 (len(units) · block,).
 
         Args:
-            units: Numbers of units, int64 (n,).
+            units: Indices of units, int64 (n,).
         """
         return (units.unsqueeze(1) * self.block + torch.arange(self.block, device=units.device)).flatten()
 
@@ -56,14 +56,14 @@ class UnitLayer:
     Attributes:
         name: Name of the layer whose outputs they are.
         layer: That layer, Linear or convolution.
-        incoming: Its weight; row u is what comes into unit u.
-        entries: What else belongs to the units, one number each: the bias of the layer, and scales, shifts and running
-            statistics of the normalisation layers between it and the next weights.
-        outgoing: The weights that take the units in.
+        incoming: Its weight; row u holds the incoming weights of unit u.
+        entries: Other values, one for each unit: the bias of the layer, and scales, shifts and running statistics of
+            the normalisation layers between it and the next weights.
+        outgoing: The weights of the next layers.
         observed: The module whose first input is the activation of the units, after norm and nonlinearity.
         dim: The dimension of that input that counts the units.
         observed_block: Inputs of each unit there, side by side.
-        with_gradients: Whether it runs with gradients: passes under `no_grad`, if there are others, do not count.
+        with_gradients: Whether it runs with gradients; passes under `no_grad` do not count then.
     """
 
     name: str
@@ -82,68 +82,48 @@ class UnitLayer:
         return self.incoming.shape[0]
 
     def counts_now(self) -> bool:
-        """Return whether a pass that runs now counts. Call it before entering `no_grad`."""
+        """Return whether a pass that runs now counts; call it before entering `no_grad`."""
         return torch.is_grad_enabled() or not self.with_gradients
 
     def activity(self, activation: Tensor) -> Tensor:
-        """Bring an input of `observed` into the shape `(samples, units)`.
+        """Reshape an input of `observed` to `(samples, units)`; samples are batch entries and positions.
 
         Args:
             activation: The input, any shape with the units in `dim`.
-
-        Returns:
-            Samples are batch entries and places; a view where that is possible.
         """
         return activation.unflatten(self.dim, (self.size, self.observed_block)).movedim(self.dim, -1).flatten(0, -2)
 
 
-class Row(NamedTuple):
-    """A layer in the table of a selection."""
-
-    name: str
-    units: str
-    outgoing: str
-    verdict: str
-
-
-class UnitSelection(Sequence[UnitLayer]):
+class UnitSelection(list[UnitLayer]):
     """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model.
 
     Args:
         layers: The layers.
-        rows: The table.
+        rows: The table: name, number of units and outgoing weights of each layer, and why it is not taken, or `taken`.
     """
 
-    def __init__(self, layers: Sequence[UnitLayer], rows: Sequence[Row]):
-        self._layers, self.rows = list(layers), list(rows)
-
-    def __getitem__(self, index: int) -> UnitLayer:
-        return self._layers[index]
-
-    def __len__(self) -> int:
-        return len(self._layers)
-
-    def __iter__(self) -> Iterator[UnitLayer]:
-        return iter(self._layers)
+    def __init__(self, layers: Iterable[UnitLayer], rows: Sequence[tuple[str, str, str, str]]):
+        super().__init__(layers)
+        self.rows = list(rows)
 
     def __str__(self) -> str:
-        cells = [("layer", "units", "outgoing weights", ""), *self.rows]
-        return f"{columns(cells)}\n{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"
+        table = columns([("layer", "units", "outgoing weights", ""), *self.rows])
+        return f"{table}\n{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"
 
 
 class HiddenUnits(ByName):
-    """Finds the hidden units of a model by watching one forward pass, and selects layers of them by name.
+    """Selects layers of hidden units, found by tracing one forward pass, by name.
 
-    A layer of units is taken if all that its outputs go through is known: normalisation layers, nonlinearities,
-    dropout, pooling and flattening, up to the Linear and convolution weights that take them in. Units that go anywhere
-    else, such as into a residual sum, an attention product or the output, are left alone, and the table says why.
+    A layer is taken if its outputs go only through normalisation layers, nonlinearities, dropout, pooling and
+    flattening into Linear and convolution weights. Units that go anywhere else, such as into a residual sum, an
+    attention product or the output, are left alone, and the table says why.
 
     Args:
         include: Regular expressions, searched in names of layers such as `layer1.0.conv1`. Default: all are taken.
-        exclude: Likewise, to leave out.
+        exclude: Regular expressions; a layer is left out if some pattern matches its name.
 
     Raises:
-        ValueError: If `include` or `exclude` is no list of regular expressions.
+        ValueError: If `include` or `exclude` is not a list of regular expressions.
 
     Example:
         >>> import torch
@@ -173,19 +153,20 @@ class HiddenUnits(ByName):
         self.check([producer.name for producer in producers], "layer")
         layers, rows = [], []
         for producer in producers:
-            refusal = producer.obstacle or self.refusal(producer.name)
-            if not refusal:
+            reason = producer.reason or self.reason(producer.name)
+            if not reason:
                 layers.append(_layer_of(producer))
-            rows.append(Row(producer.name, str(producer.view.shape[0]), _consumers(producer), refusal or "taken"))
+            inputs = [(c.view.name, f" ({block} inputs each)" if block > 1 else "") for c, block in producer.consumers]
+            outgoing = ", ".join(map("".join, inputs))
+            rows.append((producer.name, str(producer.view.shape[0]), outgoing, reason or "taken"))
         if not layers:
-            reasons = [f"{row.name}: {row.verdict}" for row in rows]
-            raise ValueError(
-                f"{self} finds no hidden units of {type(module).__name__}: {some(reasons, '; ') or 'no layers ran'}"
-            )
+            reasons = some([f"{name}: {reason}" for name, _, _, reason in rows], "; ") or "no layers ran"
+            raise ValueError(f"{self} finds no hidden units of {type(module).__name__}: {reasons}")
         return UnitSelection(layers, rows)
 
 
 def _layer_of(producer: Producer) -> UnitLayer:
+    assert producer.observed is not None  # otherwise there is a reason
     observed, dim, block = producer.observed
     return UnitLayer(
         name=producer.name,
@@ -197,10 +178,4 @@ def _layer_of(producer: Producer) -> UnitLayer:
         dim=dim,
         observed_block=block,
         with_gradients=producer.with_gradients,
-    )
-
-
-def _consumers(producer: Producer) -> str:
-    return ", ".join(
-        consumer.view.name + (f" ({block} inputs each)" if block > 1 else "") for consumer, block in producer.consumers
     )

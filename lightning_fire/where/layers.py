@@ -1,15 +1,14 @@
 """Everything in a model that could be selected: Linear, convolution and attention weights, with their layouts."""
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from lightning_fire.where.weight_view import WeightView
+from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -17,26 +16,28 @@ _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 @dataclass
 class Candidate:
-    """A weight that could be selected.
+    """A weight of a model, or a tensor of a file, that could be selected.
 
     Attributes:
-        name: Name of the weight, without `torch.compile`'s prefix.
-        kind: `linear` or `conv`.
-        views: Its parts: one, or several for a fused weight.
-        obstacle: Why it can never be selected; empty if it can.
-        parametrization: What computes it, if it is no parameter itself, such as `weight_norm`. Its views then only
+        name: Its name, without `torch.compile`'s prefix.
+        views: Its parts: one, several for a fused weight, none if it is not the weight of a layer.
+        reason: Why it can never be selected; empty if it can.
+        note: A remark for the table.
+        attention: Whether it holds a query, key or value projection, in a known order or not.
+        aliases: Its other names, which patterns match as well.
+        parametrization: What computes it, if it is not a parameter itself, such as `weight_norm`. Its views then only
             have the right shapes.
-        attention: Whether it holds a query or key projection, in an order that is known or not.
     """
 
     name: str
-    kind: str
-    views: list[WeightView] = field(default_factory=list)
-    obstacle: str = ""
-    parametrization: str = ""
+    views: Sequence[WeightView] = ()
+    reason: str = ""
+    note: str = ""
     attention: bool = False
+    aliases: tuple[str, ...] = ()
+    parametrization: str = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self.attention = self.attention or any(view.role for view in self.views)
 
 
@@ -55,21 +56,17 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
             raise ValueError(
                 f"{name} is not initialised yet: let the model see a batch before the weights are selected"
             )
-    found: list[Candidate] = []
-    seen: set[nn.Parameter] = set()
+    found: dict[nn.Parameter, Candidate] = {}
     modules = dict(model.named_modules())
     for path, module in modules.items():
         parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
         for candidate in _of_module(plain(path), leaf, module, modules.get(parent, model)):
-            parameters = {view.parameter for view in candidate.views}
-            if not parameters & seen:
-                found.append(candidate)
-            seen |= parameters
-    return found
+            found.setdefault(candidate.views[0].parameter, candidate)
+    return list(found.values())
 
 
 def weight_layers(model: nn.Module) -> list[nn.Module]:
-    """List the Linear and convolution layers of a model, those of any library that look the same among them.
+    """List the Linear and convolution layers of a model, including Hugging Face's Conv1D.
 
     Args:
         model: Any module.
@@ -86,58 +83,72 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
+def split(whole: WeightView, parts: "Parts") -> list[WeightView]:
+    """Return the parts of a fused weight.
+
+    Args:
+        whole: The weight.
+        parts: What `parts_of` returns.
+    """
+    return [replace(whole, name=f"{whole.name}[{role}]", rows=(first, last), role=role) for role, first, last in parts]
+
+
 def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
     prefix = f"{path}." if path else ""
     if isinstance(module, nn.MultiheadAttention):
         yield from _of_multihead_attention(prefix, module)
         return
-    parametrization = _parametrization(module, "weight") if _is_layer(module) else ""
-    if not _is_layer(module) or not (parametrization or _has(module, "weight")):
+    if not _is_layer(module):
         return
-    kind = "conv" if isinstance(module, (*_CONV, *_TRANSPOSED)) else "linear"
-    layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else "in_out" if _is_conv1d(module) else "out_in"
+    parametrization = _parametrization(module, "weight")
+    if not (parametrization or _has(module, "weight")):
+        return
+    layout: Layout = "out_in"
+    if isinstance(module, _TRANSPOSED) or _is_conv1d(module):
+        layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else "in_out"
     weight = _stand_in(module, _stored_shape(module), "weight") if parametrization else module.weight
     whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
-    obstacle = _obstacle(whole)
+    reason = _why_never(whole)
     siblings = [name for name, child in parent._modules.items() if _is_layer(getattr(child, "_orig_mod", child))]
     parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
-        yield Candidate(whole.name, kind, [whole], obstacle or parts, parametrization, attention=True)
+        yield Candidate(whole.name, [whole], reason or parts, attention=True, parametrization=parametrization)
         return
-    views = _split(whole, parts) or [replace(whole, role=role_of(leaf, siblings))]
-    yield Candidate(whole.name, kind, views, obstacle, parametrization)
+    views = split(whole, parts) or [replace(whole, role=role_of(leaf, siblings))]
+    yield Candidate(whole.name, views, reason, parametrization=parametrization)
 
 
-def _is_conv1d(module: nn.Module) -> bool:
-    """Tell Hugging Face's Conv1D, a Linear whose weight is stored `(in, out)`."""
-    return class_name(module) == "Conv1D" and hasattr(module, "nf")
+def _is_conv1d(module: object) -> bool:
+    """Return whether a module is Hugging Face's Conv1D, a Linear whose weight is stored `(in, out)`."""
+    return "Conv1D" in _classes(module) and hasattr(module, "nf")
 
 
-def _is_layer(module: nn.Module) -> bool:
+def _is_layer(module: object) -> bool:
     return isinstance(module, (nn.Linear, *_CONV, *_TRANSPOSED)) or _is_conv1d(module)
+
+
+def _classes(module: object) -> set[str]:
+    """Return the names of a module's classes: parametrizations and FSDP2 derive one of their own."""
+    return {kind.__name__ for kind in type(module).__mro__}
 
 
 def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
     width = module.embed_dim
     packed = module.kdim == width and module.vdim == width
-    shapes = {"q": (width, width), "k": (width, module.kdim), "v": (width, module.vdim)}
-    stored = {"in_proj_weight": (3 * width, width)} if packed else {f"{r}_proj_weight": shapes[r] for r in shapes}
-    for name, shape in stored.items():
+    shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, module.kdim)}
+    shapes["v_proj_weight"] = (width, module.vdim)
+    for name, shape in {"in_proj_weight": (3 * width, width)}.items() if packed else shapes.items():
         parametrization = _parametrization(module, name)
         if not (parametrization or _has(module, name)):
             continue
         weight = _stand_in(module, shape, name) if parametrization else getattr(module, name)
         whole = WeightView(prefix + name, weight, role="" if packed else name[0])
         parts = [(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
-        views = _split(whole, parts) if packed else [whole]
-        yield Candidate(whole.name, "linear", views, _obstacle(whole), parametrization)
+        views = split(whole, parts) if packed else [whole]
+        yield Candidate(whole.name, views, _why_never(whole), parametrization=parametrization)
 
 
-def _split(whole: WeightView, parts: list[tuple[str, int, int]]) -> list[WeightView]:
-    return [replace(whole, name=f"{whole.name}[{role}]", rows=(first, last), role=role) for role, first, last in parts]
-
-
-def _obstacle(view: WeightView) -> str:
+def _why_never(view: WeightView) -> str:
     if not view.parameter.is_floating_point():  # before frozen: a quantised weight is always frozen too
         return f"quantised or complex ({view.parameter.dtype})"
     if not view.parameter.requires_grad:
@@ -150,7 +161,7 @@ def _obstacle(view: WeightView) -> str:
 
 
 def _has(module: nn.Module, name: str) -> bool:
-    return name in dict(module.named_parameters(recurse=False, remove_duplicate=False))
+    return module._parameters.get(name) is not None
 
 
 def _parametrization(module: nn.Module, name: str) -> str:
@@ -169,8 +180,7 @@ def _stand_in(module: nn.Module, shape: tuple[int, ...], name: str) -> nn.Parame
     if parametrize.is_parametrized(module, name):
         sources = list(module.parametrizations[name].parameters())
     else:
-        own = module.named_parameters(recurse=False)
-        sources = [parameter for key, parameter in own if key.startswith(f"{name}_")]
+        sources = [part for key, part in module._parameters.items() if part is not None and key.startswith(f"{name}_")]
     trained = any(source.requires_grad for source in sources)
     return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained)
 
@@ -190,6 +200,7 @@ _KEY = {"k", "k_proj", "key", "key_proj", "to_k", "k_lin", "wk"}
 _VALUE = {"v", "v_proj", "value", "value_proj", "to_v", "v_lin", "wv"}
 _KEY_VALUE = {"kv", "kv_proj", "to_kv", "Wkv"}
 _FUSED = {"qkv", "qkv_proj", "to_qkv", "c_attn", "Wqkv", "in_proj"}
+INTERLEAVED = "fused query-key-value in an interleaved order"
 _INTERLEAVED = {"query_key_value"}  # GPT-NeoX, BLOOM, Falcon: head by head, each in an order of its own
 # CodeGen, DeBERTa and MiniMax give an interleaved projection a name that elsewhere means three blocks
 _INTERLEAVED_PARENTS = {"CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"}
@@ -199,7 +210,8 @@ _UNEVEN = (("key_dim", "val_dim"), ("dim_head_qk", "dim_head_v"), ("dim_qk", "di
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
 
-Parts = list[tuple[str, int, int]]  # role, first output, last output + 1
+Parts = list[tuple[str, int, int]]
+"""Role, first output and last output + 1 of each part of a fused weight; none if it is not fused."""
 
 
 def is_causal_language_model(model: nn.Module) -> bool:
@@ -215,7 +227,7 @@ def is_causal_language_model(model: nn.Module) -> bool:
     modules = list(model.modules())
     embeddings = {(m.num_embeddings, m.embedding_dim) for m in modules if isinstance(m, nn.Embedding)}
     outputs = {(m.out_features, m.in_features) for m in modules if isinstance(m, nn.Linear)}
-    causal = [getattr(m, "is_causal", "Causal" in class_name(m) or None) for m in modules]
+    causal = [getattr(m, "is_causal", "Causal" in type(m).__name__ or None) for m in modules]
     said = any(c is True for c in causal) and not any(c is False for c in causal)
     return said and not embeddings.isdisjoint(outputs)
 
@@ -249,7 +261,7 @@ def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tup
         shape: Shape `(out, in, *kernel)` of the weight.
 
     Returns:
-        The parts; none if the layer is not fused; or why its parts cannot be told.
+        The parts; none if the layer is not fused; or why its parts are not known.
     """
     out, inputs = shape[:2]
     key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
@@ -259,14 +271,14 @@ def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tup
     if not (key_value or fused):
         return []
     if leaf in _INTERLEAVED or _is_interleaved(parent):
-        return "fused query-key-value in an interleaved order that is not known here"
+        return INTERLEAVED
     if any(hasattr(parent, key) and hasattr(parent, value) for key, value in _UNEVEN):
         return "fused query-key-value whose keys and values have widths of their own"
     return _halves(out) if key_value else _thirds(out, inputs, parent)
 
 
 def _is_interleaved(parent: nn.Module) -> bool:
-    if class_name(parent) in _INTERLEAVED_PARENTS:
+    if _classes(parent) & _INTERLEAVED_PARENTS:
         return True
     # MaxViT and CoAtNet; GPT-BigCode
     return getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False
@@ -274,7 +286,7 @@ def _is_interleaved(parent: nn.Module) -> bool:
 
 def _halves(out: int) -> Parts | str:
     if out % 2:
-        return f"fused key-value of width {out} that is no multiple of 2"
+        return f"fused key-value of width {out}, not a multiple of 2"
     return [("k", 0, out // 2), ("v", out // 2, out)]
 
 
@@ -288,7 +300,7 @@ def _thirds(out: int, inputs: int, parent: nn.Module) -> Parts | str:
             return f"fused query-key-value of width {out} that {heads} + 2·{key_value_heads} heads do not divide"
         return [("q", 0, query), ("k", query, query + key), ("v", query + key, out)]
     if out % 3:
-        return f"fused query-key-value of width {out} that is no multiple of 3"
+        return f"fused query-key-value of width {out}, not a multiple of 3"
     if out != 3 * inputs and (heads is None or out % (3 * heads)):
         return f"fused query-key-value of width {out}: neither 3·{inputs} nor a multiple of three times its heads"
     return [("q", 0, out // 3), ("k", out // 3, 2 * out // 3), ("v", 2 * out // 3, out)]
@@ -296,18 +308,5 @@ def _thirds(out: int, inputs: int, parent: nn.Module) -> Parts | str:
 
 def _number(parent: nn.Module, names: Collection[str]) -> int | None:
     """Look a number up in a module, or else in its `config`."""
-    for place in (parent, getattr(parent, "config", None)):
-        for name in names:
-            value: Any = getattr(place, name, None)
-            if isinstance(value, int) and value > 0:
-                return value
-    return None
-
-
-def class_name(module: nn.Module) -> str:
-    """Return the name of a module's class without what torch puts before it where it derives a class of its own.
-
-    Args:
-        module: Any module; parametrizations and FSDP2 change the class of those that they treat.
-    """
-    return type(module).__name__.removeprefix("FSDP").removeprefix("Parametrized")
+    values = [getattr(owner, name, None) for owner in (parent, getattr(parent, "config", None)) for name in names]
+    return next((value for value in values if isinstance(value, int) and value > 0), None)

@@ -1,11 +1,11 @@
-"""Which parameters of a model to act on, whatever their shape."""
+"""Selection of parameters of any shape, by name."""
 
 from collections.abc import Mapping
 
 from torch import nn
 
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import ByName, columns
+from lightning_fire.where.selection import ByName, columns, times
 
 
 class ParameterSelection(dict[str, nn.Parameter]):
@@ -13,14 +13,12 @@ class ParameterSelection(dict[str, nn.Parameter]):
 
     Args:
         named: Every parameter of the model, by name.
-        refusals: By name, why it is not taken; empty for those that are.
+        reasons: By name, why it is not taken; empty for those that are.
     """
 
-    def __init__(self, named: Mapping[str, nn.Parameter], refusals: Mapping[str, str]):
-        super().__init__({name: parameter for name, parameter in named.items() if not refusals[name]})
-        self.rows = [
-            (name, "×".join(map(str, parameter.shape)), refusals[name] or "taken") for name, parameter in named.items()
-        ]
+    def __init__(self, named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]):
+        super().__init__({name: parameter for name, parameter in named.items() if not reasons[name]})
+        self.rows = [(name, times(parameter.shape), reasons[name] or "taken") for name, parameter in named.items()]
 
     def __str__(self) -> str:
         return f"{columns([('parameter', 'shape', ''), *self.rows])}\n{len(self)} parameters taken"
@@ -35,7 +33,7 @@ class Parameters(ByName):
         exclude: Regular expressions; a parameter is left out if some pattern matches.
 
     Raises:
-        ValueError: If `include` or `exclude` is no list of regular expressions.
+        ValueError: If `include` or `exclude` is not a list of regular expressions.
 
     Example:
         >>> from torch import nn
@@ -58,11 +56,8 @@ class Parameters(ByName):
         """
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         self.check(list(named), "parameter")
-        refusals = {
-            name: self.refusal(name) if parameter.requires_grad else "frozen (requires_grad=False)"
-            for name, parameter in named.items()
-        }
-        selection = ParameterSelection(named, refusals)
+        frozen = {name: "frozen (requires_grad=False)" for name, p in named.items() if not p.requires_grad}
+        selection = ParameterSelection(named, {name: self.reason(name) for name in named} | frozen)
         if not selection:
             raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}")
         return selection

@@ -1,25 +1,22 @@
-"""What a selection has taken, and the table that shows it."""
+"""The weights that a selection has taken, with a table of all others, and selection by name."""
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
-from torch import nn
-
-from lightning_fire.where.layers import Candidate, plain
 from lightning_fire.where.weight_view import WeightView
 
 
 class Row(NamedTuple):
-    """A parameter in the table of a selection."""
+    """A parameter in the table of a selection; `reason` is why it is not taken, or `taken`."""
 
     name: str
     shape: tuple[int, ...]
     views: str
-    verdict: str
+    reason: str
 
 
-class Selection(Sequence[WeightView]):
+class Selection(list[WeightView]):
     """The selected weights, in module order. `print` shows every parameter of the model, taken or why not.
 
     Args:
@@ -27,68 +24,29 @@ class Selection(Sequence[WeightView]):
         rows: The table.
     """
 
-    def __init__(self, views: Sequence[WeightView], rows: Sequence[Row]):
-        self._views, self.rows = list(views), list(rows)
-
-    @overload
-    def __getitem__(self, index: int) -> WeightView: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[WeightView]: ...
-    def __getitem__(self, index):
-        return self._views[index]
-
-    def __len__(self) -> int:
-        return len(self._views)
+    def __init__(self, views: Iterable[WeightView], rows: Iterable[Row]):
+        super().__init__(views)
+        self.rows = list(rows)
 
     def __str__(self) -> str:
-        cells = [
-            ("parameter", "shape", "matrices", ""),
-            *((r.name, times(r.shape), r.views, r.verdict) for r in self.rows),
-        ]
-        return f"{columns(cells)}\n{len(self)} weight matrices taken"
+        cells = [(row.name, times(row.shape), row.views, row.reason) for row in self.rows]
+        return f"{columns([('parameter', 'shape', 'matrices', ''), *cells])}\n{len(self)} weight matrices taken"
 
 
-def table_of(module: nn.Module, verdicts: dict[nn.Parameter, tuple[Candidate, str]]) -> list[Row]:
-    """List every parameter of a model, with what becomes of it.
+def about(rows: Iterable[Row]) -> str:
+    """Join the reasons of rows, each once, with the number of rows and the names of the first.
 
     Args:
-        module: The model.
-        verdicts: For each parameter that could be selected, what it is and what was decided.
+        rows: Rows of a table.
     """
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    owners = dict(module.named_modules(remove_duplicate=False))
-    rows = []
-    for parameter, aliases in names.items():
-        owner = owners[aliases[0].rpartition(".")[0]]
-        aliases = [plain(alias) for alias in aliases]
-        name, views = aliases[0], ""
-        if parameter in verdicts:
-            candidate, verdict = verdicts[parameter]
-            name, views = candidate.name, ", ".join(f"{v.role} {times(v.shape)}".strip() for v in candidate.views)
-        else:
-            verdict = _why_no_candidate(name, parameter, type(owner).__name__)
-        tied = _tied(alias for alias in aliases if alias != name)
-        rows.append(Row(name, tuple(parameter.shape), views, verdict + tied))
-    return rows
-
-
-def _why_no_candidate(name: str, parameter: nn.Parameter, owner: str) -> str:
-    if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
-        return "part of a parametrised weight"
-    if parameter.ndim < 2:
-        return "not a matrix"
-    return f"{owner}: neither Linear nor convolution"
-
-
-def _tied(names: Iterable[str]) -> str:
-    listed = ", ".join(names)
-    return f" (tied with {listed})" if listed else ""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(row.reason, []).append(row.name)
+    return some([f"{len(them)} {reason} ({some(them, most=2)})" for reason, them in names.items()], "; ")
 
 
 def times(shape: Sequence[int]) -> str:
-    """Write a shape for people, as `8×3×3×3`.
+    """Write a shape as `8×3×3×3`.
 
     Args:
         shape: The shape.
@@ -107,15 +65,27 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
+def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
+    """Join the first few items, and say how many more there are.
+
+    Args:
+        items: The items.
+        separator: Text between two items.
+        most: How many to name.
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(items[:most]) + more
+
+
 class ByName:
-    """Selects by name: one is taken if some pattern of `include` (if given) matches it, and none of `exclude` does.
+    """Selection by name: taken is what some pattern of `include` (if given) matches, and none of `exclude` does.
 
     Args:
         include: Regular expressions, searched in the names; default: every name is taken.
-        exclude: Likewise, to leave out.
+        exclude: Regular expressions; what one of them matches is left out.
 
     Raises:
-        ValueError: If one of them is no list of regular expressions.
+        ValueError: If one of them is not a list of regular expressions.
     """
 
     def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
@@ -131,18 +101,22 @@ class ByName:
     def __hash__(self) -> int:
         return hash(repr(self))
 
-    def refusal(self, name: str) -> str:
-        """Say why a name is not taken; empty if it is.
+    def reason(self, *names: str) -> str:
+        """Return why something is not taken; empty if it is.
 
         Args:
-            name: The name.
+            names: All its names: it is excluded if one of them is, and taken if one of them is included.
         """
+        reasons = {self._reason(name) for name in names}
+        return "excluded" if "excluded" in reasons else "" if "" in reasons else "not included"
+
+    def _reason(self, name: str) -> str:
         if self.include is not None and not any(re.search(pattern, name) for pattern in self.include):
             return "not included"
         return "excluded" if any(re.search(pattern, name) for pattern in self.exclude or ()) else ""
 
     def check(self, names: Sequence[str], thing: str = "weight") -> None:
-        """Refuse patterns that match nothing: they are misspelt.
+        """Require that each pattern matches a name: one that matches none is misspelt.
 
         Args:
             names: All names there are.
@@ -159,18 +133,6 @@ class ByName:
                     )
 
 
-def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    """Join the first few items, and say how many more there are.
-
-    Args:
-        items: The items.
-        separator: Between them.
-        most: How many to name.
-    """
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return separator.join(items[:most]) + more
-
-
 def _patterns(argument: str, patterns: list[str] | None) -> list[str] | None:
     if isinstance(patterns, str):  # its letters would be taken for patterns
         raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {patterns!r}")
@@ -178,5 +140,5 @@ def _patterns(argument: str, patterns: list[str] | None) -> list[str] | None:
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
-            raise ValueError(f"`{argument}` has {pattern!r}, which is no regular expression: {error}") from error
+            raise ValueError(f"`{argument}` has {pattern!r}, not a regular expression: {error}") from error
     return None if patterns is None else list(patterns)

@@ -58,7 +58,7 @@ class Producer:
         entries: Its bias, and tensors of normalisation layers, one entry a unit, with the value that a new unit has.
         consumers: Layers that take the units in, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
-        obstacle: Why the units cannot be reset; empty if they can.
+        reason: Why the units cannot be reset; empty if they can.
         runs: How often the layer ran.
         with_gradients: Whether that was with gradients.
     """
@@ -69,7 +69,7 @@ class Producer:
     entries: list[tuple[Tensor, float]] = field(default_factory=list)
     consumers: list[tuple["Producer", int]] = field(default_factory=list)
     observed: tuple[nn.Module, int, int] | None = None
-    obstacle: str = ""
+    reason: str = ""
     runs: int = 0
     with_gradients: bool = True
 
@@ -145,20 +145,20 @@ class _Tracer(TorchFunctionMode):
                 observed, track = seen[0]
                 producer.observed = (observed, track.dim, track.block)
             if producer.runs > 1:
-                producer.obstacle = f"runs {producer.runs} times in one forward pass"
+                producer.reason = f"runs {producer.runs} times in one forward pass"
             shared = [consumer.name for consumer, _ in producer.consumers if consumer.runs > 1]
-            if shared and not producer.obstacle:
-                producer.obstacle = f"goes into {shared[0]}, which runs more than once"
+            if shared and not producer.reason:
+                producer.reason = f"goes into {shared[0]}, which runs more than once"
             # a layer that takes the units in both with and without gradients counts once, as with gradients
             by_weight = {consumer.view.parameter: (consumer, block) for consumer, block in producer.consumers}
             by_weight |= {c.view.parameter: (c, block) for c, block in producer.consumers if c.with_gradients}
             producer.consumers = list(by_weight.values())
-            if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.obstacle:
-                producer.obstacle = "its normalisation layer runs more than once"
-            if not producer.consumers and not producer.obstacle:
-                producer.obstacle = "an output"
-            if not producer.obstacle and producer.observed is None:
-                producer.obstacle = "no module is given its activation"
+            if any(self._norm_uses[id(tensor), grad] > 1 for tensor, _ in producer.entries) and not producer.reason:
+                producer.reason = "its normalisation layer runs more than once"
+            if not producer.consumers and not producer.reason:
+                producer.reason = "an output"
+            if not producer.reason and producer.observed is None:
+                producer.reason = "no module is given its activation"
         found = self.producers
         return [producer for (weight, grad), producer in found.items() if grad or (weight, True) not in found]
 
@@ -216,11 +216,11 @@ class _Tracer(TorchFunctionMode):
         dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
         producer.runs += 1
         if id(weight) in self._shared:
-            producer.obstacle = "its weight is shared with another module"
+            producer.reason = "its weight is shared with another module"
         self.producers.setdefault(key, producer)
         self._follow(result, Track(producer, dim))
         if producer.view.groups > 1:
-            producer.obstacle = "a grouped convolution"
+            producer.reason = "a grouped convolution"
         if track is not None:
             if track.dim != dim or (func in _CONV and track.block != 1):
                 self._block(track, f"goes into {producer.name} along another dimension")
@@ -266,7 +266,7 @@ class _Tracer(TorchFunctionMode):
         return True
 
     def _block(self, track: Track, reason: str) -> None:
-        track.producer.obstacle = track.producer.obstacle or reason
+        track.producer.reason = track.producer.reason or reason
 
 
 @contextmanager
@@ -301,8 +301,8 @@ def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
             name = plain(name)
             view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            obstacle = "" if weight.requires_grad else "frozen"
-            producer = Producer(name, layer, view, obstacle=obstacle, with_gradients=with_gradients)
+            reason = "" if weight.requires_grad else "frozen"
+            producer = Producer(name, layer, view, reason=reason, with_gradients=with_gradients)
             producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
             yield producer
 

@@ -1,21 +1,23 @@
-"""Which weights of a model to act on: a preset, narrowed by names."""
+"""Selection of weight matrices by a preset, narrowed by names."""
 
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
-from lightning_fire.where.layers import Candidate, candidates_of, is_causal_language_model
-from lightning_fire.where.selection import ByName, Row, Selection, some, table_of
+from lightning_fire.where.layers import Candidate, candidates_of, is_causal_language_model, plain
+from lightning_fire.where.selection import ByName, Row, Selection, about, some, times
 from lightning_fire.where.weight_view import WeightView
 
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
-PRESETS = {
-    "cnn": lambda kind, view: True,
-    "vit": lambda kind, view: view.role in ("q", "k"),
-    "gpt": lambda kind, view: kind == "linear",
-    "dqn": lambda kind, view: kind == "conv",
-    "sac": lambda kind, view: kind == "linear",
+PRESETS: dict[str, Callable[[WeightView], bool]] = {
+    "cnn": lambda view: True,
+    "vit": lambda view: view.role in ("q", "k"),
+    "gpt": lambda view: view.parameter.ndim == 2,
+    "dqn": lambda view: view.parameter.ndim > 2,
+    "sac": lambda view: view.parameter.ndim == 2,
 }
 
 
@@ -29,13 +31,13 @@ class Weights(ByName):
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
             weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
             do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
-            `auto`: `gpt` for a causal language model, see `attention.is_causal_language_model`; `vit` for other
-            models with attention; otherwise `cnn`.
+            `auto`: `gpt` for a causal language model, see `layers.is_causal_language_model`; `vit` for other models
+            with attention; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
-        exclude: Likewise.
+        exclude: Regular expressions; a weight is left out if some pattern matches its name.
 
     Raises:
-        ValueError: If `preset` is unknown, or `include` or `exclude` is no list of regular expressions.
+        ValueError: If `preset` is unknown, or `include` or `exclude` is not a list of regular expressions.
 
     Example:
         >>> from torch import nn
@@ -51,7 +53,8 @@ class Weights(ByName):
     """
 
     def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
-        require_preset(preset)
+        if preset != "auto" and preset not in PRESETS:
+            raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
         self.preset = preset
         super().__init__(include, exclude)
 
@@ -69,67 +72,80 @@ class Weights(ByName):
                 lazy layer is not initialised.
         """
         candidates = candidates_of(module)
-        self.check([view.name for candidate in candidates for view in candidate.views])
-        attention = any(candidate.attention for candidate in candidates)
-        preset = preset_for(self.preset, attention, is_causal_language_model(module))
-        taken, lost, verdicts = [], [], {}
-        for candidate in candidates:
-            reasons = {
-                view: candidate.obstacle or self._refusal(preset, candidate.kind, view) for view in candidate.views
-            }
-            chosen = [view for view, reason in reasons.items() if not reason]
-            lost += [candidate] if chosen and candidate.parametrization else []
-            taken += chosen
-            parameter = candidate.views[0].parameter
-            verdicts[parameter] = (candidate, verdict_of(reasons))
+        reasons = self.reasons(candidates, is_causal_language_model(module))
+        lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
             raise ValueError(_about_parametrizations(lost))
-        rows = table_of(module, verdicts)
-        if not taken:
-            raise ValueError(f"{self} selects no weight of {type(module).__name__}: {_about_nothing(rows)}")
-        return Selection(taken, rows)
+        selection = Selection(
+            [view for view, reason in reasons.items() if not reason], _rows(module, candidates, reasons)
+        )
+        if not selection:
+            reason = about(row for row in selection.rows if len(row.shape) > 1)
+            reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
+            raise ValueError(f"{self} selects no weight of {type(module).__name__}: {reason}")
+        return selection
 
-    def _refusal(self, preset: str, kind: str, view: WeightView) -> str:
-        if not PRESETS[preset](kind, view):
-            return f"not in preset {preset}"
-        return self.refusal(view.name)
+    def reasons(self, candidates: Sequence[Candidate], language_model: bool = False) -> dict[WeightView, str]:
+        """Return for each view of some candidates why it is not taken; empty if it is.
 
+        Args:
+            candidates: The candidates of a model or of a file.
+            language_model: Whether they are those of a causal language model.
 
-def require_preset(preset: str) -> None:
-    """Refuse a preset that there is not.
-
-    Args:
-        preset: Its name.
-
-    Raises:
-        ValueError: Names those that there are.
-    """
-    if preset != "auto" and preset not in PRESETS:
-        raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
-
-
-def preset_for(preset: str, attention: bool, language_model: bool = False) -> str:
-    """Return which of `PRESETS` a preset stands for.
-
-    Args:
-        preset: Its name, or `auto`.
-        attention: Whether the model has query or key projections.
-        language_model: Whether it is a causal language model; of the tensors of a file that cannot be told.
-    """
-    if preset != "auto":
-        return preset
-    return "cnn" if not attention else "gpt" if language_model else "vit"
+        Raises:
+            ValueError: If a pattern matches no name.
+        """
+        self.check([name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)])
+        preset: str = self.preset
+        if preset == "auto":
+            attention = any(candidate.attention for candidate in candidates)
+            preset = "cnn" if not attention else "gpt" if language_model else "vit"
+        found = {}
+        for candidate in candidates:
+            for view in candidate.views:
+                found[view] = candidate.reason or (f"not in preset {preset}" if not PRESETS[preset](view) else "")
+                found[view] = found[view] or self.reason(view.name, *candidate.aliases)
+        return found
 
 
-def verdict_of(reasons: dict[WeightView, str]) -> str:
-    """Say what becomes of a weight.
+def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[WeightView, str]) -> Row:
+    """Return the row of a candidate in the table of a selection.
 
     Args:
-        reasons: For each of its parts, one at least, why it is not taken; empty if it is.
+        candidate: The candidate; its `aliases` are shown as tied.
+        shape: Its shape, as stored.
+        reasons: For each of its views, why it is not taken; empty if it is.
     """
-    if len(set(reasons.values())) == 1:
-        return next(iter(reasons.values())) or "taken"
-    return ", ".join(f"{view.role} {reason or 'taken'}" for view, reason in reasons.items())
+    parts = {view.role: reasons[view] or "taken" for view in candidate.views} or {"": candidate.reason}
+    reason = parts.popitem()[1] if len(set(parts.values())) == 1 else ", ".join(map(" ".join, parts.items()))
+    notes = [candidate.note, f"tied with {', '.join(candidate.aliases)}" if candidate.aliases else ""]
+    views = ", ".join(f"{view.role} {times(view.shape)}".strip() for view in candidate.views)
+    return Row(candidate.name, shape, views, reason + "".join(f" ({note})" for note in notes if note))
+
+
+def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str]) -> list[Row]:
+    """List every parameter of a model, with all its names."""
+    by_parameter = {candidate.views[0].parameter: candidate for candidate in candidates}
+    names: dict[nn.Parameter, list[str]] = {}
+    owners: dict[nn.Parameter, nn.Module] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            names.setdefault(parameter, []).append(plain(f"{path}.{leaf}" if path else leaf))
+            owners.setdefault(parameter, owner)
+    rows = []
+    for parameter, aliases in names.items():
+        candidate = by_parameter.get(parameter)
+        if candidate is None:
+            candidate = Candidate(aliases[0], reason=_why_no_weight(aliases[0], parameter, owners[parameter]))
+        candidate = replace(candidate, aliases=tuple(alias for alias in aliases if alias != candidate.name))
+        rows.append(row_of(candidate, tuple(parameter.shape), reasons))
+    return rows
+
+
+def _why_no_weight(name: str, parameter: nn.Parameter, owner: nn.Module) -> str:
+    if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
+        return "part of a parametrised weight"
+    return f"{type(owner).__name__}: neither Linear nor convolution" if parameter.ndim > 1 else "not a matrix"
 
 
 def _about_parametrizations(lost: list[Candidate]) -> str:
@@ -139,13 +155,3 @@ def _about_parametrizations(lost: list[Candidate]) -> str:
         f"selected weights are computed by a parametrization, so that a new value would be lost: {which}. Remove the"
         f" parametrization before the fit, or leave these layers out with exclude={exclude!r}"
     )
-
-
-def _about_nothing(rows: list[Row]) -> str:
-    """Say each reason once, with the first weight it holds for: a deep model has hundreds of weights."""
-    names: dict[str, list[str]] = {}
-    for row in rows:
-        if len(row.shape) > 1:
-            names.setdefault(row.verdict, []).append(row.name)
-    reasons = [f"{some(listed, most=1)}: {verdict}" for verdict, listed in names.items()]
-    return some(reasons, "; ") or ("none of its parameters is a matrix" if rows else "it has no parameters")

@@ -17,8 +17,9 @@ from tolerances import assert_near
 from torch import nn
 
 from lightning_fire import Weights
-from lightning_fire.checkpoints import Stored, StoredWeights, health
+from lightning_fire.checkpoints import Stored, health, select_weights
 from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import main
 from lightning_fire.functional import fire, shrink_and_perturb
 from lightning_fire.nets import ResNet
@@ -27,7 +28,7 @@ from lightning_fire.nets import ResNet
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype", "verdict"),
+    ("name", "shape", "dtype", "reason"),
     [
         ("layer.fc.weight", (4, 3), "F32", "taken"),
         ("conv.weight", (4, 3, 3, 3), "BF16", "taken"),
@@ -74,11 +75,11 @@ from lightning_fire.nets import ResNet
         ),
     ],
 )
-def test_verdicts(name, shape, dtype, verdict):
+def test_reasons(name, shape, dtype, reason):
     always = Stored("other.weight", (2, 2), "F32")
-    selection = StoredWeights("cnn").select([Stored(name, shape, dtype), always])
-    assert selection.rows[0].verdict == verdict
-    assert (name in selection.by_tensor()) == (verdict == "taken")
+    selection = select_weights([Stored(name, shape, dtype), always], Weights("cnn"))
+    assert selection.rows[0].reason == reason
+    assert (name in by_tensor(selection)) == (reason == "taken")
 
 
 def models() -> dict[str, nn.Module]:
@@ -104,7 +105,7 @@ def test_the_same_weights_are_taken_from_the_file_as_from_the_module(preset):
     for name, model in models().items():
         if preset == "vit" and name == "resnet":
             continue
-        of_module, of_file = Weights(preset).select(model), StoredWeights(preset).select(stored(model.state_dict()))
+        of_module, of_file = Weights(preset).select(model), select_weights(stored(model.state_dict()), Weights(preset))
         assert {(v.name, v.shape, v.layout, v.rows) for v in of_file} == {
             (v.name, v.shape, v.layout, v.rows) for v in of_module
         }, name
@@ -115,7 +116,7 @@ def test_layout_of_c_attn_tells_that_of_the_other_layers():
     linear = [Stored(f"{name}.weight", shape, "F32") for name, shape in shapes.items()]
     conv1d = [Stored(s.name, s.shape if s.name == "lm.weight" else s.shape[::-1], "F32") for s in linear]
     for tensors, layout in ((linear, "out_in"), (conv1d, "in_out")):
-        selection = StoredWeights("gpt").select(tensors)
+        selection = select_weights(tensors, Weights("gpt"))
         assert [view.shape for view in selection] == [(8, 8)] * 4 + [(32, 8), (8, 32), (5, 8)]
         assert {view.layout for view in selection if view.name != "lm.weight"} == {layout}
         assert selection[-1].layout == "out_in"
@@ -123,11 +124,11 @@ def test_layout_of_c_attn_tells_that_of_the_other_layers():
 
 def test_packed_keys_of_fewer_heads_are_taken_as_one_matrix():
     tensors = [Stored("attn.qkv_proj.weight", (16, 8), "F32")]
-    selection = StoredWeights("gpt").select(tensors)
+    selection = select_weights(tensors, Weights("gpt"))
     assert [(view.name, view.shape) for view in selection] == [("attn.qkv_proj.weight", (16, 8))]
-    assert selection.rows[0].verdict.startswith("taken (as one matrix: fused query-key-value of width 16")
-    with pytest.raises(ValueError, match=r"no weight is taken by StoredWeights\(preset='auto'.*: 1 not in preset vit"):
-        StoredWeights().select(tensors)
+    assert selection.rows[0].reason.startswith("taken (as one matrix: fused query-key-value of width 16")
+    with pytest.raises(ValueError, match=r"Weights\(preset='auto'.*: 1 not in preset vit"):
+        select_weights(tensors, Weights())
 
 
 @pytest.mark.parametrize(
@@ -144,15 +145,15 @@ def test_packed_keys_of_fewer_heads_are_taken_as_one_matrix():
 )
 def test_an_embedding_is_taken_only_where_a_pattern_names_it(include, taken):
     table = Stored("model.wte.weight", (9, 4), "F32", aliases=("lm_head.weight",))
-    selection = StoredWeights(include=include).select([table, Stored("model.fc.weight", (4, 4), "F32")])
-    assert list(selection.by_tensor()) == taken
-    assert "tied with lm_head.weight" in selection.rows[0].verdict
+    selection = select_weights([table, Stored("model.fc.weight", (4, 4), "F32")], Weights(include=include))
+    assert list(by_tensor(selection)) == taken
+    assert "tied with lm_head.weight" in selection.rows[0].reason
 
 
 def test_a_convolution_of_one_input_channel_is_taken_where_it_is_named():
     tensors = [Stored("stem.0.weight", (8, 1, 3, 3), "F32"), Stored("fc.weight", (4, 8), "F32")]
-    assert list(StoredWeights(include=["."]).select(tensors).by_tensor()) == ["fc.weight"]
-    assert list(StoredWeights(include=[".", "stem.0"]).select(tensors).by_tensor()) == ["stem.0.weight", "fc.weight"]
+    assert list(by_tensor(select_weights(tensors, Weights(include=["."])))) == ["fc.weight"]
+    assert list(by_tensor(select_weights(tensors, Weights(include=[".", "stem.0"])))) == ["stem.0.weight", "fc.weight"]
 
 
 # measures
@@ -392,8 +393,8 @@ def test_views_and_files_of_old_torch(tmp_path):
     flat = torch.cat([draw(24, seed=1), draw(16, seed=2)])
     state = {"a.weight": flat[:24].view(6, 4), "b.weight": flat[24:].view(4, 4).T, "c.weight": flat[20:36].view(4, 4)}
     expanded = {"d.weight": torch.ones(1, 3).expand(3, 3)}
-    rows = StoredWeights().select(stored({**state, **expanded, "e.weight": torch.eye(3)})).rows
-    assert [row.verdict for row in rows] == [
+    rows = select_weights(stored({**state, **expanded, "e.weight": torch.eye(3)}), Weights()).rows
+    assert [row.reason for row in rows] == [
         "sharing memory with c.weight",
         "sharing memory with c.weight",
         "sharing memory with a.weight",

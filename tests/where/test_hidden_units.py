@@ -292,9 +292,9 @@ def test_a_shared_norm_grouped_convolutions_and_frozen_layers_are_left_alone():
     convs.append(nn.Conv2d(2, 2, 1))
     found = HiddenUnits().select(convs, lambda: convs(torch.randn(2, 4, 9, 9)))
     assert [layer.name for layer in found] == ["4"]
-    verdicts = {row.name: row.verdict for row in found.rows}
-    assert verdicts["0"] == "goes into 2, a grouped convolution"
-    assert verdicts["2"] == "a grouped convolution"
+    reasons = {name: reason for name, _, _, reason in found.rows}
+    assert reasons["0"] == "goes into 2, a grouped convolution"
+    assert reasons["2"] == "a grouped convolution"
     frozen = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     frozen[0].weight.requires_grad_(False)
     assert [layer.name for layer in HiddenUnits().select(frozen, lambda: frozen(torch.randn(3, 4)))] == ["2"]
