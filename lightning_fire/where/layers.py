@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -12,6 +13,15 @@ from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+class Part(NamedTuple):
+    """A part of a fused weight: the first and the last + 1 of its outputs in each of some equal blocks."""
+
+    role: str
+    first: int
+    last: int
+    blocks: int = 1
 
 
 @dataclass
@@ -83,14 +93,15 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def split(whole: WeightView, parts: "Parts") -> list[WeightView]:
+def split(whole: WeightView, parts: list[Part]) -> list[WeightView]:
     """Return the parts of a fused weight.
 
     Args:
         whole: The weight.
         parts: What `parts_of` returns.
     """
-    return [replace(whole, name=f"{whole.name}[{role}]", rows=(first, last), role=role) for role, first, last in parts]
+    named = [(f"{whole.name}[{part.role}]", part) for part in parts]
+    return [replace(whole, name=n, rows=(p.first, p.last), blocks=p.blocks, role=p.role) for n, p in named]
 
 
 def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
@@ -143,7 +154,7 @@ def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Itera
             continue
         weight = _stand_in(module, shape, name) if parametrization else getattr(module, name)
         whole = WeightView(prefix + name, weight, role="" if packed else name[0])
-        parts = [(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
+        parts = [Part(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
         views = split(whole, parts) if packed else [whole]
         yield Candidate(whole.name, views, _why_never(whole), parametrization=parametrization)
 
@@ -199,9 +210,8 @@ _QUERY = {"q", "q_proj", "query", "query_proj", "to_q", "q_lin", "wq", "q_attn"}
 _KEY = {"k", "k_proj", "key", "key_proj", "to_k", "k_lin", "wk"}
 _VALUE = {"v", "v_proj", "value", "value_proj", "to_v", "v_lin", "wv"}
 _KEY_VALUE = {"kv", "kv_proj", "to_kv", "Wkv"}
-_FUSED = {"qkv", "qkv_proj", "to_qkv", "c_attn", "Wqkv", "in_proj"}
+_FUSED = {"qkv", "qkv_proj", "to_qkv", "c_attn", "Wqkv", "in_proj", "query_key_value"}
 INTERLEAVED = "fused query-key-value in an interleaved order"
-_INTERLEAVED = {"query_key_value"}  # GPT-NeoX, BLOOM, Falcon: head by head, each in an order of its own
 # CodeGen, DeBERTa and MiniMax give an interleaved projection a name that elsewhere means three blocks
 _INTERLEAVED_PARENTS = {"CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"}
 # LeViT, TinyViT and EfficientFormer; bottleneck and halo attention; lambda layers: parts of different widths
@@ -209,9 +219,6 @@ _UNEVEN = (("key_dim", "val_dim"), ("dim_head_qk", "dim_head_v"), ("dim_qk", "di
 
 _HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
 _KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
-
-Parts = list[tuple[str, int, int]]
-"""Role, first output and last output + 1 of each part of a fused weight; none if it is not fused."""
 
 
 def is_causal_language_model(model: nn.Module) -> bool:
@@ -251,7 +258,7 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
     return "v" if leaf in _VALUE and has_query and has_key else ""
 
 
-def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tuple[int, ...]) -> Parts | str:
+def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tuple[int, ...]) -> list[Part] | str:
     """Split the outputs of a fused projection.
 
     Args:
@@ -265,16 +272,34 @@ def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tup
     """
     out, inputs = shape[:2]
     key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
-    fused = leaf in _FUSED or leaf in _INTERLEAVED
+    fused = leaf in _FUSED
     if leaf == "in_proj":  # state-space and gated-convolution layers have one too
         fused = out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
     if not (key_value or fused):
         return []
-    if leaf in _INTERLEAVED or _is_interleaved(parent):
+    if leaf == "query_key_value":
+        return _by_heads(out, parent)
+    if _is_interleaved(parent):
         return INTERLEAVED
     if any(hasattr(parent, key) and hasattr(parent, value) for key, value in _UNEVEN):
         return "fused query-key-value whose keys and values have widths of their own"
     return _halves(out) if key_value else _thirds(out, inputs, parent)
+
+
+def _by_heads(out: int, parent: nn.Module) -> list[Part] | str:
+    """Split a projection that holds, for each head of keys, its queries, the key and the value side by side."""
+    heads, blocks = _number(parent, _HEADS), None
+    if _classes(parent) & {"GPTNeoXAttention", "BloomAttention"}:
+        blocks = heads
+    elif "FalconAttention" in _classes(parent):
+        shared = getattr(parent, "new_decoder_architecture", False) or getattr(parent, "multi_query", False)
+        blocks = _number(parent, ("num_kv_heads",)) if shared else heads
+    if not heads or not blocks or heads % blocks or out % (heads + 2 * blocks):
+        return INTERLEAVED
+    width = out // (heads + 2 * blocks)
+    query = width * heads // blocks
+    ends = ("q", 0, query), ("k", query, query + width), ("v", query + width, query + 2 * width)
+    return [Part(role, first, last, blocks) for role, first, last in ends]
 
 
 def _is_interleaved(parent: nn.Module) -> bool:
@@ -284,13 +309,13 @@ def _is_interleaved(parent: nn.Module) -> bool:
     return getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False
 
 
-def _halves(out: int) -> Parts | str:
+def _halves(out: int) -> list[Part] | str:
     if out % 2:
         return f"fused key-value of width {out}, not a multiple of 2"
-    return [("k", 0, out // 2), ("v", out // 2, out)]
+    return [Part("k", 0, out // 2), Part("v", out // 2, out)]
 
 
-def _thirds(out: int, inputs: int, parent: nn.Module) -> Parts | str:
+def _thirds(out: int, inputs: int, parent: nn.Module) -> list[Part] | str:
     """Split into three blocks, smaller ones for keys and values if the parent announces fewer heads of them."""
     heads, key_value_heads = _number(parent, _HEADS), _number(parent, _KEY_VALUE_HEADS)
     if heads and key_value_heads and heads != key_value_heads:  # grouped-query attention
@@ -298,12 +323,12 @@ def _thirds(out: int, inputs: int, parent: nn.Module) -> Parts | str:
         query, key = heads * width, key_value_heads * width
         if rest:
             return f"fused query-key-value of width {out} that {heads} + 2·{key_value_heads} heads do not divide"
-        return [("q", 0, query), ("k", query, query + key), ("v", query + key, out)]
+        return [Part("q", 0, query), Part("k", query, query + key), Part("v", query + key, out)]
     if out % 3:
         return f"fused query-key-value of width {out}, not a multiple of 3"
     if out != 3 * inputs and (heads is None or out % (3 * heads)):
         return f"fused query-key-value of width {out}: neither 3·{inputs} nor a multiple of three times its heads"
-    return [("q", 0, out // 3), ("k", out // 3, 2 * out // 3), ("v", 2 * out // 3, out)]
+    return [Part("q", 0, out // 3), Part("k", out // 3, 2 * out // 3), Part("v", 2 * out // 3, out)]
 
 
 def _number(parent: nn.Module, names: Collection[str]) -> int | None:

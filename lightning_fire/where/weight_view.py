@@ -1,4 +1,4 @@
-"""One weight matrix of a model, seen as `(out, in / groups, *kernel)` however it is stored."""
+"""A weight of a model as `(out, in / groups, *kernel)`, however it is stored."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -23,6 +23,7 @@ class WeightView:
         layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: transposed, as Hugging
             Face's Conv1D does. `transposed_conv`: `(in, out / groups, *kernel)`.
         rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part.
+        blocks: Of a fused weight that is interleaved, the number of equal blocks of outputs: `rows` are those of each.
         role: `q`, `k` or `v` for a projection of attention, otherwise empty.
     """
 
@@ -31,6 +32,7 @@ class WeightView:
     groups: int = 1
     layout: Layout = "out_in"
     rows: tuple[int, int] | None = None
+    blocks: int = 1
     role: str = ""
 
     @property
@@ -56,12 +58,12 @@ class WeightView:
                 all call this.
 
         Raises:
-            ValueError: If the shape is another.
+            ValueError: If the shape is different.
         """
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
         whole = gathered(self.parameter)
-        self._grid_of(whole).copy_(weight.unflatten(0, (self.groups, -1)))
+        self._grid_of(whole).copy_(weight.unflatten(0, (self.groups * self.blocks, -1)))
         if is_sharded(self.parameter):
             put(self.parameter, whole)
 
@@ -69,16 +71,18 @@ class WeightView:
         """Return a strided view of the parameter, which must not be sharded, to be written into.
 
         Returns:
-            Shape `(groups, out / groups, in / groups, *kernel)`, detached.
+            Shape `(groups, out / groups, in / groups, *kernel)`, or `(blocks, out / blocks, in)`; detached.
         """
         return self._grid_of(self.parameter.detach())
 
     def _grid_of(self, stored: Tensor) -> Tensor:
-        """Arrange what is stored as `(groups, out / groups, in / groups, *kernel)`, without a copy."""
+        """Return what is stored as `(groups or blocks, …, in / groups, *kernel)`, without a copy."""
         if self.layout == "in_out":
             grid = stored.mT.unsqueeze(0)
         elif self.layout == "transposed_conv":
             grid = stored.unflatten(0, (self.groups, -1)).transpose(1, 2)
         else:
             grid = stored.unflatten(0, (self.groups, -1))
+        if self.blocks > 1:  # a fused weight has one group
+            grid = grid[0].unflatten(0, (self.blocks, -1))
         return grid if self.rows is None else grid[:, self.rows[0] : self.rows[1]]

@@ -8,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from processes import run
+from torch import distributed, nn
+from torch.distributed import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from lightning_fire.nets import GPT, ViT
-from lightning_fire.where import Weights
+from lightning_fire.where import Weights, WeightView
 
 
 def names(selection):
@@ -615,9 +618,88 @@ def test_auto_takes_query_and_key_of_any_other_transformer(kind):
     assert len(selection) == number
 
 
-def test_gpt_neox_is_interleaved():
-    with pytest.raises(ValueError, match="interleaved"):
-        Weights("vit").select(huggingface("GPTNeoX"))
+GROUPED = {"new_decoder_architecture": True, "num_kv_heads": 2}
+INTERLEAVED = {
+    "GPT-NeoX": ("GPTNeoX", {}),
+    "BLOOM": ("Bloom", {"n_layer": 2, "n_head": 4}),
+    "Falcon": ("Falcon", {"multi_query": False, "new_decoder_architecture": False}),
+    "Falcon with one key": ("Falcon", {"multi_query": True, "new_decoder_architecture": False}),
+    "Falcon with grouped keys": ("Falcon", GROUPED),
+}
+
+
+def split_by_the_model(attention: nn.Module, fused: torch.Tensor) -> list[torch.Tensor]:
+    """Queries, keys and values (batch, length, heads, width) by the model's own code."""
+    if hasattr(attention, "_split_heads"):
+        query, key, value = attention._split_heads(fused)
+        every = query.shape[2] // attention.num_kv_heads if attention.new_decoder_architecture else 1  # copies
+        return [query, key[:, :, ::every], value[:, :, ::every]]
+    if hasattr(attention, "_reshape"):
+        return [part.transpose(1, 2) for part in attention._reshape(fused)]
+    return fused.view(*fused.shape[:2], -1, 3 * attention.head_size).chunk(3, dim=-1)  # in the midst of `forward`
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_interleaved_parts_are_those_of_the_models_own_split(kind):
+    name, options = INTERLEAVED[kind]
+    model = huggingface(name, **options)
+    fused = next(module for path, module in model.named_modules() if path.endswith("query_key_value"))
+    attention = next(module for module in model.modules() if fused in module.children())
+    views = [view for view in Weights("cnn").select(model) if view.parameter is fused.weight]
+    assert [view.role for view in views] == ["q", "k", "v"]
+    x = torch.randn(2, 3, 32)
+    expected = split_by_the_model(attention, F.linear(x, fused.weight.detach()))
+    for view, part in zip(views, expected, strict=True):
+        torch.testing.assert_close(F.linear(x, view.read()), part.flatten(2))
+    for value, view in enumerate(views):
+        view.write(torch.full(view.shape, float(value)))
+    for value, part in enumerate(split_by_the_model(attention, F.linear(x, fused.weight.detach()))):
+        torch.testing.assert_close(part, value * x.sum(-1)[..., None, None].expand(part.shape))
+    for value, view in enumerate(views):
+        assert torch.equal(view.grid().flatten(0, 1), torch.full(view.shape, float(value)))
+
+
+@pytest.mark.parametrize("kind", INTERLEAVED)
+def test_interleaved_parts_are_the_queries_keys_and_values(kind):
+    name, options = INTERLEAVED[kind]
+    assert_queries_do_not_matter_without_keys(huggingface(name, **options), torch.arange(6)[None])
+
+
+def test_every_matrix_of_gpt_neox_is_taken():
+    """2 blocks of query, key, value, dense and two layers of the MLP, and the head."""
+    assert len(Weights().select(huggingface("GPTNeoX"))) == 13
+
+
+class FalconAttention(nn.Module):
+    """As many heads as do not divide its projection."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.multi_query = 3, False
+        self.query_key_value = nn.Linear(4, 12)
+
+
+def test_an_interleaved_projection_that_its_heads_do_not_divide_is_left_alone():
+    selection = Weights("cnn").select(block(attention=FalconAttention(), head=nn.Linear(4, 2)))
+    assert names(selection) == ["head.weight"]
+
+
+def write_one_part_of_two_shards(rank: int, folder: str) -> None:
+    distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
+    stored = torch.arange(48.0).view(12, 4)
+    parameter = nn.Parameter(distribute_tensor(stored.clone(), init_device_mesh("cpu", (2,)), [Shard(0)]))
+    view = WeightView("qkv.weight[k]", parameter, rows=(2, 3), blocks=3, role="k")
+    keys = stored.view(3, 4, 4)[:, 2:3]
+    assert torch.equal(view.read(), keys.flatten(0, 1))
+    view.write(torch.full((3, 4), -1.0))
+    keys.fill_(-1.0)
+    assert torch.equal(parameter.full_tensor(), stored)
+    distributed.destroy_process_group()
+
+
+def test_an_interleaved_part_of_a_sharded_weight_is_read_and_written(tmp_path):
+    call = f"write_one_part_of_two_shards(int(os.environ['LOCAL_RANK']), {str(tmp_path)!r})"
+    run(f"import os\nfrom test_weights import write_one_part_of_two_shards\n{call}\n", tmp_path, ranks=2)
 
 
 @pytest.mark.parametrize(
