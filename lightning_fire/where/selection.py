@@ -22,11 +22,12 @@ class Selection(list[WeightView]):
     Args:
         views: The selected weights.
         rows: The table.
+        left_out: Names, with reasons, of fused projections that would be taken if the order of their parts were known.
     """
 
-    def __init__(self, views: Iterable[WeightView], rows: Iterable[Row]):
+    def __init__(self, views: Iterable[WeightView], rows: Iterable[Row], left_out: Iterable[str] = ()):
         super().__init__(views)
-        self.rows = list(rows)
+        self.rows, self.left_out = list(rows), list(left_out)
 
     def __str__(self) -> str:
         cells = [(row.name, times(row.shape), row.views, row.reason) for row in self.rows]

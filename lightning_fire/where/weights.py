@@ -71,14 +71,16 @@ class Weights(ByName):
             ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
                 lazy layer is not initialised.
         """
-        candidates = candidates_of(module)
-        reasons = self.reasons(candidates, is_causal_language_model(module))
+        candidates, language_model = candidates_of(module), is_causal_language_model(module)
+        reasons = self.reasons(candidates, language_model)
         lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
             raise ValueError(_about_parametrizations(lost))
-        selection = Selection(
-            [view for view, reason in reasons.items() if not reason], _rows(module, candidates, reasons)
-        )
+        taken = [view for view, reason in reasons.items() if not reason]
+        takes = PRESETS[self._preset_for(candidates, language_model)]
+        fused = [c for c in candidates if c.reason.startswith("fused") and takes(replace(c.views[0], role="q"))]
+        left_out = [f"{c.name}: {c.reason}" for c in fused if not self.reason(c.name)]
+        selection = Selection(taken, _rows(module, candidates, reasons), left_out)
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)
             reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
@@ -96,16 +98,18 @@ class Weights(ByName):
             ValueError: If a pattern matches no name.
         """
         self.check([name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)])
-        preset: str = self.preset
-        if preset == "auto":
-            attention = any(candidate.attention for candidate in candidates)
-            preset = "cnn" if not attention else "gpt" if language_model else "vit"
+        preset = self._preset_for(candidates, language_model)
         found = {}
         for candidate in candidates:
             for view in candidate.views:
                 found[view] = candidate.reason or (f"not in preset {preset}" if not PRESETS[preset](view) else "")
                 found[view] = found[view] or self.reason(view.name, *candidate.aliases)
         return found
+
+    def _preset_for(self, candidates: Sequence[Candidate], language_model: bool) -> str:
+        if self.preset != "auto":
+            return self.preset
+        return ("gpt" if language_model else "vit") if any(c.attention for c in candidates) else "cnn"
 
 
 def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[WeightView, str]) -> Row:

@@ -257,6 +257,26 @@ def test_a_frozen_attention_is_attention_still():
         Weights().select(module)
 
 
+@pytest.mark.parametrize(
+    ("where", "left_out"),
+    [
+        (Weights(), True),
+        (Weights("vit"), True),
+        (Weights("cnn"), True),
+        (Weights("dqn"), False),
+        (Weights("cnn", exclude=["query"]), False),
+        (Weights("cnn", include=["head", "conv"]), False),
+    ],
+)
+def test_fused_projections_of_unknown_order_are_named_if_they_would_be_taken(where, left_out):
+    """A frozen one and one that no pattern takes are left out on purpose."""
+    frozen = nn.Linear(4, 12).requires_grad_(False)
+    attention = block(q=nn.Linear(4, 4), k=nn.Linear(4, 4), query_key_value=nn.Linear(4, 12))
+    layers = {"a": attention, "b": block(query_key_value=frozen), "conv": nn.Conv1d(4, 4, 1), "head": nn.Linear(4, 2)}
+    found = where.select(block(**layers)).left_out
+    assert found == (["a.query_key_value.weight: fused query-key-value in an interleaved order"] if left_out else [])
+
+
 def test_interleaved_projections_are_not_guessed():
     module = block(query_key_value=nn.Linear(4, 12), dense=nn.Linear(4, 4))
     with pytest.raises(ValueError, match=r"1 fused .* in an interleaved order \(query_key_value\.weight\)"):
