@@ -1,0 +1,45 @@
+"""Tensors that overlap in memory."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Place(NamedTuple):
+    """Addresses that a tensor covers, and its layout there."""
+
+    first: int
+    end: int
+    layout: tuple[torch.dtype, torch.Size, tuple[int, ...]]
+
+
+def place_of(tensor: Tensor) -> Place | None:
+    """Return where a tensor is in memory; None if it is empty, or not an ordinary tensor on a CPU or CUDA device.
+
+    Args:
+        tensor: Any tensor.
+    """
+    if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda") or not tensor.numel():
+        return None
+    steps = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    first = tensor.data_ptr()
+    return Place(first, first + (steps + 1) * tensor.element_size(), (tensor.dtype, tensor.shape, tensor.stride()))
+
+
+def overlapping(places: Mapping[str, Place]) -> dict[str, str]:
+    """Return, for the name of each tensor that overlaps another one, the name of one of those.
+
+    Args:
+        places: Where the tensors are, by name.
+    """
+    found: dict[str, str] = {}
+    widest = ""  # of those that begin before, the one that ends last
+    for name, place in sorted(places.items(), key=lambda item: item[1].first):
+        if widest and place.first < places[widest].end:
+            found[name] = widest
+            found.setdefault(widest, name)
+        if not widest or place.end > places[widest].end:
+            widest = name
+    return found
