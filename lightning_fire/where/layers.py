@@ -1,6 +1,6 @@
 """Everything in a model that could be selected: Linear, convolution and attention weights, with their layouts."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from lightning_fire.distributed import local
+from lightning_fire.where.memory import Place, overlapping, place_of
 from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -72,7 +74,23 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
         parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
         for candidate in _of_module(plain(path), leaf, module, modules.get(parent, model)):
             found.setdefault(candidate.views[0].parameter, candidate)
+    named = {candidate.name: parameter for parameter, candidate in found.items()}
+    named |= {plain(name): parameter for name, parameter in model.named_parameters() if parameter not in found}
+    shared = _sharing_memory(named)
+    for candidate in found.values():
+        candidate.reason = candidate.reason or shared.get(candidate.name, "")
     return list(found.values())
+
+
+def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
+    """Return reasons of parameters that overlap others; of several in the same place the first has none."""
+    places = {name: place for name, parameter in named.items() if (place := place_of(local(parameter)))}
+    firsts: dict[Place, str] = {}
+    for name, place in places.items():
+        firsts.setdefault(place, name)
+    others = {name: firsts[place] for name, place in places.items() if firsts[place] != name}
+    others |= overlapping({name: place for place, name in firsts.items()})
+    return {name: f"sharing memory with {other}" for name, other in others.items()}
 
 
 def weight_layers(model: nn.Module) -> list[nn.Module]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 
 class Place(NamedTuple):
@@ -21,7 +22,8 @@ def place_of(tensor: Tensor) -> Place | None:
     Args:
         tensor: Any tensor.
     """
-    if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda") or not tensor.numel():
+    ordinary = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
+    if not ordinary or tensor.device.type not in ("cpu", "cuda") or not tensor.numel():
         return None
     steps = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
     first = tensor.data_ptr()

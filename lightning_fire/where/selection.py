@@ -22,7 +22,8 @@ class Selection(list[WeightView]):
     Args:
         views: The selected weights.
         rows: The table.
-        left_out: Names, with reasons, of fused projections that would be taken if the order of their parts were known.
+        left_out: Names, with reasons, of weights that would be taken if they did not share memory with others, or, of
+            a fused projection, if the order of its parts were known.
     """
 
     def __init__(self, views: Iterable[WeightView], rows: Iterable[Row], left_out: Iterable[str] = ()):

@@ -78,8 +78,12 @@ class Weights(ByName):
             raise ValueError(_about_parametrizations(lost))
         taken = [view for view, reason in reasons.items() if not reason]
         takes = PRESETS[self._preset_for(candidates, language_model)]
-        fused = [c for c in candidates if c.reason.startswith("fused") and takes(replace(c.views[0], role="q"))]
-        left_out = [f"{c.name}: {c.reason}" for c in fused if not self.reason(c.name)]
+        left_out = [
+            f"{candidate.name}: {candidate.reason}"
+            for candidate in candidates
+            if candidate.reason.startswith(("fused", "sharing memory")) and not self.reason(candidate.name)
+            if any(takes(replace(view, role=view.role or "q" * candidate.attention)) for view in candidate.views)
+        ]
         selection = Selection(taken, _rows(module, candidates, reasons), left_out)
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)

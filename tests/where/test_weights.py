@@ -334,6 +334,46 @@ def test_a_tied_weight_is_taken_once():
     assert selection.rows[0].reason == "taken (tied with wte.weight, again.weight)"
 
 
+def sharing(first, second, size=40):
+    """Two Linear layers, 4 to 4, on parts of one tensor, and one of its own."""
+    flat = torch.randn(size)
+    module = block(a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 4))
+    module.a.weight = nn.Parameter(flat[first : first + 16].view(4, 4))
+    module.b.weight = nn.Parameter(flat[second : second + 16].view(4, 4))
+    return module
+
+
+def test_weights_that_overlap_in_memory_are_left_out_with_both_names():
+    selection = Weights("cnn").select(sharing(0, 8))
+    assert names(selection) == ["c.weight"]
+    assert {row.name: row.reason for row in selection.rows if row.name.endswith("weight")} == {
+        "a.weight": "sharing memory with b.weight",
+        "b.weight": "sharing memory with a.weight",
+        "c.weight": "taken",
+    }
+    assert selection.left_out == [
+        "a.weight: sharing memory with b.weight",
+        "b.weight: sharing memory with a.weight",
+    ]
+    assert Weights("cnn", exclude=["a", "b"]).select(sharing(0, 8)).left_out == []
+
+
+def test_a_weight_that_overlaps_a_bias_is_left_out():
+    module = sharing(0, 16)
+    assert names(Weights("cnn").select(module)) == ["a.weight", "b.weight", "c.weight"]  # side by side
+    module.a.bias = nn.Parameter(module.b.weight.data[0])
+    assert names(Weights("cnn").select(module)) == ["a.weight", "c.weight"]
+
+
+def test_two_parameters_in_the_same_place_are_taken_once():
+    selection = Weights("cnn").select(sharing(8, 8))
+    assert names(selection) == ["a.weight", "c.weight"]
+    assert selection.left_out == ["b.weight: sharing memory with a.weight"]
+    module = block(wte=nn.Embedding(6, 4), lm_head=nn.Linear(4, 6))
+    module.lm_head.weight.data = module.wte.weight.data
+    assert names(Weights("gpt").select(module)) == ["lm_head.weight"]
+
+
 def test_a_module_used_twice_is_taken_once():
     shared = nn.Linear(4, 4)
     assert names(Weights().select(nn.Sequential(shared, nn.ReLU(), shared))) == ["0.weight"]
