@@ -137,7 +137,9 @@ def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[W
     names: dict[nn.Parameter, list[str]] = {}
     owners: dict[nn.Parameter, nn.Module] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
-        for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+        for leaf, parameter in owner._parameters.items():  # some libraries override `named_parameters`
+            if parameter is None:
+                continue
             names.setdefault(parameter, []).append(plain(f"{path}.{leaf}" if path else leaf))
             owners.setdefault(parameter, owner)
     rows = []

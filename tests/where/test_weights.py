@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from lightning_fire.nets import GPT, ViT
-from lightning_fire.where import Weights, WeightView
+from lightning_fire.where import HiddenMatrices, Parameters, Weights, WeightView
 
 
 def names(selection):
@@ -417,6 +417,38 @@ def test_later_changes_of_the_list_do_not_change_the_selection():
 def test_equality_and_repr_say_what_it_is():
     assert Weights("cnn", exclude=["a"]) == Weights("cnn", exclude=["a"]) != Weights("cnn")
     assert repr(Weights("vit", include=["b"])) == "Weights(preset='vit', include=['b'], exclude=None)"
+
+
+# --- modules of other libraries --------------------------------------------------------------------------------------
+
+
+class LossModule(nn.Module):
+    """Names its parameters as the losses of torchrl do: without their targets, and without `remove_duplicate`."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.target_scale = nn.Parameter(torch.ones(3))
+        self.value = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+
+    def named_parameters(self, recurse=True):
+        for name, parameter in super().named_parameters(recurse=recurse):
+            if not name.startswith("target_"):
+                yield name, parameter
+
+    def parameters(self, recurse=True):
+        return (parameter for _, parameter in self.named_parameters(recurse))
+
+
+@pytest.mark.parametrize("module", [LossModule(), block(loss=LossModule())])
+def test_a_module_that_names_its_parameters_in_its_own_way(module):
+    where = [Weights("cnn"), HiddenMatrices(include=["value"]), Parameters(include=["value.*weight"])]
+    prefix = "loss." if hasattr(module, "loss") else ""
+    assert names(where[0].select(module)) == [f"{prefix}value.0.weight", f"{prefix}value.2.weight"]
+    assert len(where[0].select(module).rows) == 6
+    assert list(where[2].select(module)) == [f"{prefix}value.0.weight", f"{prefix}value.2.weight"]
+    with pytest.raises(ValueError, match="of 2 Linear, convolution"):
+        where[1].select(module)
 
 
 # --- refused ---------------------------------------------------------------------------------------------------------
