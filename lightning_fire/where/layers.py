@@ -1,5 +1,6 @@
 """Everything in a model that could be selected: Linear, convolution and attention weights, with their layouts."""
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -76,9 +77,13 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
             found.setdefault(candidate.views[0].parameter, candidate)
     named = {candidate.name: parameter for parameter, candidate in found.items()}
     named |= {plain(name): parameter for name, parameter in model.named_parameters() if parameter not in found}
-    shared = _sharing_memory(named)
+    shared, targets = (
+        _sharing_memory(named),
+        _target_networks({plain(path): module for path, module in modules.items()}),
+    )
     for candidate in found.values():
-        candidate.reason = candidate.reason or shared.get(candidate.name, "")
+        target = "target network" if candidate.name.startswith(targets) else ""
+        candidate.reason = candidate.reason or target or shared.get(candidate.name, "")
     return list(found.values())
 
 
@@ -91,6 +96,21 @@ def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
     others = {name: firsts[place] for name, place in places.items() if firsts[place] != name}
     others |= overlapping({name: place for place, name in firsts.items()})
     return {name: f"sharing memory with {other}" for name, other in others.items()}
+
+
+def _target_networks(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
+    """Return the prefixes of modules such as `q_net_target` or `target_q_net` beside a `q_net` of equal shapes."""
+    found = []
+    for path, module in modules.items():
+        parent, dot, leaf = path.rpartition(".")
+        online = modules.get(f"{parent}{dot}{re.sub('^target_|_target$', '', leaf)}", module)
+        if online is not module and _shapes(online) == _shapes(module):
+            found.append(f"{path}.")
+    return tuple(found)
+
+
+def _shapes(module: nn.Module) -> list[tuple[str, torch.Size]]:
+    return [(name, parameter.shape) for name, parameter in module.named_parameters()]
 
 
 def weight_layers(model: nn.Module) -> list[nn.Module]:

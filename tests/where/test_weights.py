@@ -451,6 +451,35 @@ def test_a_module_that_names_its_parameters_in_its_own_way(module):
         where[1].select(module)
 
 
+def q_net(width=8):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize("name", ["q_net_target", "target_q_net"])
+def test_a_target_network_that_is_not_frozen_is_left_out(name):
+    """Stable-Baselines3's `model.policy` holds `q_net` and `q_net_target`, both with requires_grad=True."""
+    policy = block(policy=block(**{"q_net": q_net(), name: q_net()}))
+    selection = Weights().select(policy)
+    assert names(selection) == ["policy.q_net.0.weight", "policy.q_net.2.weight"]
+    reasons = {row.name: row.reason for row in selection.rows}
+    assert reasons[f"policy.{name}.0.weight"] == "target network"
+    assert selection.left_out == []
+    compiled = block(q_net=torch.compile(q_net()), **{name: torch.compile(q_net())})
+    assert names(Weights().select(compiled)) == ["q_net.0.weight", "q_net.2.weight"]
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"q_net": q_net(), "q_net_target": q_net(9)},
+        {"source_q_net": q_net(), "target_q_net": q_net()},
+        {"q_net": q_net(), "retargeted": q_net()},
+    ],
+)
+def test_a_network_that_is_only_named_target_is_taken(layers):
+    assert len(Weights().select(block(**layers))) == 4
+
+
 # --- refused ---------------------------------------------------------------------------------------------------------
 
 
