@@ -11,7 +11,7 @@ SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
 UNLESS_NAMED = (EMBEDDING, SINGLE_COLUMNS)  # reasons that hold unless the name of the layer is spelt out
 
 _WEIGHTS = {"weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
-_EMBEDDING = re.compile(r"embed|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
+_EMBEDDING = re.compile(r"embed(?!_out$)|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
 _TOKEN = re.compile(r"(^|_)tokens?$")
 _NORM = re.compile(r"norm(?!al)|^(ln|bn)(_|\d|$)")
 _TRANSPOSED = re.compile(r"transpose|deconv|upconv")
