@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_free
+from lightning_fire.checkpoints.names import EMBEDDING
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
@@ -84,8 +85,8 @@ def _run(options: argparse.Namespace) -> Tally:
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
     _require_same_kind(checkpoint, options.output)
     tally = Tally()
-    names, change = _plan(options, checkpoint, tally)
-    notes = _optimizer_states(checkpoint, options.drop_optimizer_states)
+    names, change, notes = _plan(options, checkpoint, tally)
+    notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
     checkpoint.save(options.output, names, change)
     if tally.zeros:
         notes.append(f"left at zero, where there is no nearest isometry: {some(tally.zeros)}")
@@ -115,12 +116,15 @@ def _require_same_kind(checkpoint: Checkpoint, output: Path) -> None:
         raise ValueError(f"--output must be of the same kind as {checkpoint.path}, got {output}")
 
 
-def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change]:
-    """Return the names of the tensors to change, and what to do to each."""
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
+    """Return the names of the tensors to change, what to do to each, and what to tell the user."""
     if options.method == "fire":
         weights = Weights(options.preset or "auto", options.include, options.exclude)
         selection = select_weights(checkpoint.tensors, weights)
-        return list(by_tensor(selection)), by_fire(selection, tally, **fire_options(options))
+        change = by_fire(selection, tally, **fire_options(options))
+        left = [row.name for row in selection.rows if row.reason.startswith(EMBEDDING)]
+        notes = [f"embeddings are left alone, with an output layer tied to one ({some(left)}): --include names them"]
+        return list(by_tensor(selection)), change, notes if left and weights.preset in ("cnn", "gpt", "sac") else []
     initial = open_checkpoint(options.initial, options.unsafe_pickle)
     everything = options.method == "full_reset"
     names = StoredTensors(options.include, options.exclude, buffers=everything).select(checkpoint.tensors)
@@ -128,7 +132,7 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
     strength = 0.8 if options.strength is None else options.strength
     new = _initial_value if everything else partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
     tensors = [stored for stored in checkpoint.tensors if stored.name in chosen]
-    return names, towards(initial, tensors, new, tally)
+    return names, towards(initial, tensors, new, tally), []
 
 
 def _initial_value(weight: Tensor, target: Tensor) -> Tensor:

@@ -559,6 +559,20 @@ def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
         assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
 
 
+@pytest.mark.parametrize("preset", ["gpt", "vit"])
+def test_reinit_says_that_an_output_layer_tied_to_an_embedding_stays(tmp_path, capsys, preset):
+    """`Weights("gpt")` takes it: 13 matrices of the module, 12 of the file."""
+    tiny_gpt2().save_pretrained(tmp_path / "in")
+    source, words = tmp_path / "in" / "model.safetensors", ["--preset", preset]
+    tally = reinit(source, "-o", tmp_path / "out.safetensors", *words)
+    text = capsys.readouterr().out
+    assert tally.changed == (12 if preset == "gpt" else 4)
+    note = "note: embeddings are left alone, with an output layer tied to one (transformer.wpe.weight, transformer.wte.weight)"
+    assert (note in text) == (preset == "gpt")
+    reinit(source, "-o", tmp_path / "all.safetensors", "--preset", "gpt", "--include", ".", "wte", "wpe")
+    assert "note" not in capsys.readouterr().out
+
+
 def test_a_folder_that_is_replaced_comes_back_after_a_failure(tmp_path, monkeypatch):
     import os
 
