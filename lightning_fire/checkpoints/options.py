@@ -9,7 +9,7 @@ from lightning_fire.where.weights import PRESETS
 
 CHECKPOINT_HELP = (
     "a Lightning checkpoint, a state dict of torch.save (.pt, .pth, .bin), a .safetensors file, or a folder with"
-    " model.safetensors.index.json"
+    " model.safetensors or model.safetensors.index.json"
 )
 
 

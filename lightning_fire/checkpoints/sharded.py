@@ -1,4 +1,4 @@
-"""A folder of safetensors files with an index, as Hugging Face writes large models."""
+"""A folder of safetensors files, as Hugging Face writes models."""
 
 import json
 import shutil
@@ -12,10 +12,11 @@ from lightning_fire.checkpoints.safetensors_file import SafetensorsFile
 from lightning_fire.checkpoints.stored import Change, in_layer_order
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 
 
 class ShardedSafetensors:
-    """The tensors of all files that the index of a folder names.
+    """The tensors of all files that the index of a folder names, or of its `model.safetensors` if it has no index.
 
     Args:
         folder: The folder.
@@ -32,16 +33,17 @@ class ShardedSafetensors:
 
     def __init__(self, folder: Path):
         self.path = folder
-        self._file_of = _read_index(folder / INDEX)
-        names = list(dict.fromkeys(self._file_of.values()))
+        index = _read_index(folder / INDEX) if (folder / INDEX).is_file() else None
+        names = [SINGLE] if index is None else list(dict.fromkeys(index.values()))
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
         self._shards = {name: SafetensorsFile(folder / name) for name in names}
         held = {name: {stored.name: stored for stored in shard.tensors} for name, shard in self._shards.items()}
+        self._file_of = index or {name: SINGLE for name in held[SINGLE]}
         if lost := [name for name, file in self._file_of.items() if name not in held[file]]:
             raise ValueError(f"{folder / self._file_of[lost[0]]} does not hold {lost[0]}, as the index says it does")
         self.tensors = in_layer_order(held[file][name] for name, file in self._file_of.items())
-        self.description = f"safetensors in {len(names)} files, {len(self.tensors)} tensors"
+        self.description = f"safetensors in {len(names)} file{'s' * (len(names) > 1)}, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
         """Read one tensor, see `SafetensorsFile.read`.

@@ -54,7 +54,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
     torch.save([1, 2], folder / "list.pt")
     write_safetensors(folder / "biases.safetensors", {"fc.bias": torch.ones(2)})
     (folder / "folder").mkdir()
-    shutil.copy(good, folder / "folder" / "model.safetensors")
+    shutil.copy(good, folder / "folder" / "part.safetensors")
     for name, index in {
         "no_json": "{",
         "no_map": "{}",
@@ -82,7 +82,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
         ("list.pt", "holds no tensors by name, but list"),
         ("biases.pt", "selects no weight of the file: 1 not a matrix"),
         ("biases.safetensors", "selects no weight of the file: 1 not a matrix"),
-        ("folder", "folder without model.safetensors.index.json: name a file, such as .*model.safetensors"),
+        ("folder", r"folder without model.safetensors and model.safetensors.index.json: .* such as .*part.safetensors"),
         ("no_json", "is no index: "),
         ("no_map", "no `weight_map`"),
         ("outside", "no file of its folder"),

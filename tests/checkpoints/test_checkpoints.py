@@ -531,6 +531,20 @@ def assert_is_fire_of(new: nn.Module, old: nn.Module, steps: int) -> None:
         assert torch.equal(tensor, expected[name]), name
 
 
+def test_a_folder_of_one_file_is_rewritten_with_its_other_files(tmp_path):
+    import transformers as hf
+
+    old = tiny_gpt2()
+    old.save_pretrained(tmp_path / "in")
+    assert not list((tmp_path / "in").glob("*index*"))
+    rows = main(["diagnose", str(tmp_path / "in"), "--preset", "gpt"])
+    assert len(rows) == reinit(tmp_path / "in", "-o", tmp_path / "out", "--preset", "gpt", "--steps", 5).changed == 12
+    assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(tmp_path / "out"), old, steps=5)
+    assert {file.name for file in (tmp_path / "in").iterdir()} == {file.name for file in (tmp_path / "out").iterdir()}
+    message = refused("reinit", tmp_path / "in", "-o", tmp_path / "out.safetensors")
+    assert "is a folder, so --output must name one" in message
+
+
 @pytest.mark.parametrize("shard", [None, "8KB"])
 def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
     import transformers as hf
@@ -567,7 +581,9 @@ def test_reinit_says_that_an_output_layer_tied_to_an_embedding_stays(tmp_path, c
     tally = reinit(source, "-o", tmp_path / "out.safetensors", *words)
     text = capsys.readouterr().out
     assert tally.changed == (12 if preset == "gpt" else 4)
-    note = "note: embeddings are left alone, with an output layer tied to one (transformer.wpe.weight, transformer.wte.weight)"
+    note = (
+        "embeddings are left alone, with an output layer tied to one (transformer.wpe.weight, transformer.wte.weight)"
+    )
     assert (note in text) == (preset == "gpt")
     reinit(source, "-o", tmp_path / "all.safetensors", "--preset", "gpt", "--include", ".", "wte", "wpe")
     assert "note" not in capsys.readouterr().out
