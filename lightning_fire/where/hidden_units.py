@@ -91,7 +91,9 @@ class UnitLayer:
         Args:
             activation: The input, any shape with the units in `dim`.
         """
-        return activation.unflatten(self.dim, (self.size, self.observed_block)).movedim(self.dim, -1).flatten(0, -2)
+        return (
+            torch.unflatten(activation, self.dim, (self.size, self.observed_block)).movedim(self.dim, -1).flatten(0, -2)
+        )
 
 
 class UnitSelection(list[UnitLayer]):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -77,10 +77,8 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
             found.setdefault(candidate.views[0].parameter, candidate)
     named = {candidate.name: parameter for parameter, candidate in found.items()}
     named |= {plain(name): parameter for name, parameter in model.named_parameters() if parameter not in found}
-    shared, targets = (
-        _sharing_memory(named),
-        _target_networks({plain(path): module for path, module in modules.items()}),
-    )
+    shared = _sharing_memory(named)
+    targets = _target_networks({plain(path): module for path, module in modules.items()})
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""
         candidate.reason = candidate.reason or target or shared.get(candidate.name, "")
@@ -147,15 +145,11 @@ def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> It
     if isinstance(module, nn.MultiheadAttention):
         yield from _of_multihead_attention(prefix, module)
         return
-    if not _is_layer(module):
+    weight, parametrization = _weight_of(module, "weight", _stored_shape(module)) if _is_layer(module) else (None, "")
+    if weight is None:
         return
-    parametrization = _parametrization(module, "weight")
-    if not (parametrization or _has(module, "weight")):
-        return
-    layout: Layout = "out_in"
-    if isinstance(module, _TRANSPOSED) or _is_conv1d(module):
-        layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else "in_out"
-    weight = _stand_in(module, _stored_shape(module), "weight") if parametrization else module.weight
+    layout: Layout = "in_out" if _is_conv1d(module) else "out_in"
+    layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else layout
     whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
     reason = _why_never(whole)
     siblings = [name for name, child in parent._modules.items() if _is_layer(getattr(child, "_orig_mod", child))]
@@ -187,10 +181,9 @@ def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Itera
     shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, module.kdim)}
     shapes["v_proj_weight"] = (width, module.vdim)
     for name, shape in {"in_proj_weight": (3 * width, width)}.items() if packed else shapes.items():
-        parametrization = _parametrization(module, name)
-        if not (parametrization or _has(module, name)):
+        weight, parametrization = _weight_of(module, name, shape)
+        if weight is None:
             continue
-        weight = _stand_in(module, shape, name) if parametrization else getattr(module, name)
         whole = WeightView(prefix + name, weight, role="" if packed else name[0])
         parts = [Part(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
         views = split(whole, parts) if packed else [whole]
@@ -209,32 +202,28 @@ def _why_never(view: WeightView) -> str:
     return ""
 
 
-def _has(module: nn.Module, name: str) -> bool:
-    return module._parameters.get(name) is not None
+def _weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn.Parameter | None, str]:
+    """Return a weight, and what computes it: parametrizations, or hooks of the old kind; empty if nothing.
 
-
-def _parametrization(module: nn.Module, name: str) -> str:
-    """Return what computes a weight, parametrizations of the new kind or hooks of the old one; empty if nothing."""
+    For a computed weight a parameter of its shape stands in: to compute it may change buffers.
+    """
+    own = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+    sources = [parameter for key, parameter in own.items() if key.startswith(f"{name}_")]
     if parametrize.is_parametrized(module, name):
-        return ", ".join(type(part).__name__.lstrip("_") for part in module.parametrizations[name])
-    if _has(module, f"{name}_g") and _has(module, f"{name}_v"):
-        return "weight_norm"
-    if _has(module, f"{name}_orig"):
-        return "pruning" if hasattr(module, f"{name}_mask") else "spectral_norm"
-    return ""
-
-
-def _stand_in(module: nn.Module, shape: tuple[int, ...], name: str) -> nn.Parameter:
-    """Return a parameter of the shape of a computed weight, without computing it: that may change buffers."""
-    if parametrize.is_parametrized(module, name):
-        sources = list(module.parametrizations[name].parameters())
+        parametrizations = module.get_submodule("parametrizations").get_submodule(name)
+        by = ", ".join(type(part).__name__.lstrip("_") for part in parametrizations.children())
+        sources = list(parametrizations.parameters())
+    elif {f"{name}_g", f"{name}_v"} <= own.keys():
+        by = "weight_norm"
+    elif f"{name}_orig" in own:
+        by = "pruning" if hasattr(module, f"{name}_mask") else "spectral_norm"
     else:
-        sources = [part for key, part in module._parameters.items() if part is not None and key.startswith(f"{name}_")]
+        return own.get(name), ""
     trained = any(source.requires_grad for source in sources)
-    return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained)
+    return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained), by
 
 
-def _stored_shape(module: nn.Module) -> tuple[int, ...]:
+def _stored_shape(module: Any) -> tuple[int, ...]:
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
     if _is_conv1d(module):

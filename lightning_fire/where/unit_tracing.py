@@ -22,6 +22,9 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from lightning_fire.where.layers import plain
 from lightning_fire.where.weight_view import WeightView
 
+Args = tuple[Any, ...]
+Named = dict[str, Any]
+
 _CONV = {F.conv1d, F.conv2d, F.conv3d}
 # Names of operations, without underscores around them: `relu_` and `__add__` are `relu` and `add`.
 _NONLINEAR = {
@@ -123,7 +126,7 @@ class _Tracer(TorchFunctionMode):
         self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
         self._norm_uses: Counter[tuple[int, bool]] = Counter()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(self, func: Any, types: Any, args: Args = (), kwargs: Named | None = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         self._record(func, args, kwargs, result)
@@ -180,7 +183,7 @@ class _Tracer(TorchFunctionMode):
             if (track := self._track(thing)) is not None:
                 self._block(track, f"goes into {name}")
 
-    def _record(self, func: Callable, args: tuple, kwargs: dict, result: Any) -> None:
+    def _record(self, func: Any, args: Args, kwargs: Named, result: Any) -> None:
         if func is F.linear or func in _CONV:
             self._record_layer(func, args, kwargs, result)
             return
@@ -203,7 +206,7 @@ class _Tracer(TorchFunctionMode):
         else:
             self._follow(results[0], moved)
 
-    def _record_layer(self, func: Callable, args: tuple, kwargs: dict, result: Tensor) -> None:
+    def _record_layer(self, func: Any, args: Args, kwargs: Named, result: Tensor) -> None:
         named = dict(zip(("input", "weight"), args, strict=False)) | kwargs
         source, weight = named["input"], named["weight"]
         key = weight, torch.is_grad_enabled()
@@ -233,7 +236,7 @@ class _Tracer(TorchFunctionMode):
             else:
                 track.producer.consumers.append((producer, track.block))
 
-    def _moved(self, name: str, track: Track, before: Tensor, after: Tensor, args: tuple, kwargs: dict) -> Track | None:
+    def _moved(self, name: str, track: Track, before: Tensor, after: Tensor, args: Args, kwargs: Named) -> Track | None:
         """Return the track behind an operation; None if it is not known to keep units apart."""
         if name in _NONLINEAR or name in _SAME_PLACE:
             kept = after.shape == before.shape
@@ -253,7 +256,7 @@ class _Tracer(TorchFunctionMode):
             return track if self._record_norm(name, track, before, args, kwargs) else None
         return None
 
-    def _record_norm(self, name: str, track: Track, before: Tensor, args: tuple, kwargs: dict) -> bool:
+    def _record_norm(self, name: str, track: Track, before: Tensor, args: Args, kwargs: Named) -> bool:
         """Note the entries of a normalisation layer that belong to units; return whether it has one for each."""
         named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
         dim = before.ndim - 1 if name == "layer_norm" else 1
@@ -284,7 +287,7 @@ def _watching_functions(tracer: _Tracer) -> Iterator[None]:
     """Watch autograd functions written in Python, which no mode sees."""
     original = vars(torch.autograd.Function)["apply"]
 
-    def apply(cls, *args, **kwargs):
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
         tracer.lose_all((args, kwargs), cls.__name__)
         return original.__get__(None, cls)(*args, **kwargs)
 
@@ -325,7 +328,7 @@ def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | No
     return None
 
 
-def _reduced(track: Track, before: Tensor, after: Tensor, args: tuple, kwargs: dict) -> Track | None:
+def _reduced(track: Track, before: Tensor, after: Tensor, args: Args, kwargs: Named) -> Track | None:
     dims = kwargs.get("dim", args[1] if len(args) > 1 else None)
     if dims is None:
         return None
@@ -336,7 +339,7 @@ def _reduced(track: Track, before: Tensor, after: Tensor, args: tuple, kwargs: d
     return replace(track, dim=track.dim - gone)
 
 
-def _permuted(track: Track, name: str, before: Tensor, args: tuple, kwargs: dict) -> Track | None:
+def _permuted(track: Track, name: str, before: Tensor, args: Args, kwargs: Named) -> Track | None:
     given = [*args[1:], *kwargs.values()]
     order = list(given[0]) if given and not isinstance(given[0], int) else given
     order = [dim % before.ndim for dim in order]

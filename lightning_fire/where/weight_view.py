@@ -63,7 +63,7 @@ class WeightView:
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
         whole = gathered(self.parameter)
-        self._grid_of(whole).copy_(weight.unflatten(0, (self.groups * self.blocks, -1)))
+        self._grid_of(whole).copy_(torch.unflatten(weight, 0, (self.groups * self.blocks, -1)))
         if is_sharded(self.parameter):
             put(self.parameter, whole)
 
@@ -80,9 +80,9 @@ class WeightView:
         if self.layout == "in_out":
             grid = stored.mT.unsqueeze(0)
         elif self.layout == "transposed_conv":
-            grid = stored.unflatten(0, (self.groups, -1)).transpose(1, 2)
+            grid = torch.unflatten(stored, 0, (self.groups, -1)).transpose(1, 2)
         else:
-            grid = stored.unflatten(0, (self.groups, -1))
+            grid = torch.unflatten(stored, 0, (self.groups, -1))
         if self.blocks > 1:  # a fused weight has one group
-            grid = grid[0].unflatten(0, (self.blocks, -1))
+            grid = torch.unflatten(grid[0], 0, (self.blocks, -1))
         return grid if self.rows is None else grid[:, self.rows[0] : self.rows[1]]
