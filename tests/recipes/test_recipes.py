@@ -82,6 +82,28 @@ def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path
         assert "# Expected:" in text
 
 
+class Unbuilt(RecipeCLI):
+    """Reads and checks a recipe, and builds none of its objects."""
+
+    def instantiate_classes(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def parser():
+    return Unbuilt(["-c", str(BASES[0])], run=False).parser
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name_of)
+def test_every_recipe_is_parsed(parser, path):
+    """Every class that it names is in the configuration."""
+    files = dict.fromkeys([path.with_name("base.yaml"), path])
+    config = str(parser.parse_args([word for file in files for word in ("-c", str(file))]))
+    named = re.findall(r"class_path: ([\w.]+)", re.sub("#.*", "", path.read_text()))
+    assert named
+    assert all(name.rsplit(".", 1)[-1] in config for name in named)
+
+
 def settings_of(base: Path) -> tuple[str, dict]:
     config = yaml.safe_load(base.read_text())
     return config["data"]["class_path"].rsplit(".", 1)[1], config["data"]["init_args"]
@@ -90,6 +112,7 @@ def settings_of(base: Path) -> tuple[str, dict]:
 FASTER = re.compile(r"# (channels_last|compile|precision): ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", [base for base in BASES if base.parent.name not in STREAMS], ids=name_of)
 def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
     """Without their comment signs they are in force."""
@@ -104,6 +127,7 @@ def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
     assert "precision" not in plain["trainer"]
 
 
+@pytest.mark.slow
 def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_files):
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     monkeypatch.chdir(tmp_path)
@@ -199,6 +223,7 @@ def runs() -> list[tuple[Path, str]]:
     return [*((base, "vanilla") for base in BASES), *overlays]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "method"), runs(), ids=lambda value: value if isinstance(value, str) else name_of(value)
 )
