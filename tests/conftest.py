@@ -1,5 +1,6 @@
 """Shared by all tests: a known seed, one thread (test processes share the machine), helper modules on the path."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -13,3 +14,17 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 def _one_thread_and_a_known_seed():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+def pytest_collection_finish():
+    """Leave what was imported out of garbage collections: these become cheap, and full ones frequent.
+
+    Networks of finished tests, in reference cycles with their trainers, would pile up to gigabytes otherwise.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.collect()
+
+
+def pytest_sessionfinish():
+    gc.unfreeze()  # at exit, extension modules report what is still alive
