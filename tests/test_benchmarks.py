@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text()}
 STEP = {"plain", "l2_init", "parseval", "continual_backprop", "snr", "redo, idle"}

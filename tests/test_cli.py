@@ -246,6 +246,7 @@ def test_a_reader_that_has_gone_is_no_error(recipe, words, at_once, monkeypatch,
     assert "rror" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_python_dash_m():
     result = subprocess.run(
         [sys.executable, "-m", "lightning_fire", "compare", "--help"], capture_output=True, text=True, check=False

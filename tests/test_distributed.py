@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader
 from lightning_fire import *
 from small_training import GrowingData, PlainModule, dataset, trainer
 
+pytestmark = pytest.mark.slow
+
 class Save(Callback):
     def __init__(self, rank):
         self.path = Path({folder!r}, f"{devices}-{{rank}}.pt")

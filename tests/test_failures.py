@@ -152,6 +152,7 @@ def stopped(build, mode: StopsAt) -> Callback:
     return method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "build",
     [

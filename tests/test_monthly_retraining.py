@@ -13,6 +13,8 @@ RUN = """
 import os, runpy, sys, warnings
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+pytestmark = pytest.mark.slow
+
 warnings.simplefilter("ignore", FutureWarning)
 steps = 0
 

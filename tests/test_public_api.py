@@ -45,6 +45,7 @@ def test_everything_public_says_what_it_is(module):
                 assert not missing, f"{name} does not document {missing}"
 
 
+@pytest.mark.slow
 def test_functional_needs_neither_lightning_nor_torchvision():
     code = (
         "import sys; sys.modules['lightning'] = sys.modules['torchvision'] = None\n"
@@ -55,6 +56,7 @@ def test_functional_needs_neither_lightning_nor_torchvision():
     assert "tensor([[1" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_torchvision_of_another_build_is_explained():
     """What `import torchvision` does then: it registers fake operators for a namespace that does not exist."""
     code = (

@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader
 from lightning_fire import AtEpochs, FIRECallback, FullReset, PlasticityMonitor, ShrinkAndPerturb, Weights
 from lightning_fire.distributed import gathered
 
+pytestmark = pytest.mark.slow
+
 EPOCHS = 6
 RESUMED = 3
 

@@ -18,6 +18,8 @@ from lightning_fire import (
     ShrinkAndPerturb,
 )
 
+pytestmark = pytest.mark.slow
+
 METHODS = {
     "continual_backprop": lambda: ContinualBackprop(0.2, maturity=2),
     "dash": lambda: DASH(num_batches=2),

@@ -216,6 +216,7 @@ def test_files_cut_anywhere(name, place):
     attempt(name, GOOD[name][: place % len(GOOD[name])])
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(names, st.lists(st.tuples(places, st.integers(0, 7)), min_size=1, max_size=3))
 @example("model.safetensors", [(0, 0)])
@@ -291,6 +292,7 @@ def peak_memory(path: Path, out: Path) -> int:
     return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_that_of_the_largest_tensor(tmp_path):
     weight = draw(2048, 1024)  # 8 MiB

@@ -148,6 +148,7 @@ def test_no_command_unpickles_a_checkpoint(tmp_path, form, place):
         assert sorted(file.name for file in tmp_path.iterdir()) == ["good.safetensors", "in.ckpt"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["fit", "test"])
 def test_no_training_goes_on_from_a_checkpoint_that_runs_code(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
@@ -490,6 +491,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_nothing_connects(tmp_path):
     """In a process of its own, with every way to connect blocked, from the first import to a fit."""
     pytest.importorskip("sklearn")
@@ -529,6 +531,7 @@ def test_names_are_text_on_the_page(tmp_path, name):
     assert "onerror=alert(1)>" not in text and "<script>alert" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MARKUP)
 def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
     figures: list[Figure] = []

@@ -112,6 +112,7 @@ class Dies(Callback):
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys):
     (tmp_path / "dies.py").write_text(DIES)
     (recipe / "killed.yaml").write_text("intervention: {class_path: dies.Dies}\n")
@@ -134,6 +135,7 @@ def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, ca
     assert not (tmp_path / "out/stopped/seed0/finished.json").exists()
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
     (tmp_path / "waits.py").write_text(
         "import os, pathlib, time\nfrom lightning.pytorch import Callback\n\nclass Waits(Callback):\n"
@@ -312,6 +314,7 @@ def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
     assert not says_so({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
 
 
+@pytest.mark.slow
 def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
     """Each time it looks, ReDo logs an event. The head has dead units, the other layers have not."""
     where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
@@ -429,6 +432,7 @@ def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
         read_history(tmp_path)
 
 
+@pytest.mark.slow
 def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path, capsys):
     """As Lightning wrote them down after all files and overrides."""
     words = ["--set", "trainer.limit_train_batches=1", "--set", "data.init_args.batch_size=4"]
@@ -453,6 +457,7 @@ def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
     assert runs._last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
 
 
+@pytest.mark.slow
 def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path):
     words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
     (run,) = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)["vanilla"]
@@ -492,6 +497,7 @@ SHARING = {
 }
 
 
+@pytest.mark.slow
 def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
     for name, overlay in SHARING.items():
         (recipe / f"{name}.yaml").write_text(overlay)
@@ -541,6 +547,7 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     assert not any(run.start for run in with_shared_starts(planned, {}))
 
 
+@pytest.mark.slow
 def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe, tmp_path, capsys):
     """One chunk has no end before the training's, and data may not say where its chunks are."""
     words = ["--methods", "vanilla", "fire", "--seeds", "1", "--set"]
@@ -552,6 +559,7 @@ def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe,
     assert len(re.findall("seed 0 FAILED: .*`batch_size` must be", capsys.readouterr().out)) == 2
 
 
+@pytest.mark.slow
 def test_an_overlay_that_cannot_be_read_fails_alone(recipe, capsys):
     (recipe / "typo.yaml").write_text("intervention: {class_path: [")
     (recipe / "empty.yaml").write_text("intervention: {class_path: FullReset, init_args: }\n")
@@ -562,6 +570,7 @@ def test_an_overlay_that_cannot_be_read_fails_alone(recipe, capsys):
     assert "empty seed 0 FAILED" in text
 
 
+@pytest.mark.slow
 def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, monkeypatch):
     (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
     close = runs._close
@@ -575,6 +584,7 @@ def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, mon
     assert not runs.is_finished(run, {})
 
 
+@pytest.mark.slow
 def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
     (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
     assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
@@ -630,6 +640,7 @@ def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
     assert train._amount(later, set(), {later[0]: at(100)}, [later[0]]) == (40, 10)
 
 
+@pytest.mark.slow
 def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):
     compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
     (recipe / "shrink.yaml").write_text(SHARING["shrink"])
@@ -647,6 +658,7 @@ def test_the_table_is_utf8_whatever_the_system_writes_by_default(tmp_path, monke
     assert (tmp_path / "table.txt").read_bytes() == "0.8 ± 0.1\n".encode()
 
 
+@pytest.mark.slow
 def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
     words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
     assert compare(recipe, *words, "--list") == {}

@@ -160,6 +160,7 @@ def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(place, en
     assert begin(["fit", "-c", "no.yaml"], place / "log", environment).wait(timeout=100) == 2
 
 
+@pytest.mark.slow
 @linux
 def test_an_answer_to_an_interrupted_request_is_not_taken_for_the_next(place, environment):
     first = begin(["fit", "-c", "no.yaml"], place / "log", environment)

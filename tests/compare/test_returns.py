@@ -61,6 +61,7 @@ def compared(tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 def test_branches_equal_whole_trainings(compared):
     for method in METHODS:
         branch, whole = (read_scalars(folder / method / "seed0") for folder in compared.values())
@@ -72,6 +73,7 @@ def test_branches_equal_whole_trainings(compared):
     assert (compared["branches"] / "shared_start").is_dir() and not (compared["whole"] / "shared_start").exists()
 
 
+@pytest.mark.slow
 def test_leaves_a_table_numbers_and_a_picture(compared):
     folder = compared["branches"]
     assert "before the event" in (folder / "table.txt").read_text()
@@ -81,6 +83,7 @@ def test_leaves_a_table_numbers_and_a_picture(compared):
     assert imread(folder / "comparison.png").std() > 0.01
 
 
+@pytest.mark.slow
 def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
     tasks = [f"{compared['branches']}=0:100", f"{compared['whole']}=0:10"]
     result = main(["aggregate", *tasks, "--output", str(tmp_path)])
@@ -97,6 +100,7 @@ def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
     assert curves_of([read_task(str(tmp_path), "final")], METHODS) is None
 
 
+@pytest.mark.slow
 def test_a_method_that_is_added_later_goes_on_from_a_start_that_was_kept(compared, tmp_path):
     words = ["--seeds", "1", "--jobs", "2", "--output", str(tmp_path), "--keep-starts", "--set", *TINY.split()]
     start = tmp_path / "shared_start" / "seed0" / "start.ckpt"
@@ -110,6 +114,7 @@ def test_a_method_that_is_added_later_goes_on_from_a_start_that_was_kept(compare
     assert np.array_equal(late.returns, early.returns)
 
 
+@pytest.mark.slow
 def test_the_event_is_at_half_of_training(compared):
     scalars = read_scalars(compared["branches"] / "fire" / "seed0")
     assert scalars["train/environment_steps"][1].tolist() == [32, 48, 64, 80]

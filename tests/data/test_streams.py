@@ -285,6 +285,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
     """Batches of 5 on each rank: disjoint, together those of one process; the weights to rounding."""
     for devices in (1, 2):

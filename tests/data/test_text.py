@@ -233,6 +233,7 @@ def test_reading_is_fast(tmp_path):
     assert (time.perf_counter() - start) / 200 < 0.02
 
 
+@pytest.mark.slow
 def test_king_james_and_python(tmp_path):
     (tmp_path / "text").mkdir()
     text = bytes(range(97, 123)) * 100

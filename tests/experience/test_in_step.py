@@ -175,6 +175,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_processes_end_with_their_owner_however_it_ends(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -40,6 +40,7 @@ def near(found, expected, tolerance=1e-9):
     torch.testing.assert_close(torch.as_tensor(found).double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_value_of_one(tmp_path):
     """Numbers and sizes of batches differ between them; `sync_on_compute=False` keeps to one process."""
     run(SCRIPT.format(folder=tmp_path), tmp_path, ranks=2)

@@ -15,6 +15,8 @@ from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import ResNet
 
+pytestmark = pytest.mark.slow
+
 WAYS = {
     "plain": {},
     "channels_last": {"channels_last": True},

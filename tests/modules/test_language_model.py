@@ -174,6 +174,7 @@ def test_networks_of_others(tmp_path):
     assert model.flops_per_token(8) == 6 * sum(p.numel() for p in model.net.parameters())
 
 
+@pytest.mark.slow
 def test_speed_leaves_validation_out(tmp_path, monkeypatch):
     """6 steps of 4·8 tokens; each batch is made to take 10 ms, each of 3 validation batches 500."""
 

@@ -199,6 +199,7 @@ def test_says_what_does_not_fit(tmp_path):
         fit.fit(SAC(MLP(1, [8, 4]), MLP(2, [8, 1]), 1), small_data(Slope))
 
 
+@pytest.mark.slow
 def test_learns_to_push_a_point_to_the_middle(tmp_path):
     torch.manual_seed(0)
     module = SAC(

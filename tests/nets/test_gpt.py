@@ -138,6 +138,7 @@ def test_impossible_tokens():
     assert net(tokens(length=1)).shape == (4, 1, 13)
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph_it_gives_the_same_logits_and_gradients():
     torch.compiler.reset()
     plain = GPT(**TINY, bias=True)
@@ -421,6 +422,7 @@ def test_without_transformers(hf, monkeypatch, tmp_path):
             exchange()
 
 
+@pytest.mark.slow
 def test_it_is_imported_only_where_it_is_needed():
     code = "import sys, lightning_fire.nets; print('transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

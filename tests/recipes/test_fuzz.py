@@ -270,6 +270,7 @@ def misspelt(draw: st.DrawFn) -> tuple[Path_, str]:
 # the properties
 
 
+@pytest.mark.slow
 @many
 @given(misspelt())
 @example(((), "interventon"))
@@ -280,6 +281,7 @@ def test_a_misspelt_key(found):
     check(run(*as_files(recipe)), recipe, [wrong.strip()])
 
 
+@pytest.mark.slow
 @many
 @given(st.sampled_from(MAPPINGS), LETTERS, values)
 @example((), "interventon", {})
@@ -294,6 +296,7 @@ def test_a_key_that_is_not_known_there(place, name, value):
     check(run(*as_files(recipe)), recipe, [name.strip(), *LINE])
 
 
+@pytest.mark.slow
 @many
 @given(st.sampled_from(VALUES), values)
 @example(("seed_everything",), -1)
@@ -315,6 +318,7 @@ def test_a_value_of_any_kind(place, value):
 AGAIN = "again_and_again"
 
 
+@pytest.mark.slow
 @few
 @given(st.sampled_from(KEYS), values, st.sampled_from(["plain", "plus", "dotted", "dotted first"]))
 def test_a_key_given_twice(place, value, how):
@@ -378,6 +382,7 @@ rubbish = st.one_of(
 )
 
 
+@pytest.mark.slow
 @many
 @given(st.integers(0, len(TEXT)), rubbish)
 @example(0, b"\xff\xfe")
@@ -395,6 +400,7 @@ def test_rubbish_anywhere_in_a_file(place, added):
         check(outcome, yaml.safe_load(text), [])
 
 
+@pytest.mark.slow
 @few
 @given(st.integers(0, len(TEXT)))
 @example(0)

@@ -51,6 +51,7 @@ def test_every_recipe_has_its_methods_and_starts(folder):
     assert next(iter(starts.values())) == "best" and early < late == epochs[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder, path", RUNS, ids=[name_of(path) for _, path in RUNS])
 def test_it_runs_over_both_phases(texts, folder, path):
     """Two steps of each phase, with a network as small as it gets; the method acts once, where the phase changes."""

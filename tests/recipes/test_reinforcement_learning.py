@@ -44,6 +44,7 @@ def test_there_are_recipes():
         assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - variants
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RUNS, ids=name_of)
 def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
     for package in NEEDS.get(path.parent.name, ()):
@@ -58,6 +59,7 @@ def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
     assert path.name == "base.yaml" or METHODS[path.stem] in events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "folder", sorted({path.parent for path in RUNS} - {FOLDER / "dqn/cartpole_solved"}), ids=name_of
 )

@@ -241,6 +241,7 @@ def test_a_data_set_with_its_own_validation(tmp_path, hub, bpe_file, small_piece
     assert [meta["splits"][split]["documents"] for split in ("train", "val")] == [3, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [ConnectionError("gone\nfor now"), KeyboardInterrupt()], ids=["network", "ctrl-c"])
 @pytest.mark.parametrize("fails_at", [0, 1, 30, 59])
 def test_a_data_set_that_breaks_off_goes_on_where_it_was(
@@ -303,6 +304,7 @@ def test_what_a_data_set_lacks(tmp_path, hub, monkeypatch):
 # interruptions
 
 
+@pytest.mark.slow
 def test_killed_before_any_change_to_the_disk_it_goes_on_to_the_same_files(tmp_path, documents, small_pieces):
     words = [documents, "--val-share", 0.2]
     prepare(tmp_path / "undisturbed", *words)
@@ -325,6 +327,7 @@ def test_killed_before_any_change_to_the_disk_it_goes_on_to_the_same_files(tmp_p
     assert moments > 6
 
 
+@pytest.mark.slow
 def test_killed_while_old_files_are_replaced(tmp_path, documents, small_pieces):
     """At the end: the last moments are those where names are given."""
     (tmp_path / "a.txt").write_text("old\ntext\n")

@@ -322,6 +322,7 @@ def test_nothing_is_left_behind_after_a_look():
     assert all(not module._forward_pre_hooks for module in net.modules())
 
 
+@pytest.mark.slow
 def test_compiled_models():
     net = torch.compile(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2)))
     found = HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
