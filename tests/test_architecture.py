@@ -7,8 +7,10 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "lightning_fire"
 
+EVERYWHERE = {"_lightning"}  # every room may import from these, which import torch alone
 # room -> the rooms of the package that it may import from
 MAY_IMPORT = {
+    "_lightning": set(),
     "functional": {"functional"},
     "when": set(),
     "distributed": set(),
@@ -66,7 +68,8 @@ def rooms() -> dict[str, list[Path]]:
 def test_a_room_imports_only_from_the_rooms_below_it(room):
     for path in rooms()[room]:
         inside = {name.split(".")[1] for name in imports(path) if name.startswith("lightning_fire.")}
-        assert inside <= MAY_IMPORT[room], f"{path.relative_to(PACKAGE)} imports {sorted(inside - MAY_IMPORT[room])}"
+        above = inside - MAY_IMPORT[room] - EVERYWHERE
+        assert not above, f"{path.relative_to(PACKAGE)} imports {sorted(above)}"
 
 
 @pytest.mark.parametrize("room", sorted(ALLOWED_OUTSIDE))
@@ -80,3 +83,46 @@ def test_pure_rooms_import_torch_at_most(room):
 
 def test_every_room_is_known_here():
     assert set(rooms()) <= set(MAY_IMPORT)
+
+
+OWN = {"self", "cls", "super()", "os"}  # os._exit is documented
+BY_NAME = {"getattr", "hasattr", "setattr", "delattr"}
+
+
+def is_private(name: object) -> bool:
+    return isinstance(name, str) and name.startswith("_") and not name.startswith("__")
+
+
+def foreign_private_names(source: str) -> list[str]:
+    """Private attributes of any object but one's own, and imports of private names from other packages."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) not in OWN:
+            found.append(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
+            thing, name = node.args[:2]
+            if isinstance(name, ast.Constant) and is_private(name.value) and ast.unparse(thing) not in OWN:
+                found.append(ast.unparse(node))
+        elif isinstance(node, ast.ImportFrom) and not node.module.startswith("lightning_fire"):
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += [ast.unparse(node) for name in names if is_private(name)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "trainer.fit_loop._data_source",
+        "getattr(module, '_trainer', None)",
+        "from torch.nn.modules.batchnorm import _NormBase",
+        "from torch.utils._pytree import tree_map",
+    ],
+)
+def test_foreign_private_names_are_found(source):
+    assert foreign_private_names(source)
+
+
+def test_private_names_of_other_packages_are_used_in_one_file_only():
+    found = {path: foreign_private_names(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert found.pop(PACKAGE / "_lightning.py")
+    assert {str(path.relative_to(PACKAGE)): names for path, names in found.items() if names} == {}

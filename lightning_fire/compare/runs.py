@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 import yaml
-from torch.utils._pytree import tree_leaves
 
+from lightning_fire._lightning import tree_leaves
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.compare.processes import Fork, begin
 from lightning_fire.compare.progress import Progress, read_progress

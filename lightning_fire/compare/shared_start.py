@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fire._lightning import random_states, set_random_states
 from lightning_fire.compare.runs import SHARED_START, Run, is_finished, merged
 from lightning_fire.recipe.strict_yaml import read_yaml
 
@@ -58,7 +58,7 @@ class SaveStart(Callback):
         """Save, after all that the end of an epoch brings."""
         if self._reached:
             if trainer.is_global_zero:
-                states = _collect_rng_states()
+                states = random_states()
                 algorithm, keys, *rest = states["numpy"]
                 states["numpy"] = (algorithm, keys.tolist(), *rest)  # loads without unpickling
                 torch.save(states, _random_states(self.path))
@@ -80,7 +80,7 @@ class GoOnFromStart(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put them back."""
-        _set_rng_states(torch.load(_random_states(self.path), weights_only=True))
+        set_random_states(torch.load(_random_states(self.path), weights_only=True))
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:

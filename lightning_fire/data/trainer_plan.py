@@ -6,6 +6,7 @@ from math import ceil
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fire._lightning import add_batch_that_stepped
 from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.resumable_loader import num_batches, world_size
 
@@ -81,7 +82,7 @@ def start_epoch_afresh(trainer: Trainer) -> None:
     progress, epochs = batch_loop.batch_progress, loop.epoch_progress.total
     if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
         progress.increment_completed()  # what Lightning does after it has saved
-        batch_loop._batches_that_stepped += 1
+        add_batch_that_stepped(trainer)
         batch_loop.restarting = False
         batch_loop.reset_restart_stage()
         loop.reset_restart_stage()

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from lightning_fire._lightning import RunningNorms
 from lightning_fire.functional import (
     parseval_gradient,
     parseval_penalty,
@@ -15,7 +16,7 @@ from lightning_fire.functional import (
 from lightning_fire.methods.penalty import Penalty
 from lightning_fire.where import Weights, WeightView
 
-_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
+_NORMS = (RunningNorms, nn.LayerNorm, nn.GroupNorm)
 
 
 class Parseval(Penalty):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 
+from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.methods.change import Change, in_place, require_finite
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
@@ -212,7 +212,7 @@ def _wrapped(module: nn.Module, name: str) -> InjectedHead:
         raise ValueError(f"{name!r} {reason}")
     wrapper = InjectedHead(head).train(head.training)
     for parent in set(modules.values()) - {*head.modules()}:
-        for leaf, child in list(parent._modules.items()):
+        for leaf, child in list(children_of(parent).items()):
             if child is head:  # under all its names
                 setattr(parent, leaf, wrapper)
     return wrapper
@@ -225,7 +225,7 @@ def _why_not(module: nn.Module, head: nn.Module) -> str:
     if stuck := not_resettable(head):
         return f"cannot be re-initialized: {', '.join(stuck)} has parameters and no reset_parameters(); give it one"
     inside = set(head.modules())
-    outside = {p for part in module.modules() if part not in inside for p in part._parameters.values() if p is not None}
+    outside = {p for part in module.modules() if part not in inside for p in part.parameters(recurse=False)}
     if outside & set(head.parameters()):
         return "shares a weight with another part of the model, which would change with it"
     unsteady = [type(part).__name__ for part in head.modules() if _is_random_or_counts(part)]
@@ -242,11 +242,11 @@ def _why_not(module: nn.Module, head: nn.Module) -> str:
 
 
 def _is_random_or_counts(part: nn.Module) -> bool:
-    if isinstance(part, nn.modules.dropout._DropoutNd):
+    if isinstance(part, Dropouts):
         return part.p > 0
     if isinstance(part, nn.RNNBase):
         return part.dropout > 0
-    return isinstance(part, nn.modules.batchnorm._BatchNorm | nn.RReLU)
+    return isinstance(part, BatchNorms | nn.RReLU)
 
 
 def _cloned(value: Any) -> Any:
@@ -259,6 +259,6 @@ def _frozen_copy(head: nn.Module) -> nn.Module:
     frozen.is_frozen_copy = True  # no method resets it
     for part in frozen.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
-            del part._parameters[name]
+            delattr(part, name)
             part.register_buffer(name, parameter.detach())
     return frozen

@@ -1,7 +1,6 @@
 """Re-initialize hidden units: incoming and outgoing weights, and everything else that belongs to them."""
 
 import contextlib
-import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import Optimizers, with_inner
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
@@ -185,7 +185,7 @@ class StepwiseReset(Generic[S]):
     def _watch(self, index: int, layer: UnitLayer) -> Callable[..., None]:
         @torch.compiler.disable  # type: ignore[untyped-decorator]
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            recomputed = torch._C._current_graph_task_id() != -1  # in backward, by gradient checkpointing
+            recomputed = is_in_backward()  # by gradient checkpointing
             if self.watching and layer.counts_now() and not recomputed and not _ignoring:
                 self.statistics[index].update(layer.activity(args[0].detach()), len(args[0]))
 
@@ -207,11 +207,7 @@ def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
     device = layer.incoming.parameter.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        stand_in = copy.copy(layer.layer)  # shares everything but its parameters
-        stand_in._parameters = {
-            name: None if value is None else nn.Parameter(torch.empty_like(value))
-            for name, value in layer.layer._parameters.items()
-        }
+        stand_in = copy_with_empty_parameters(layer.layer)
         stand_in.reset_parameters()
     return replace(layer.incoming, parameter=stand_in.weight).read()
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
+from lightning_fire._lightning import lerp_
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 from lightning_fire.modules.running_norm import RunningNorm
@@ -145,7 +146,7 @@ class SAC(ReplayModule):
         values, critic_loss = self._values_and_loss(observations, transitions, generator)
         self._step(critic_optimizer, critic_loss)
         with torch.no_grad():
-            torch._foreach_lerp_(_floats(self.target_critic), _floats(self.critic), self.tau)
+            lerp_(_floats(self.target_critic), _floats(self.critic), self.tau)
         return {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
+from lightning_fire._lightning import children_of, without_compile_wrapper
 from lightning_fire.distributed import local
 from lightning_fire.where.memory import Place, overlapping, place_of
 from lightning_fire.where.weight_view import Layout, WeightView
@@ -152,7 +153,7 @@ def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> It
     layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else layout
     whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
     reason = _why_never(whole)
-    siblings = [name for name, child in parent._modules.items() if _is_layer(getattr(child, "_orig_mod", child))]
+    siblings = [name for name, child in children_of(parent).items() if _is_layer(without_compile_wrapper(child))]
     parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
         yield Candidate(whole.name, [whole], reason or parts, attention=True, parametrization=parametrization)

@@ -6,6 +6,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lightning_fire._lightning import batches_that_stepped
+
 
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
     """Write values to all loggers at once, on the axis on which Lightning writes.
@@ -46,7 +48,7 @@ def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
 
 def _axis(trainer: Trainer) -> int:
     """Return the steps done: not global_step, which counts each optimizer of manual optimization on its own."""
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+    return batches_that_stepped(trainer)
 
 
 def headlines(values: Mapping[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from lightning_fire._lightning import unscales_gradients
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.methods.penalty import Penalty
@@ -79,6 +80,6 @@ def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
         optimizer: The optimizer.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if scaler is None or not unscales_gradients(optimizer):
         return 1.0
     return scaler.get_scale()

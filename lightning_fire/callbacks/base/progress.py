@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
+from lightning_fire._lightning import batches_that_stepped, data_source, end_finished_epoch, metrics_of_epoch
 from lightning_fire.when import Clock, Horizon, Reading
 
 
@@ -81,12 +82,9 @@ class Timekeeper:
         Args:
             trainer: The Trainer whose first batch is ahead, its state restored.
         """
-        loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-        done = loop.batch_progress.total
-        ended = trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed
-        if ended and not fetcher.done and not loop._should_check_val_fx(fetcher):
-            fetcher.done, fetcher.batches = True, []  # without validation, Lightning would train one more batch
-            loop._batches_that_stepped += 1
+        done = trainer.fit_loop.epoch_loop.batch_progress.total
+        if trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed:
+            end_finished_epoch(trainer)
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
             epochs = trainer.fit_loop.epoch_progress.current  # written in validation, the last one has not completed
@@ -265,11 +263,10 @@ class Timekeeper:
 
 def _logged_after_last_batch(trainer: Trainer) -> dict[str, Any]:
     """Return the measures logged so far, also those of the epoch's batches; empty before its last batch is done."""
-    loop = trainer.fit_loop.epoch_loop
-    progress = loop.batch_progress
+    progress = trainer.fit_loop.epoch_loop.batch_progress
     if not progress.is_last_batch or progress.current.processed != progress.current.ready:
         return {}
-    return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
+    return {**trainer.callback_metrics, **metrics_of_epoch(trainer)}
 
 
 def data_source_of(trainer: Trainer) -> Any:
@@ -284,7 +281,7 @@ def data_source_of(trainer: Trainer) -> Any:
     """
     if trainer.datamodule is not None:
         return trainer.datamodule
-    return trainer.fit_loop._data_source.instance
+    return data_source(trainer)
 
 
 def chunk_of(source: Any) -> int | None:
@@ -315,7 +312,7 @@ def horizon_of(trainer: Trainer) -> Horizon:
 
 def _batches_with_steps(trainer: Trainer) -> int:
     """Return how many batches have made an optimizer step; of a resumed Trainer, Lightning's count may lag by one."""
-    batches = trainer.fit_loop.epoch_loop._batches_that_stepped
+    batches = batches_that_stepped(trainer)
     return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 

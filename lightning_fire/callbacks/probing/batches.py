@@ -11,13 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
+from lightning_fire._lightning import (
+    before_batch_transfer,
+    combined_like,
+    combined_loader,
+    copy_of_loader,
+    tree_leaves,
+    tree_map,
+)
 from lightning_fire.callbacks.probing.side_effects import as_written, leaving_no_trace
 
 Loss = Callable[[LightningModule, Any], Tensor]
@@ -108,7 +114,7 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
         pl_module.training_step, "dataloader_iter", explicit=True
     ):
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
-    for loader in tree_leaves(trainer.fit_loop._combined_loader.iterables):
+    for loader in tree_leaves(combined_loader(trainer).iterables):
         if _can_peek(loader):
             continue
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
@@ -134,8 +140,8 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
     Args:
         trainer: The Trainer, its data loaded.
     """
-    combined = trainer.fit_loop._combined_loader
-    own = CombinedLoader(tree_map(_own, combined.iterables), combined._mode)
+    combined = combined_loader(trainer)
+    own = combined_like(combined, tree_map(_own, combined.iterables))
     number = trainer.num_training_batches
     generators: dict[int, Callable[[], None]] = {}
     for loader in tree_leaves(combined.iterables):
@@ -143,7 +149,7 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
     try:
         for batch, _, _ in islice(own, None if number == float("inf") else number):
             batch = trainer.precision_plugin.convert_input(batch)
-            batch = trainer.lightning_module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = before_batch_transfer(trainer.lightning_module, batch)
             yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     finally:
         for restore in generators.values():
@@ -161,8 +167,7 @@ def _own(loader: Any) -> Any:
         return loader.peek_batches()
     if not isinstance(loader, DataLoader):
         return loader
-    own = copy.copy(loader)
-    own._iterator = None
+    own = copy_of_loader(loader)
     if loader.worker_init_fn is None and not isinstance(loader.dataset, IterableDataset):
         vars(own).update(num_workers=0, persistent_workers=False, prefetch_factor=None, timeout=0)
     return own

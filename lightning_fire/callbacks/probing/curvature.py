@@ -12,8 +12,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map
 
+from lightning_fire._lightning import tree_map
 from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
 from lightning_fire.callbacks.probing.side_effects import evaluating, leaving_no_trace
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue

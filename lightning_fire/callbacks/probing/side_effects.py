@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from lightning_fire._lightning import OWN_LINKS, attached_trainer, is_compiled, random_states, set_random_states
 from lightning_fire.methods.change import to_the_end
 from lightning_fire.methods.unit_reset import ignored_passes
 
@@ -19,13 +19,6 @@ _FOREIGN = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchm
 _LARGE = 2**20
 
 Restore = Callable[[], None]
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Tell whether a module, or a part of it, runs through `torch.compile`."""
-    return getattr(module, "_compiler_ctx", None) is not None or any(
-        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
-    )
 
 
 def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
@@ -47,8 +40,8 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     Args:
         module: Any module.
     """
-    random_states, restores = _collect_rng_states(), _restores_of(module)
-    trainer = getattr(module, "_trainer", None)
+    states, restores = random_states(), _restores_of(module)
+    trainer = attached_trainer(module)
     loggers = [] if trainer is None else trainer.loggers
     if loggers:
         trainer.loggers = [DummyLogger() for _ in loggers]
@@ -56,7 +49,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
 
     @torch.no_grad()
     def put_back() -> None:
-        _set_rng_states(random_states)
+        set_random_states(states)
         if loggers:
             trainer.loggers = loggers
         for restore in restores:
@@ -117,7 +110,7 @@ def _save_object(thing: Any, restores: list[Restore], seen: set[int], depth: int
         names.update(copied)
 
     restores.append(restore)
-    skipped = {*(_OWN_OF_MODULES if isinstance(thing, nn.Module) else ()), "_trainer", "_fabric"}
+    skipped = {*(_OWN_OF_MODULES if isinstance(thing, nn.Module) else ()), *OWN_LINKS}
     for name, value in copied.items():
         if name not in skipped:
             _save(value, restores, seen, depth, whole=isinstance(thing, Metric))

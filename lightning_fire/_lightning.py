@@ -1,0 +1,152 @@
+"""Every access to private attributes of Lightning and torch, in one place.
+
+Tried with lightning 2.5.1 to 2.6.6 and torch 2.6 to 2.15: a new release is checked against this file. Importing it
+imports torch alone.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils.data import DataLoader
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.utilities import CombinedLoader
+
+Dropouts = nn.modules.dropout._DropoutNd  # base of every dropout layer
+BatchNorms = nn.modules.batchnorm._BatchNorm  # base of BatchNorm and SyncBatchNorm
+RunningNorms = nn.modules.batchnorm._NormBase  # base of BatchNorm, SyncBatchNorm and InstanceNorm
+
+OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics know who runs them
+
+
+def data_source(trainer: "Trainer") -> Any:
+    """Return what `fit` was given as `train_dataloaders`, or the DataModule or LightningModule that makes them.
+
+    The public `Trainer.train_dataloader` is the loader of this epoch, another object after each reload.
+    """
+    return trainer.fit_loop._data_source.instance
+
+
+def combined_loader(trainer: "Trainer") -> "CombinedLoader":
+    """Return the training loaders as Lightning combines them; None before they are loaded."""
+    return trainer.fit_loop._combined_loader
+
+
+def combined_like(combined: "CombinedLoader", iterables: Any) -> "CombinedLoader":
+    """Return other loaders combined in the same mode."""
+    from lightning.pytorch.utilities import CombinedLoader
+
+    return CombinedLoader(iterables, combined._mode)
+
+
+def copy_of_loader(loader: DataLoader) -> DataLoader:
+    """Return a shallow copy without the iterator that a loader with persistent workers keeps."""
+    copied = copy.copy(loader)
+    copied._iterator = None
+    return copied
+
+
+def before_batch_transfer(module: "LightningModule", batch: Any) -> Any:
+    """Return a batch after the hook `on_before_batch_transfer` of the DataModule or of the module."""
+    return module._on_before_batch_transfer(batch, dataloader_idx=0)
+
+
+def batches_that_stepped(trainer: "Trainer") -> int:
+    """Return the batches that made an optimizer step, Lightning's own axis of logs.
+
+    `global_step` counts each optimizer of manual optimization on its own.
+    """
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def add_batch_that_stepped(trainer: "Trainer") -> None:
+    """Count one more batch that made an optimizer step."""
+    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+
+
+def end_finished_epoch(trainer: "Trainer") -> None:
+    """End an epoch whose batches were all done before the resume, where Lightning would train one batch more.
+
+    It does so where no validation follows the last batch: it fetches a batch before it looks whether it is done.
+    """
+    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    if not fetcher.done and not loop._should_check_val_fx(fetcher):
+        fetcher.done, fetcher.batches = True, []
+        add_batch_that_stepped(trainer)
+
+
+def metrics_of_epoch(trainer: "Trainer") -> dict[str, Any]:
+    """Return the metrics that training steps have logged for the end of the epoch, as they are so far."""
+    return trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
+
+
+def is_logging_step(trainer: "Trainer") -> bool:
+    """Return whether loggers write at this step, see `Trainer(log_every_n_steps=)`."""
+    return trainer._logger_connector.should_update_logs
+
+
+def attached_trainer(module: nn.Module) -> Any:
+    """Return the Trainer of a module; None without one, where the public property raises."""
+    return getattr(module, "_trainer", None)
+
+
+def random_states() -> dict[str, Any]:
+    """Return the states of the global random generators: torch, CUDA, NumPy, Python."""
+    from lightning.fabric.utilities.seed import _collect_rng_states
+
+    return _collect_rng_states()
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Set the global random generators to what `random_states` returned."""
+    from lightning.fabric.utilities.seed import _set_rng_states
+
+    _set_rng_states(states)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module, or a part of it, runs through `torch.compile`."""
+    return getattr(module, "_compiler_ctx", None) is not None or any(  # Lightning's mark on a LightningModule
+        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
+    )
+
+
+def without_compile_wrapper(module: nn.Module) -> nn.Module:
+    """Return the module inside the wrapper that `torch.compile(module)` returns; any other as it is."""
+    return getattr(module, "_orig_mod", module)
+
+
+def is_in_backward() -> bool:
+    """Return whether autograd runs a backward pass, in which gradient checkpointing repeats forward passes."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer unscales the gradients of mixed precision in its own step, as fused ones do."""
+    return getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
+def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+    """Move tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
+    torch._foreach_lerp_(targets, sources, weight)
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the children of a module by name, as registered; the public way leaves repeated ones out."""
+    return module._modules
+
+
+def copy_with_empty_parameters(layer: nn.Module) -> nn.Module:
+    """Return a shallow copy of a layer with uninitialized parameters of its own; it shares everything else."""
+    copied = copy.copy(layer)
+    copied._parameters = {
+        name: None if value is None else nn.Parameter(torch.empty_like(value))
+        for name, value in layer._parameters.items()
+    }
+    return copied
