@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_fire.contracts import chunk_of, num_chunks_of
+
 COMPARISON = "LIGHTNING_FIRE_COMPARISON"
 """Environment variable with the number of the process that a training is started by, and ends with."""
 
@@ -55,8 +57,8 @@ class ProgressReport(Callback):
         """Write; a reader sees the old file or the new one, never half of one."""
         if not trainer.is_global_zero:
             return
-        chunk, chunks = getattr(trainer.datamodule, "chunk", 0), getattr(trainer.datamodule, "num_chunks", 1)
-        now = Progress(epoch, trainer.max_epochs, int(chunk) + 1, int(chunks), ended)
+        chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 1
+        now = Progress(epoch, trainer.max_epochs, chunk + 1, chunks, ended)
         unfinished = self.path.with_suffix(".new")
         unfinished.write_text(json.dumps(now))
         unfinished.replace(self.path)

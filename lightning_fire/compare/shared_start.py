@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import random_states, set_random_states
 from lightning_fire.compare.runs import SHARED_START, Run, is_finished, merged
+from lightning_fire.contracts import HasChunkAt, offers
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 # what does nothing until the data changes, if `when` is AtNewData, or if `start_chunk` is at least 1
@@ -38,7 +39,7 @@ class SaveStart(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the data."""
-        if self.epochs is None and not hasattr(trainer.datamodule, "chunk_at"):
+        if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
             raise MisconfigurationException(
                 f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which tells where its first chunk ends"
             )

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_fire.contracts import HasAct, offers
 from lightning_fire.data.trainer_plan import start_epoch_afresh
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 "ReplayDataModule steps its environments in one process: set Trainer(devices=1), and train one seed on"
                 " each device"
             )
-        if not callable(getattr(self.trainer.lightning_module, "act", None)):
+        if not offers(self.trainer.lightning_module, HasAct):
             raise MisconfigurationException(
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
+from lightning_fire.contracts import HasObserve, offers
+
 
 class Player:
     """Lets a module act on arrays: on its device, whatever that is.
@@ -17,7 +19,7 @@ class Player:
     """
 
     def __init__(self, module: LightningModule):
-        self._act, self._observe = module.act, getattr(module, "observe", None)
+        self._act, self._observe = module.act, module.observe if offers(module, HasObserve) else None
         self._device = module.device
 
     def observe(self, observations: np.ndarray) -> None:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.change import to_the_end
 
@@ -50,8 +51,8 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             for layer in model.modules():
-                if callable(reset := getattr(layer, "reset_parameters", None)):
-                    reset()
+                if offers(layer, HasResetParameters):
+                    layer.reset_parameters()
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
         to_the_end(put_back)
@@ -76,8 +77,7 @@ def not_resettable(model: nn.Module) -> list[str]:
     return [
         name or type(layer).__name__
         for name, layer in model.named_modules()
-        if next(layer.parameters(recurse=False), None) is not None
-        and not callable(getattr(layer, "reset_parameters", None))
+        if next(layer.parameters(recurse=False), None) is not None and not offers(layer, HasResetParameters)
     ]
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
+from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.methods.change import Change, in_place, require_finite
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
@@ -184,7 +185,7 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
 def frozen_copies_of(module: nn.Module, name: str) -> list[str]:
     """Return the names of frozen parts of a module with target networks that are built like one of its heads."""
     parts = dict(module.named_modules())
-    if not callable(getattr(module, "sync_targets", None)) or name not in parts:
+    if not offers(module, HasSyncTargets) or name not in parts:
         return []
     shapes = [parameter.shape for parameter in parts[name].parameters()]
     return [

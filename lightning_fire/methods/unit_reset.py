@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
+from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import Optimizers, with_inner
 from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
@@ -198,7 +199,7 @@ def _rows(view: WeightView) -> Tensor:
 
 
 def _can_be_drawn(layer: UnitLayer) -> bool:
-    return callable(getattr(layer.layer, "reset_parameters", None))
+    return offers(layer.layer, HasResetParameters)
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 from lightning.pytorch import Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
+from lightning_fire.contracts import HasStepsPerChunk, offers
+
 Decay = Literal["linear", "cosine", "none"]
 
 
@@ -83,7 +85,7 @@ def steps_per_chunk(trainer: Trainer) -> list[int]:
     Raises:
         ValueError: If its training has no end.
     """
-    if hasattr(trainer.datamodule, "steps_per_chunk"):
+    if offers(trainer.datamodule, HasStepsPerChunk):
         return trainer.datamodule.steps_per_chunk()
     steps = trainer.estimated_stepping_batches
     if not isfinite(steps):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fire.contracts import HasChunkAt, HasOnline, HasSeenClasses, offers
 from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
@@ -124,7 +125,8 @@ class Classifier(pl.LightningModule):
 
     @property
     def _online(self) -> bool:
-        return self._trainer is not None and getattr(self._trainer.datamodule, "online", False)
+        datamodule = None if self._trainer is None else self._trainer.datamodule
+        return offers(datamodule, HasOnline) and datamodule.online
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Evaluate a batch of the test set."""
@@ -151,7 +153,7 @@ class Classifier(pl.LightningModule):
         """Measure the accuracy where a chunk begins; Lightning calls the callbacks before."""
         datamodule = self.trainer.datamodule
         epoch = self.current_epoch
-        if epoch and hasattr(datamodule, "chunk_at") and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
+        if epoch and offers(datamodule, HasChunkAt) and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
             self._measure_at_new_data()
 
     @torch.no_grad()
@@ -190,7 +192,8 @@ class Classifier(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _seen_classes(self) -> Tensor | None:
-        seen = getattr(self.trainer.datamodule, "seen_classes", None)
+        datamodule = self.trainer.datamodule
+        seen = datamodule.seen_classes if offers(datamodule, HasSeenClasses) else None
         return None if seen is None else seen.to(self.device)
 
     @property

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import Adam, Optimizer
 
+from lightning_fire.contracts import HasN, offers
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 
@@ -157,7 +158,7 @@ class DQN(ReplayModule):
             action_space: Of one environment.
             observations: An example, `(num_envs, *shape)`.
         """
-        if not hasattr(action_space, "n"):
+        if not offers(action_space, HasN):
             raise ValueError(f"DQN needs a discrete action space, got {action_space}; use SAC")
         values = self.net(observations)
         if values.shape != (len(observations), action_space.n):

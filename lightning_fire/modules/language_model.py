@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from lightning_fire._lightning import is_logging_step
+from lightning_fire.contracts import HasChunkAt, HasFlopsPerToken, HasTexts, offers
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors, steps_per_chunk
 from lightning_fire.modules.mean_loss import MeanLoss
 
@@ -171,7 +172,7 @@ class LanguageModel(pl.LightningModule):
     def on_train_epoch_start(self) -> None:
         """Measure the loss where a phase begins; Lightning calls the callbacks before."""
         datamodule, epoch = self.trainer.datamodule, self.current_epoch
-        if epoch and hasattr(datamodule, "chunk_at") and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
+        if epoch and offers(datamodule, HasChunkAt) and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
             self._measure_at_new_data()
 
     @torch.no_grad()
@@ -194,7 +195,8 @@ class LanguageModel(pl.LightningModule):
 
     def _summary(self, stage: str, name: str) -> dict[str, Tensor]:
         """Return what validation has summed up to, over all ranks, by key; and begin anew."""
-        weights = getattr(self.trainer.datamodule, "text_weights", {"": 1.0})
+        datamodule = self.trainer.datamodule
+        weights = datamodule.text_weights if offers(datamodule, HasTexts) else {"": 1.0}
         losses = {}
         for text, loss in zip(self._texts, self.val_losses, strict=True):
             loss.update(torch.zeros((), device=self.device), 0)  # this rank may have had no batch of it
@@ -214,8 +216,9 @@ class LanguageModel(pl.LightningModule):
         return self.trainer.world_size > 1
 
     @property
-    def _texts(self) -> list[str]:
-        return getattr(self.trainer.datamodule, "texts", [""])
+    def _texts(self) -> Sequence[str]:
+        datamodule = self.trainer.datamodule
+        return datamodule.texts if offers(datamodule, HasTexts) else [""]
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return AdamW, and the schedule of its learning rate in each phase."""
@@ -244,8 +247,8 @@ class LanguageModel(pl.LightningModule):
         Args:
             length: Tokens in a block.
         """
-        if callable(count := getattr(self.net, "flops_per_token", None)):
-            return count(length)
+        if offers(self.net, HasFlopsPerToken):
+            return self.net.flops_per_token(length)
         return 6 * sum(parameter.numel() for parameter in self.net.parameters())
 
     def _flops_share(self, tokens_per_second: float, length: int) -> float | None:

@@ -9,6 +9,8 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lightning_fire.contracts import HasActionSpace, offers
+
 
 class ReplayModule(pl.LightningModule):
     """Trains on the rounds of a `ReplayDataModule`: an update for each minibatch.
@@ -84,7 +86,7 @@ class ReplayModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Try the networks on an example."""
         data = self.trainer.datamodule
-        if getattr(data, "action_space", None) is None:
+        if not offers(data, HasActionSpace) or data.action_space is None:
             return
         example = data.example_observations.to(self.device)
         try:

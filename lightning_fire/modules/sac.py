@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
 from lightning_fire._lightning import lerp_
+from lightning_fire.contracts import HasN, HasResetParameters, offers
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 from lightning_fire.modules.running_norm import RunningNorm
@@ -33,7 +34,7 @@ class TwinCritic(nn.Module):
         super().__init__()
         other = copy.deepcopy(critic)
         for layer in other.modules():
-            if callable(getattr(layer, "reset_parameters", None)):
+            if offers(layer, HasResetParameters):
                 layer.reset_parameters()
         twins = zip(critic.named_parameters(), other.parameters(), strict=True)
         if alike := [name for (name, one), two in twins if torch.equal(one, two) and one.unique().numel() > 1]:
@@ -209,7 +210,7 @@ class SAC(ReplayModule):
             action_space: Of one environment.
             observations: An example, `(num_envs, n)`.
         """
-        if hasattr(action_space, "n"):
+        if offers(action_space, HasN):
             raise ValueError(f"SAC needs actions in a box, got {action_space}; use DQN")
         actions = self(observations)
         values = self.critic(self.normalizer(observations), actions.new_zeros(len(actions), *action_space.shape))

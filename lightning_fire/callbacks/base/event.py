@@ -14,7 +14,8 @@ from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
 from lightning_fire.callbacks.base.observers import LambdaMax, Observer, SingularValues
-from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of, horizon_of
+from lightning_fire.callbacks.base.progress import Timekeeper, data_source_of, horizon_of
+from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
@@ -92,8 +93,8 @@ class EventCallback(MethodCallback):
         def carry_out() -> None:
             self._acted = True
             change.make()
-            if self.replaces_weights and callable(sync := getattr(pl_module, "sync_targets", None)):
-                sync()
+            if self.replaces_weights and offers(pl_module, HasSyncTargets):
+                pl_module.sync_targets()
 
         to_the_end(carry_out)
         values = change.report.keyed(self.name, self.logs.layers)
@@ -125,7 +126,7 @@ class EventCallback(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         name, source, time = type(self).__name__, data_source_of(trainer), self.timekeeper
-        num_chunks, awaits = getattr(source, "num_chunks", None), awaits_new_data(self.when) and not time.has_seen_data
+        num_chunks, awaits = num_chunks_of(source), awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which begins with this data
@@ -133,7 +134,7 @@ class EventCallback(MethodCallback):
         if self._idle:
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else rank_zero_info
             tell(f"{name} will not act in this fit: {self._explanation}.")
-        elif awaits and trainer.current_epoch > 0 and not hasattr(source, "chunk_at") and not time.has_changed(trainer):
+        elif awaits and trainer.current_epoch > 0 and not offers(source, HasChunkAt) and not time.has_changed(trainer):
             rank_zero_warn(
                 f"{name} does not know the data of the epochs before: the present data counts as the first it has seen."
                 " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
@@ -214,7 +215,7 @@ class EventCallback(MethodCallback):
     def _loader_is_stale(self, trainer: Trainer) -> bool:
         """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""
         source = data_source_of(trainer)
-        return chunk_of(source) != self._first_chunk and not hasattr(source, "num_chunks") and asks_once(trainer)
+        return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
-from lightning_fire.callbacks.base.progress import Timekeeper, chunk_of, data_source_of
+from lightning_fire.callbacks.base.progress import Timekeeper, data_source_of
+from lightning_fire.contracts import HasChunk, HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.when import AnyOf, AtNewData, Schedule
 
 _RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
@@ -26,10 +27,10 @@ def explain(schedule: Schedule, time: Timekeeper, trainer: Trainer) -> tuple[str
         return "", False
     source, seen, on_first = data_source_of(trainer), time.has_seen_data, acts_on_first(schedule)
     unknown = not seen and trainer.current_epoch > 0
-    first = on_first and not seen and not (unknown and hasattr(source, "chunk_at"))
+    first = on_first and not seen and not (unknown and offers(source, HasChunkAt))
     if first or time.has_changed(trainer):
         return "this fit begins with new data", False
-    explanation, num_chunks = explain_data(trainer), getattr(source, "num_chunks", None)
+    explanation, num_chunks = explain_data(trainer), num_chunks_of(source)
     may_change = chunk_of(source) is not None and num_chunks != 1
     if False in kinds or unknown or (may_change and (seen or num_chunks is not None)):
         return explanation, False
@@ -52,12 +53,12 @@ def explain_data(trainer: Trainer) -> str:
     """
     source = data_source_of(trainer)
     kind, chunk = type(source).__name__, chunk_of(source)
-    if getattr(source, "num_chunks", None) == 1:
+    if num_chunks_of(source) == 1:
         lack = f"the data of {kind} comes in a single chunk"
     elif chunk is not None:
         change = f" (if it does within this fit, set {_RELOAD})" if asks_once(trainer) else ""
         return f"{kind} announces new data when its `chunk` changes from {chunk}{change}"
-    elif getattr(source, "chunk", None) is not None:
+    elif offers(source, HasChunk) and source.chunk is not None:
         return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
     else:
         lack = f"{kind} has no `chunk` attribute"

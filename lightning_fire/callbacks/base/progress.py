@@ -1,7 +1,6 @@
 """Reads the `Clock` of a Lightning Trainer, and tells when its data is new."""
 
 import math
-import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -10,6 +9,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import batches_that_stepped, data_source, end_finished_epoch, metrics_of_epoch
+from lightning_fire.contracts import HasChunkAt, chunk_of, offers
 from lightning_fire.when import Clock, Horizon, Reading
 
 
@@ -218,7 +218,7 @@ class Timekeeper:
     def _catch_up(self, trainer: Trainer, epochs: int) -> None:
         """Learn what the data was in the first epochs, of which a checkpoint without this callback tells nothing."""
         source = data_source_of(trainer)
-        if hasattr(source, "chunk_at"):
+        if offers(source, HasChunkAt):
             chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
             self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
             self._number = chunks[-1]
@@ -282,18 +282,6 @@ def data_source_of(trainer: Trainer) -> Any:
     if trainer.datamodule is not None:
         return trainer.datamodule
     return data_source(trainer)
-
-
-def chunk_of(source: Any) -> int | None:
-    """Return the `chunk` of a DataModule, any kind of whole number; None if it has none.
-
-    Args:
-        source: Where data comes from, see `data_source_of`.
-    """
-    try:
-        return operator.index(getattr(source, "chunk", None))
-    except TypeError:
-        return None
 
 
 def horizon_of(trainer: Trainer) -> Horizon:

@@ -25,6 +25,7 @@ from lightning_fire._lightning import (
     tree_map,
 )
 from lightning_fire.callbacks.probing.side_effects import as_written, leaving_no_trace
+from lightning_fire.contracts import HasLossOn, HasPeekBatches, offers
 
 Loss = Callable[[LightningModule, Any], Tensor]
 Forward = Callable[[LightningModule, Any], Any]
@@ -110,12 +111,12 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if reason := _takes_steps(pl_module, "how to run the module on a batch"):
         return reason
-    if not _has_loss_on(pl_module) and is_param_in_hook_signature(
+    if not offers(pl_module, HasLossOn) and is_param_in_hook_signature(
         pl_module.training_step, "dataloader_iter", explicit=True
     ):
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(combined_loader(trainer).iterables):
-        if _can_peek(loader):
+        if offers(loader, HasPeekBatches):
             continue
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return f"the data of {type(loader).__name__} may be there only once, and training needs it"
@@ -163,7 +164,7 @@ def _own(loader: Any) -> Any:
 
     A loader whose batches are made when asked for may have `peek_batches()`: batches as training would see them.
     """
-    if _can_peek(loader):
+    if offers(loader, HasPeekBatches):
         return loader.peek_batches()
     if not isinstance(loader, DataLoader):
         return loader
@@ -209,18 +210,14 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
     output = _training_output(pl_module, batch, index)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
-        function = "loss_on" if _has_loss_on(pl_module) else "training_step"
+        function = "loss_on" if offers(pl_module, HasLossOn) else "training_step"
         raise ValueError(f"{function} has returned {loss!r} in the place of a loss")
     return loss
 
 
-def _has_loss_on(pl_module: LightningModule) -> bool:
-    return callable(getattr(pl_module, "loss_on", None))
-
-
 def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
     """Tell why training_step cannot be run to look at a batch, and what would do instead; empty if it can."""
-    if pl_module.automatic_optimization or _has_loss_on(pl_module):
+    if pl_module.automatic_optimization or offers(pl_module, HasLossOn):
         return ""
     return (
         f"the training_step of manual optimization takes optimizer steps by itself; say {unknown}, by a method"
@@ -228,12 +225,8 @@ def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
     )
 
 
-def _can_peek(loader: Any) -> bool:
-    return callable(getattr(loader, "peek_batches", None))
-
-
 def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
-    if _has_loss_on(pl_module):
+    if offers(pl_module, HasLossOn):
         return pl_module.loss_on(batch)
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)
     return pl_module.training_step(batch, *([index] if with_index else []))

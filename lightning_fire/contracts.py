@@ -1,0 +1,182 @@
+"""What your own module and data may offer. Every member is optional: the package uses it where it exists.
+
+Nothing has to inherit from these protocols. `docs/contracts.md` is written from them.
+"""
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, TypeVar
+
+import torch
+from torch import Tensor
+
+
+class HasChunk(Protocol):
+    """A DataModule, or other training data."""
+
+    @property
+    def chunk(self) -> int:
+        """Number of the present chunk of data. Another number is new data; what is not a whole number is ignored."""
+
+
+class HasNumChunks(Protocol):
+    """A DataModule, or other training data."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks in all, for messages and progress bars. With 1, no new data is expected."""
+
+
+class HasChunkAt(Protocol):
+    """A DataModule, or other training data."""
+
+    def chunk_at(self, epoch: int) -> int:
+        """Return the chunk of an epoch from 0, also of one before a resume."""
+
+
+class HasStepsPerChunk(Protocol):
+    """A DataModule."""
+
+    def steps_per_chunk(self) -> list[int]:
+        """Return the optimizer steps of each chunk, for learning rates that start again in each."""
+
+
+class HasOnline(Protocol):
+    """A DataModule."""
+
+    @property
+    def online(self) -> bool:
+        """Whether `Classifier` logs the accuracy on each batch before its update, as on streams."""
+
+
+class HasSeenClasses(Protocol):
+    """A DataModule."""
+
+    @property
+    def seen_classes(self) -> Tensor | None:
+        """Classes seen so far, int64 (classes,), for `val/accuracy_seen` of `Classifier`; None: all of them."""
+
+
+class HasTexts(Protocol):
+    """A DataModule."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """Names of the texts, one validation loss each; a validation batch ends with the index of its text."""
+
+    @property
+    def text_weights(self) -> Mapping[str, float]:
+        """Weight of each text in `val/loss`, a mean; they need not sum to 1."""
+
+
+class HasActionSpace(Protocol):
+    """A DataModule of an environment."""
+
+    @property
+    def action_space(self) -> Any:
+        """Of one environment, by which `DQN` and `SAC` check their networks; None before there is one."""
+
+    @property
+    def example_observations(self) -> Tensor:
+        """An example of what networks are given, `(num_envs, *shape)`."""
+
+
+class HasN(Protocol):
+    """An action space."""
+
+    @property
+    def n(self) -> int:
+        """Number of actions. An action space with it is discrete."""
+
+
+class HasPeekBatches(Protocol):
+    """A training loader whose batches exist only when asked for."""
+
+    def peek_batches(self) -> Iterator[Any]:
+        """Yield batches like the upcoming ones, for measurements. Training gets the same batches as without."""
+
+
+class HasLossOn(Protocol):
+    """A LightningModule."""
+
+    def loss_on(self, batch: Any) -> Tensor:
+        """Return the loss of a batch, a scalar, without an optimizer step. Without it, `training_step` is run."""
+
+
+class HasSyncTargets(Protocol):
+    """A LightningModule with target networks."""
+
+    def sync_targets(self) -> None:
+        """Copy the trained networks into the target networks; called when a method has replaced weights."""
+
+
+class HasAct(Protocol):
+    """A LightningModule that acts in environments."""
+
+    def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
+        """Return actions for observations `(num_envs, *shape)`; `step` counts from the first update, None: evaluate."""
+
+
+class HasObserve(Protocol):
+    """A LightningModule that acts in environments."""
+
+    def observe(self, observations: Tensor) -> None:
+        """Update statistics, as of a normalization, with training observations `(num_envs, *shape)`."""
+
+
+class HasFlopsPerToken(Protocol):
+    """The network of a `LanguageModel`."""
+
+    def flops_per_token(self, length: int) -> int:
+        """Return the FLOPs of training on one token of a block, for `train/mfu`. Without it: 6 per parameter."""
+
+
+class HasResetParameters(Protocol):
+    """A layer."""
+
+    def reset_parameters(self) -> None:
+        """Resample the layer's own parameters in place, as torch's layers do."""
+
+
+C = TypeVar("C")
+
+
+def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
+    """Return whether an object has all members of a protocol of this file.
+
+    From Python 3.12 on, `isinstance` does not see what `__getattr__` returns, such as the submodules of a module.
+
+    Args:
+        thing: Any object.
+        contract: The protocol.
+
+    Example:
+        >>> offers(torch.nn.Linear(2, 1), HasResetParameters), offers(torch.nn.ReLU(), HasResetParameters)
+        (True, False)
+    """
+    return all(
+        hasattr(thing, name) if isinstance(member, property) else callable(getattr(thing, name, None))
+        for name, member in vars(contract).items()
+        if not name.startswith("_")
+    )
+
+
+def chunk_of(data: object) -> int | None:
+    """Return the `chunk` of training data; None without one, or if it is not a whole number.
+
+    Args:
+        data: A DataModule, or whatever else training data comes from.
+    """
+    try:
+        return operator.index(data.chunk) if offers(data, HasChunk) else None
+    except TypeError:
+        return None
+
+
+def num_chunks_of(data: object) -> int | None:
+    """Return the `num_chunks` of training data; None without it.
+
+    Args:
+        data: A DataModule, or whatever else training data comes from.
+    """
+    return data.num_chunks if offers(data, HasNumChunks) else None

@@ -1,0 +1,82 @@
+"""What a user's module and data may offer: found wherever it comes from, and on a page of the documentation."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from lightning_fire import contracts
+from lightning_fire.contracts import HasAct, HasChunk, HasLossOn, HasTexts, chunk_of, num_chunks_of, offers
+
+PAGE = Path(__file__).parents[1] / "docs" / "contracts.md"
+START = """# What your own module and data may offer
+
+Every member is optional: it is used where it exists, and nothing has to inherit from anything. The same as types:
+`lightning_fire/contracts.py`.
+
+| offered by | member | meaning |
+|---|---|---|
+"""
+
+
+def page() -> str:
+    rows = []
+    for protocol in vars(contracts).values():
+        if inspect.isclass(protocol) and protocol.__module__ == contracts.__name__:
+            for name, member in vars(protocol).items():
+                if not name.startswith("_"):
+                    is_property = isinstance(member, property)
+                    arguments = "" if is_property else f"({', '.join([*inspect.signature(member).parameters][1:])})"
+                    owner = inspect.getdoc(protocol).rstrip(".")
+                    rows.append(f"| {owner} | `{name}{arguments}` | {' '.join(inspect.getdoc(member).split())} |\n")
+    return START + "".join(rows)
+
+
+def test_the_page_is_written_from_the_protocols():
+    assert PAGE.read_text() == page(), f"write it with: python {Path(__file__).name}"
+
+
+class ByDelegation:
+    """A wrapper."""
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+class Inner:
+    chunk, texts = 3, ["a"]
+
+    def act(self, observations, step, generator): ...
+
+
+@pytest.mark.parametrize("thing", [Inner(), ByDelegation(Inner())])
+def test_members_are_found_on_an_object_and_through_a_wrapper(thing):
+    assert offers(thing, HasChunk)
+    assert offers(thing, HasAct)
+    assert not offers(thing, HasLossOn)
+    assert not offers(thing, HasTexts), "text_weights is missing"
+
+
+def test_a_submodule_is_a_method_and_a_number_is_not():
+    module = nn.Module()
+    module.loss_on = nn.Linear(1, 1)
+    assert offers(module, HasLossOn)
+    module = nn.Module()
+    module.loss_on = 3
+    assert not offers(module, HasLossOn)
+
+
+@pytest.mark.parametrize(("chunk", "expected"), [(2, 2), (True, 1), ("2024-05", None), (1.0, None), (None, None)])
+def test_only_a_whole_number_is_a_chunk(chunk, expected):
+    data = Inner()
+    data.chunk = chunk
+    assert chunk_of(data) == expected
+    assert num_chunks_of(data) is None
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
