@@ -65,9 +65,26 @@ def batches_that_stepped(trainer: "Trainer") -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
-def add_batch_that_stepped(trainer: "Trainer") -> None:
-    """Count one more batch that made an optimizer step."""
-    trainer.fit_loop.epoch_loop._batches_that_stepped += 1
+def begin_next_epoch(trainer: "Trainer") -> None:
+    """Let a resumed Trainer begin its first epoch with the first batch, if no batch of it has been trained on.
+
+    From a checkpoint written right after the last batch of an epoch, Lightning compares the batches done with the
+    length of the *next* epoch. If that is longer, they are taken for batches of it, which ends it early. Nor is the
+    next epoch counted as begun: after a second interruption within it, it begins once more, and some batches are
+    trained twice. From a checkpoint written because of a failure at the start of an epoch, the batches of the epoch
+    before count for this one as well.
+    """
+    loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    progress, epochs = batch_loop.batch_progress, loop.epoch_progress.total
+    if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
+        progress.increment_completed()  # what Lightning does after it has saved
+        batch_loop._batches_that_stepped += 1
+        batch_loop.restarting = False
+        batch_loop.reset_restart_stage()
+        loop.reset_restart_stage()
+    if loop.restarting and epochs.started == epochs.ready - 1:  # a callback failed at the start of an epoch
+        progress.reset_on_run()
+        progress.is_last_batch = False
 
 
 def end_finished_epoch(trainer: "Trainer") -> None:
@@ -78,7 +95,7 @@ def end_finished_epoch(trainer: "Trainer") -> None:
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     if not fetcher.done and not loop._should_check_val_fx(fetcher):
         fetcher.done, fetcher.batches = True, []
-        add_batch_that_stepped(trainer)
+        loop._batches_that_stepped += 1
 
 
 def metrics_of_epoch(trainer: "Trainer") -> dict[str, Any]:

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
+from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.chunks import Protocol, warm_start
 from lightning_fire.data.resumable_loader import ResumableLoader
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
 from lightning_fire.data.streams import Stream
-from lightning_fire.data.trainer_plan import start_epoch_afresh, steps_per_chunk
+from lightning_fire.data.trainer_plan import steps_per_chunk
 
 
 class ChunkedDataModule(ArrivingData):
@@ -161,7 +162,7 @@ class ChunkedDataModule(ArrivingData):
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.sampler.set_epoch(self.trainer.current_epoch)
-            start_epoch_afresh(self.trainer)
+            begin_next_epoch(self.trainer)
         return loader
 
     def test_dataloader(self) -> ResumableLoader:

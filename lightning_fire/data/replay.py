@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
+from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.contracts import HasAct, offers
-from lightning_fire.data.trainer_plan import start_epoch_afresh
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -179,7 +179,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def train_dataloader(self) -> "Rounds":
         """Take what is left of the initial steps, so that callbacks may look at them, and return an epoch's rounds."""
-        start_epoch_afresh(self.trainer)
+        begin_next_epoch(self.trainer)
         self._rounds.collect_initial()
         return self._rounds
 

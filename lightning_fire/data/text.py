@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.mixture import Mixture
 from lightning_fire.data.resumable_loader import EpochBatchSampler, ResumableLoader, world_size
 from lightning_fire.data.token_source import Tokens, TokenSource, open_source
-from lightning_fire.data.trainer_plan import start_epoch_afresh, steps_per_chunk
+from lightning_fire.data.trainer_plan import steps_per_chunk
 
 Blocks = tuple[Tensor, Tensor]
 
@@ -167,7 +168,7 @@ class TextDataModule(ArrivingData):
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.sampler.set_epoch(self.trainer.current_epoch)
-            start_epoch_afresh(self.trainer)
+            begin_next_epoch(self.trainer)
         return loader
 
     def val_dataloader(self) -> ResumableLoader:

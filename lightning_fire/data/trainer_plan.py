@@ -6,7 +6,6 @@ from math import ceil
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire._lightning import add_batch_that_stepped
 from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.resumable_loader import num_batches, world_size
 
@@ -62,30 +61,3 @@ def check_trainer(trainer: Trainer, plan: EpochPlan) -> None:
             "`overfit_batches` would replace the order in which the chunks' samples are drawn: use"
             f" `limit_train_batches` instead, got overfit_batches={trainer.overfit_batches}."
         )
-
-
-def start_epoch_afresh(trainer: Trainer) -> None:
-    """Let a resumed Trainer begin its first epoch with the first batch, where none of it has been trained on.
-
-    Of a checkpoint written right after the last batch of an epoch, Lightning (2.5.1 to 2.6.6 at least) knows that the
-    epoch is over by comparing the batches done with those of the *next* epoch. If a new chunk makes that one longer, it
-    takes them for batches of the next epoch, and would end that early. Nor does it count the next epoch as begun: after
-    a second interruption, in the midst of that one, it would begin it once more, and train some batches twice.
-
-    Of one written because something failed at the start of an epoch, it takes the batches of the epoch before for
-    batches of this one as well, and would end it as much early.
-
-    Args:
-        trainer: The Trainer, asking for its training data.
-    """
-    loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    progress, epochs = batch_loop.batch_progress, loop.epoch_progress.total
-    if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
-        progress.increment_completed()  # what Lightning does after it has saved
-        add_batch_that_stepped(trainer)
-        batch_loop.restarting = False
-        batch_loop.reset_restart_stage()
-        loop.reset_restart_stage()
-    if loop.restarting and epochs.started == epochs.ready - 1:  # a callback failed at the start of an epoch
-        progress.reset_on_run()
-        progress.is_last_batch = False
