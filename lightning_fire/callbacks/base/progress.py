@@ -8,7 +8,13 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-from lightning_fire._lightning import batches_that_stepped, data_source, end_finished_epoch, metrics_of_epoch
+from lightning_fire._lightning import (
+    batches_that_stepped,
+    begin_next_epoch,
+    data_source,
+    end_finished_epoch,
+    metrics_of_epoch,
+)
 from lightning_fire.contracts import HasChunkAt, chunk_of, offers
 from lightning_fire.when import Clock, Horizon, Reading
 
@@ -82,6 +88,7 @@ class Timekeeper:
         Args:
             trainer: The Trainer whose first batch is ahead, its state restored.
         """
+        begin_next_epoch(trainer)
         done = trainer.fit_loop.epoch_loop.batch_progress.total
         if trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed:
             end_finished_epoch(trainer)

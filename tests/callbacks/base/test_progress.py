@@ -1,0 +1,116 @@
+"""The clock of training, over interruptions: with data of the user's own, no batch is skipped or trained twice."""
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted
+from torch.utils.data import DataLoader
+
+from lightning_fire import AtNewData, EveryNSteps, FIRECallback, Log, PlasticityMonitor
+
+CALLBACKS = {
+    "event": lambda: FIRECallback(AtNewData(), log=Log(curvature=False)),
+    "steps": lambda: FIRECallback(EveryNSteps(5), log=Log(curvature=False)),
+    "monitor": lambda: PlasticityMonitor(),
+}
+
+
+class Killed(Exception):
+    pass
+
+
+class KilledAfter(ModelCheckpoint):
+    """Writes a checkpoint after each step, and ends the process after one of them."""
+
+    def __init__(self, folder, step):
+        super().__init__(folder, "{step}", save_top_k=-1, every_n_train_steps=1)
+        self.last_step = step
+
+    def on_train_batch_end(self, trainer, *args):
+        super().on_train_batch_end(trainer, *args)
+        if trainer.global_step == self.last_step:
+            raise Killed
+
+
+class Hooks(PlainModule):
+    """Counts the batches of each epoch and notes its beginning."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun, self.batches = [], []
+
+    def on_train_epoch_start(self):
+        self.begun.append(self.current_epoch)
+
+    def training_step(self, batch, batch_idx):
+        self.batches.append((self.current_epoch, batch_idx))
+        return super().training_step(batch, batch_idx)
+
+
+class Validating(Hooks):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class Validated(GrowingData):
+    def val_dataloader(self):
+        return DataLoader(dataset(12), batch_size=6)
+
+
+def trained(kind, *callbacks, validate=False, **options):
+    torch.manual_seed(0)
+    module, data = (Validating(), Validated()) if validate else (Hooks(), GrowingData())
+    try:
+        fitted(CALLBACKS[kind](), *callbacks, data=data, module=module, num_sanity_val_steps=0, **options)
+    except Killed:
+        assert callbacks
+    return module
+
+
+LAST_BATCHES = [2, 4, 8, 12, 18]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize("validate", [False, True])
+@pytest.mark.parametrize("kind", CALLBACKS)
+@pytest.mark.parametrize("steps", [LAST_BATCHES, [2, 3, 4, 7, 12, 14, 18, 20]], ids=["last batches", "within, too"])
+def test_a_run_that_is_killed_again_and_again_trains_each_batch_once(tmp_path, steps, kind, validate):
+    """Lightning alone skips batches of an epoch that is longer than the one before, and then repeats others.
+
+    An epoch has 2, 2, 4, 4, 6 and 6 batches.
+    """
+    batches, path = [], None
+    for step in steps:
+        part = trained(kind, KilledAfter(tmp_path / str(step), step), validate=validate, ckpt_path=path)
+        batches, path = batches + part.batches, tmp_path / str(step) / f"step={step}.ckpt"
+    whole, resumed = trained(kind, validate=validate), trained(kind, validate=validate, ckpt_path=path)
+    assert batches + resumed.batches == whole.batches
+    if steps == LAST_BATCHES:  # within an epoch, a plain DataLoader begins again
+        assert_same_weights(resumed, whole)
+
+
+@pytest.mark.parametrize("epochs", range(1, 6))
+def test_a_resume_from_the_last_batch_of_an_epoch_begins_the_next_one(tmp_path, epochs):
+    step = LAST_BATCHES[epochs - 1]
+    trained("event", KilledAfter(tmp_path, step))
+    assert trained("event", ckpt_path=tmp_path / f"step={step}.ckpt").begun == list(range(epochs, 6))
+
+
+class FailsAtEpoch4(Callback):
+    """Writes a checkpoint because of it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 4:
+            trainer.save_checkpoint(self.path)
+            raise Killed
+
+
+def test_a_resume_of_an_epoch_that_failed_at_its_start_trains_all_of_it(tmp_path):
+    trained("event", FailsAtEpoch4(tmp_path / "failed.ckpt"))
+    whole, resumed = trained("event"), trained("event", ckpt_path=tmp_path / "failed.ckpt")
+    assert resumed.batches == [batch for batch in whole.batches if batch[0] >= 4]
+    assert_same_weights(resumed, whole)
