@@ -65,6 +65,12 @@ def batches_that_stepped(trainer: "Trainer") -> int:
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 
+def batches_with_steps(trainer: "Trainer") -> int:
+    """Return the batches that made an optimizer step, also after a resume, where Lightning's count may lag by one."""
+    batches = batches_that_stepped(trainer)
+    return trainer.global_step if trainer.global_step == batches + 1 else batches
+
+
 def begin_next_epoch(trainer: "Trainer") -> None:
     """Let a resumed Trainer begin its first epoch with the first batch, if no batch of it has been trained on.
 
@@ -87,20 +93,43 @@ def begin_next_epoch(trainer: "Trainer") -> None:
         progress.is_last_batch = False
 
 
-def end_finished_epoch(trainer: "Trainer") -> None:
-    """End an epoch whose batches were all done before the resume, where Lightning would train one batch more.
+def complete_last_batch(checkpoint: dict[str, Any]) -> None:
+    """Count the batch a checkpoint was written at as completed, and validation as begun, if it was an epoch's last.
 
-    It does so where no validation follows the last batch: it fetches a batch before it looks whether it is done.
+    Lightning then runs validation and the end of that epoch after a resume.
+    """
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    batches, validation = (loops.get(f"epoch_loop.{part}batch_progress") for part in ("", "val_loop."))
+    if not batches or not batches["is_last_batch"]:
+        return
+    if batches["total"]["completed"] == batches["total"]["processed"] - 1:
+        for progress in (batches["total"], batches["current"]):
+            progress["completed"] += 1
+        for progress, begun in ((validation["total"], 1), (validation["current"], 0)):
+            progress.update(ready=begun, started=begun, processed=0, completed=0)
+
+
+def end_finished_epoch(trainer: "Trainer") -> None:
+    """End a resumed epoch whose batches are all completed, where Lightning would train one batch more.
+
+    It does so where no validation follows: it fetches a batch before it checks whether the epoch is done.
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
+    done = loop.batch_progress.total
+    if not (trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed):
+        return
     if not fetcher.done and not loop._should_check_val_fx(fetcher):
         fetcher.done, fetcher.batches = True, []
         loop._batches_that_stepped += 1
 
 
-def metrics_of_epoch(trainer: "Trainer") -> dict[str, Any]:
-    """Return the metrics that training steps have logged for the end of the epoch, as they are so far."""
-    return trainer.fit_loop.epoch_loop._results.metrics(on_step=False)["callback"]
+def logged_after_last_batch(trainer: "Trainer") -> dict[str, Any]:
+    """Return the metrics logged so far, also those of the epoch's batches; empty before its last batch is done."""
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.batch_progress
+    if not progress.is_last_batch or progress.current.processed != progress.current.ready:
+        return {}
+    return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
 
 
 def is_logging_step(trainer: "Trainer") -> bool:

@@ -107,7 +107,7 @@ class PlasticityMonitor(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
-        self._last_look = min(self._last_look, self.timekeeper.step)  # that of another Trainer counts anew
+        self._last_look = min(self._last_look, self.progress.step)  # that of another Trainer counts anew
         if self.data_every_n_steps is None:
             return
         reason = why_not_look(trainer, pl_module)
@@ -155,8 +155,8 @@ class PlasticityMonitor(MethodCallback):
             if self._gradients:
                 values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
         self._gradients = {}
-        if self._looks and self.timekeeper.step - self._last_look >= self.data_every_n_steps:
-            self._last_look = self.timekeeper.step
+        if self._looks and self.progress.step - self._last_look >= self.data_every_n_steps:
+            self._last_look = self.progress.step
             values |= self._look(trainer, pl_module)
         if not values:
             return

@@ -14,7 +14,7 @@ from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
 from lightning_fire.callbacks.base.observers import LambdaMax, Observer, SingularValues
-from lightning_fire.callbacks.base.progress import Timekeeper, data_source_of, horizon_of
+from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
@@ -56,7 +56,7 @@ class EventCallback(MethodCallback):
         default = self.logs_curvature and self.logs.weights
         self.curvature = default if self.logs.curvature is None else self.logs.curvature
         self.when = _one_schedule(when)
-        self.timekeeper = Timekeeper(watched_by(self.when))
+        self.progress = Progress(watched_by(self.when))
         self.fresh_seed: int | None = None
         self.num_events = 0
         self._events_before = 0  # this fit
@@ -125,12 +125,12 @@ class EventCallback(MethodCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        name, source, time = type(self).__name__, data_source_of(trainer), self.timekeeper
+        name, source, time = type(self).__name__, data_source_of(trainer), self.progress
         num_chunks, awaits = num_chunks_of(source), awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which begins with this data
-        self._explanation, self._idle = explain(self.when, self.timekeeper, trainer)
+        self._explanation, self._idle = explain(self.when, self.progress, trainer)
         if self._idle:
             tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else rank_zero_info
             tell(f"{name} will not act in this fit: {self._explanation}.")
@@ -149,7 +149,7 @@ class EventCallback(MethodCallback):
             never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
             before = f"; it has acted before it, in all {self.num_events} time(s)."
             rank_zero_info(f"{name} did not act in this fit{before if self.num_events else never}")
-        known = {*self.timekeeper.readings, *trainer.callback_metrics}
+        known = {*self.progress.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
                 f"{name} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
@@ -189,12 +189,12 @@ class EventCallback(MethodCallback):
 
         Once the method has acted it has been, whatever fails after that, as its log may.
         """
-        before, number, self._acted = self.timekeeper.snapshot(), self.num_events, False
+        before, number, self._acted = self.progress.snapshot(), self.num_events, False
         try:
             super()._read_clock(trainer, pl_module, epoch_start)
         except BaseException:
             if not self._acted:
-                self.timekeeper.restore(before)
+                self.progress.restore(before)
                 self.num_events = number
             raise
 
@@ -202,9 +202,9 @@ class EventCallback(MethodCallback):
         if clock.new_data and self._loader_is_stale(trainer):
             kind = type(data_source_of(trainer)).__name__
             rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}.")
-        if self.timekeeper.last_event == clock.step or not self.when.due(clock):
+        if self.progress.last_event == clock.step or not self.when.due(clock):
             return
-        self.timekeeper.note_event(clock)
+        self.progress.note_event(clock)
         self.num_events += 1
         values = self.act(trainer, pl_module)
         rank_zero_info(f"{type(self).__name__} acted at {_when(clock)}{_summary(values, self.name)}")
@@ -239,8 +239,8 @@ def announce_new_data(trainer: Trainer) -> None:
         trainer: The Trainer whose callbacks are told.
     """
     for callback in trainer.callbacks:
-        if isinstance(timekeeper := getattr(callback, "timekeeper", None), Timekeeper):
-            timekeeper.announce(trainer)
+        if isinstance(progress := getattr(callback, "progress", None), Progress):
+            progress.announce(trainer)
 
 
 def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
-from lightning_fire.callbacks.base.progress import Timekeeper
+from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.when import Clock
 from lightning_fire.where import Parameters, Weights
 
@@ -21,7 +21,7 @@ class MethodCallback(Callback):
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         name: Prefix of what is logged.
-        timekeeper: Counts steps and changes of the data.
+        progress: Counts steps and changes of the data.
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
 
@@ -31,7 +31,7 @@ class MethodCallback(Callback):
     name = "method"
 
     def __init__(self) -> None:
-        self.timekeeper = Timekeeper()
+        self.progress = Progress()
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
         self._module: Any = None  # weak reference to that of the last fit
@@ -83,7 +83,7 @@ class MethodCallback(Callback):
                     f"Two callbacks log as {self.name!r}: give one another name, by its attribute `name`, or by its"
                     f' argument log=Log(name="{self.name}_2") where it has one.'
                 )
-        self.timekeeper.prepare()
+        self.progress.prepare()
         if self.initial is not None:
             self.initial.take_before_checkpoint(pl_module)
 
@@ -103,7 +103,7 @@ class MethodCallback(Callback):
             )
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.timekeeper.return_to_epoch_end(checkpoint)
+        self.progress.return_to_epoch_end(checkpoint)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(where := getattr(self, "where", None), Weights | Parameters):
@@ -112,7 +112,7 @@ class MethodCallback(Callback):
             self.initial.complete(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.timekeeper.start(trainer)
+        self.progress.start(trainer)
         if self.initial is not None and trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)  # on_fit_start came before the checkpoint
 
@@ -123,11 +123,11 @@ class MethodCallback(Callback):
         self._read_clock(trainer, pl_module, epoch_start=False)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
-        if self.timekeeper.tick(trainer):
+        if self.progress.tick(trainer):
             self.after_step(trainer, pl_module)
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        clock = self.timekeeper.read(trainer, epoch_start)
+        clock = self.progress.read(trainer, epoch_start)
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
 
@@ -143,10 +143,10 @@ class MethodCallback(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
         initial = {} if self.initial is None else {"initial": self.initial.values}
-        return {"time": self.timekeeper.state_dict(), **initial}
+        return {"time": self.progress.state_dict(), **initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.timekeeper.load_state_dict(state_dict["time"])
+        self.progress.load_state_dict(state_dict["time"])
         if self.initial is not None:
             self.initial.load(state_dict.get("initial"))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
-from lightning_fire.callbacks.base.progress import Timekeeper, data_source_of
+from lightning_fire.callbacks.base.progress import Progress, data_source_of
 from lightning_fire.contracts import HasChunk, HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.when import AnyOf, AtNewData, Schedule
 
@@ -12,7 +12,7 @@ _RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
 ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
-def explain(schedule: Schedule, time: Timekeeper, trainer: Trainer) -> tuple[str, bool]:
+def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
     """Return what makes data new in this fit and what to do, and whether it is known that none will be new.
 
     The text is empty for a schedule that does not go by new data.

@@ -1,33 +1,34 @@
-"""Reads the `Clock` of a Lightning Trainer, and tells when its data is new."""
+"""Progress of training, over several fits and across resumes: steps, epochs, changes of the data, logged metrics."""
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import (
-    batches_that_stepped,
+    batches_with_steps,
     begin_next_epoch,
+    complete_last_batch,
     data_source,
     end_finished_epoch,
-    metrics_of_epoch,
+    logged_after_last_batch,
+    tree_leaves,
 )
 from lightning_fire.contracts import HasChunkAt, chunk_of, offers
 from lightning_fire.when import Clock, Horizon, Reading
 
 
-class Timekeeper:
-    """Counts steps and changes of the data over one or several fits, and across resumes.
+class Progress:
+    """Reads the `Clock` of a Trainer, over one or several fits and across resumes.
 
     Data is new when the DataModule's whole number `chunk` changes, when `fit` is called with another DataModule or
-    loader than the last time, or when `announce` was called. What training begins with is never new, whatever its
-    number.
+    loader than the last time, or when `announce` was called. The data that training begins with is never new.
 
     Args:
-        watched: Keys of logged measures to read.
+        watched: Keys of logged metrics to read.
     """
 
     def __init__(self, watched: Sequence[str] = ()):
@@ -35,63 +36,49 @@ class Timekeeper:
         self._watched = tuple(watched)
         self._trainer: Any = None  # weak reference
         self.last_event: int | None = None  # steps done at the last event of this training
-        self._step = 0
-        self._global_step = 0  # that `_step` belongs to
-        self._epoch: int | None = None  # the last of this training whose start was seen
-        self._moment: tuple[int, int] | None = None  # epoch and global_step at the last reading
+        self.step = 0  # batches so far that made an optimizer step
+        self._global_step = 0  # of the Trainer at `step`
+        self._epoch: int | None = None  # last epoch of this training whose start was read
+        self._last_read: tuple[int, int] | None = None  # epoch and global_step at the last reading
         self._changes = 0  # of the data
-        self._number: int | None = None  # the DataModule's own number of the chunk at the last look
+        self._chunk: int | None = None  # of the DataModule when the data was last compared
         self._announced = False
-        self._source: Any = None  # tells whether the data comes from where it came from at the last look
+        self._source: list[Callable[[], Any]] | None = None  # the data that was last compared, by weak references
         self._fitting = False
         self._restored = False
         self._horizon = Horizon()  # of the present fit
-        self.follows_finished = False  # whether this fit goes beyond the end of that which wrote its checkpoint
+        self.follows_finished = False  # whether this fit continues after the end of the fit that wrote its checkpoint
 
     @property
     def has_seen_data(self) -> bool:
         """Whether an epoch has begun, in this fit or in one before."""
-        return self._number is not None
-
-    @property
-    def step(self) -> int:
-        """Batches so far that made an optimizer step."""
-        return self._step
+        return self._chunk is not None
 
     def prepare(self) -> None:
         """Begin a fit, before its checkpoint is restored and its data is loaded."""
-        self._epoch = self._moment = None
+        self._epoch = self._last_read = None
         self._fitting = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning finish an epoch whose last batch a checkpoint was written at, if a schedule waits for metrics.
+        """Let Lightning finish an epoch if the checkpoint is of its last batch and a schedule waits for metrics.
 
-        Lightning (2.5.1 to 2.6.6 at least) goes on with the next epoch: it leaves out validation and
-        `on_train_epoch_end`, which may log those measures. So take that batch for completed, and validation for begun.
+        Lightning continues with the next epoch and leaves out validation and `on_train_epoch_end`, which may log those
+        metrics.
 
         Args:
             checkpoint: The checkpoint, before Lightning restores its loops from it.
         """
-        loops = checkpoint.get("loops", {}).get("fit_loop", {})
-        batches, validation = (loops.get(f"epoch_loop.{part}batch_progress") for part in ("", "val_loop."))
-        if not self._watched or not batches or not batches["is_last_batch"]:
-            return
-        if batches["total"]["completed"] == batches["total"]["processed"] - 1:
-            for progress in (batches["total"], batches["current"]):
-                progress["completed"] += 1
-            for progress, begun in ((validation["total"], 1), (validation["current"], 0)):
-                progress.update(ready=begun, started=begun, processed=0, completed=0)
+        if self._watched:
+            complete_last_batch(checkpoint)
 
     def start(self, trainer: Trainer) -> None:
         """Begin to count.
 
         Args:
-            trainer: The Trainer whose first batch is ahead, its state restored.
+            trainer: The Trainer before its first batch, its state restored.
         """
         begin_next_epoch(trainer)
-        done = trainer.fit_loop.epoch_loop.batch_progress.total
-        if trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed:
-            end_finished_epoch(trainer)
+        end_finished_epoch(trainer)
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
             epochs = trainer.fit_loop.epoch_progress.current  # written in validation, the last one has not completed
@@ -100,17 +87,17 @@ class Timekeeper:
             then, now = ((end.progress(done, trainer.global_step) or 0) >= 1 for end in ends)
             self.follows_finished = then and not now
         elif self._global_step != trainer.global_step:  # not the Trainer of the last fit
-            self._step, self.last_event = _batches_with_steps(trainer), None
+            self.step, self.last_event = batches_with_steps(trainer), None
         self._global_step, self._horizon = trainer.global_step, horizon_of(trainer)
         self._trainer = weakref.ref(trainer)
         self._fitting = True
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all that it knows, for `restore`."""
+        """Return the whole state, for `restore`."""
         return dict(vars(self))
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Forget what has been since a snapshot.
+        """Return to an earlier state.
 
         Args:
             snapshot: What `snapshot()` returned.
@@ -121,7 +108,7 @@ class Timekeeper:
         """Remember that the method acts.
 
         Args:
-            clock: The moment.
+            clock: The present time.
         """
         self.last_event = clock.step
         self.readings = {
@@ -130,7 +117,7 @@ class Timekeeper:
         }
 
     def tick(self, trainer: Trainer) -> bool:
-        """Notice, and tell, whether the batch that has just ended made an optimizer step.
+        """Count the batch that has just ended if it made an optimizer step, and return whether it did.
 
         `Trainer.global_step` counts each optimizer of manual optimization on its own; this count does not.
 
@@ -138,15 +125,15 @@ class Timekeeper:
             trainer: The Trainer at the end of a batch.
         """
         stepped = trainer.global_step != self._global_step
-        self._step += stepped
+        self.step += stepped
         self._global_step = trainer.global_step
         return stepped
 
     def announce(self, trainer: Trainer) -> None:
-        """Make the next epoch start count as one with new data.
+        """Count the data as new at the next start of an epoch.
 
-        A resumed fit asks for the data of its epoch once more, and may announce it once more: where the start of that
-        epoch was seen before the checkpoint, this says nothing new.
+        A resumed fit loads the data of its epoch again, and may announce it again. That is ignored if the start of that
+        epoch was read before the checkpoint.
 
         Args:
             trainer: The Trainer.
@@ -157,41 +144,39 @@ class Timekeeper:
     def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
         """Read the clock.
 
-        The first batch of an epoch counts as its start where Lightning has not announced that: it does not after a
-        resume from a checkpoint that was written at the last batch of an epoch. After a second resume, from the midst
-        of that epoch, Lightning begins it once more, batches and all: that is no start of an epoch here.
+        An epoch whose start was not read starts at its first batch. An epoch that is resumed does not start again.
 
         Args:
             trainer: The Trainer at the start of an epoch or of a batch.
-            epoch_start: Whether it is the start of an epoch; only then the data is looked at.
+            epoch_start: Whether it is the start of an epoch. The data is compared only there.
 
         Returns:
-            The present moment.
+            The present time.
         """
         epoch, horizon = trainer.current_epoch, horizon_of(trainer)
         epoch_start = epoch_start if self._epoch is None else self._epoch != epoch
-        if not epoch_start and self._number is None:
+        if not epoch_start and not self.has_seen_data:
             self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
-        new_data = self._look_at_data(trainer) if epoch_start else False
+        new_data = self._is_new_data(trainer) if epoch_start else False
         if epoch_start:
             self._epoch = epoch
-            if self._watched:  # every rank goes by the measures of rank 0
+            if self._watched:  # every rank uses the metrics of rank 0
                 logged = {key: float(value) for key, value in trainer.callback_metrics.items() if key in self._watched}
                 self.readings = self._updated_readings(trainer.strategy.broadcast(logged))
-        before, self._moment = self._moment or (epoch - 1, trainer.global_step - 1), (epoch, trainer.global_step)
+        before, self._last_read = self._last_read or (epoch - 1, trainer.global_step - 1), (epoch, trainer.global_step)
         return Clock(
             epoch=epoch,
-            step=self._step,
+            step=self.step,
             epoch_start=epoch_start,
             chunk=self._changes,
             new_data=new_data,
-            progress=horizon.progress(*self._moment),
+            progress=horizon.progress(*self._last_read),
             progress_before=horizon.progress(*before),
             metrics=dict(self.readings) if epoch_start else {},
         )
 
     def _updated_readings(self, values: Mapping[str, Any]) -> dict[str, Reading]:
-        """Return the readings with what has been logged since; NaN says nothing."""
+        """Return the readings with what has been logged since; NaN is ignored."""
         readings = dict(self.readings)
         for key in self._watched:
             value = float(values.get(key, math.nan))
@@ -200,18 +185,19 @@ class Timekeeper:
                 readings[key] = Reading(value, min(lowest, value), max(highest, value), events)
         return readings
 
-    def _look_at_data(self, trainer: Trainer) -> bool:
-        """Bring the count of changes up to date; return whether this is the first epoch on the present data."""
-        if self._number is None and trainer.current_epoch > 0:
+    def _is_new_data(self, trainer: Trainer) -> bool:
+        """Count a change of the data, and return whether this is the first epoch on it."""
+        if not self.has_seen_data and trainer.current_epoch > 0:
             self._catch_up(trainer, trainer.current_epoch)
         first, changed = not self.has_seen_data, self.has_changed(trainer)
         self._changes += changed
         source = data_source_of(trainer)
-        self._source, self._number, self._announced = _references(source), chunk_of(source) or 0, False
+        self._source = [_weak_reference(part) for part in tree_leaves(source)]
+        self._chunk, self._announced = chunk_of(source) or 0, False
         return changed or first
 
     def has_changed(self, trainer: Trainer) -> bool:
-        """Return whether the data is other than it was at the last look, as far as is known.
+        """Return whether the data is known to be other than when it was last compared.
 
         Args:
             trainer: The Trainer during a fit.
@@ -219,32 +205,36 @@ class Timekeeper:
         if not self.has_seen_data:
             return self._announced and trainer.current_epoch > 0
         source = data_source_of(trainer)
-        elsewhere = self._source is not None and not _is_same(self._source, source)
-        return (chunk_of(source) or 0) != self._number or elsewhere or self._announced
+        parts = tree_leaves(source)  # `fit(model, [loader])` twice is a new list of the same data
+        same = self._source is None or (
+            len(parts) == len(self._source)
+            and all(reference() is part for reference, part in zip(self._source, parts, strict=True))
+        )
+        return (chunk_of(source) or 0) != self._chunk or not same or self._announced
 
     def _catch_up(self, trainer: Trainer, epochs: int) -> None:
-        """Learn what the data was in the first epochs, of which a checkpoint without this callback tells nothing."""
+        """Count the changes of the data in the first epochs, after a checkpoint that did not have this callback."""
         source = data_source_of(trainer)
         if offers(source, HasChunkAt):
             chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
             self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
-            self._number = chunks[-1]
+            self._chunk = chunks[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the data source out of copies and pickles: a copy takes the first data it sees for the present one."""
+        """Leave the data out of copies and pickles: a copy takes the first data it sees for the present one."""
         return {**vars(self), "_source": None, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that a resumed run must know, as plain values; after the last batch, also what has been logged."""
+        """Return what a resumed run needs, as plain values; after the last batch, also what has been logged."""
         trainer = self._trainer() if self._fitting and self._watched else None
-        readings = self._updated_readings({} if trainer is None else _logged_after_last_batch(trainer))
+        readings = self._updated_readings({} if trainer is None else logged_after_last_batch(trainer))
         return {
-            "step": self._step,
+            "step": self.step,
             "global_step": self._global_step,
             "epoch": self._epoch,
-            "moment": self._moment,
+            "moment": self._last_read,
             "changes": self._changes,
-            "number": self._number,
+            "number": self._chunk,
             "announced": self._announced,
             "last_event": self.last_event,
             "horizon": [self._horizon.max_epochs, self._horizon.max_steps],
@@ -257,10 +247,10 @@ class Timekeeper:
         Args:
             state: The value of `state_dict()` of the interrupted run.
         """
-        self._step, self._global_step = state["step"], state["global_step"]
-        self._epoch, self._moment = state["epoch"], state["moment"]
-        self._changes, self._number = state["changes"], state["number"]
-        self._announced |= state["announced"]  # one of before this fit counts as well
+        self.step, self._global_step = state["step"], state["global_step"]
+        self._epoch, self._last_read = state["epoch"], state["moment"]
+        self._changes, self._chunk = state["changes"], state["number"]
+        self._announced |= state["announced"]  # an announcement before this fit counts as well
         self._source = None  # of a fit in this process, not of the one that wrote the checkpoint
         self.last_event = state["last_event"]
         self.readings = {key: Reading(*reading) for key, reading in state["readings"].items()}
@@ -268,72 +258,28 @@ class Timekeeper:
         self._restored = True
 
 
-def _logged_after_last_batch(trainer: Trainer) -> dict[str, Any]:
-    """Return the measures logged so far, also those of the epoch's batches; empty before its last batch is done."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    if not progress.is_last_batch or progress.current.processed != progress.current.ready:
-        return {}
-    return {**trainer.callback_metrics, **metrics_of_epoch(trainer)}
-
-
 def data_source_of(trainer: Trainer) -> Any:
-    """Return where the training data of this fit comes from.
+    """Return the DataModule, else what `fit` got as loaders, else the LightningModule that makes its own loader.
 
     Args:
         trainer: The Trainer during a fit.
-
-    Returns:
-        The DataModule, or else the loader or collection of loaders given to `fit`, or else the LightningModule that
-        makes its own loader.
     """
-    if trainer.datamodule is not None:
-        return trainer.datamodule
-    return data_source(trainer)
+    return data_source(trainer) if trainer.datamodule is None else trainer.datamodule
 
 
 def horizon_of(trainer: Trainer) -> Horizon:
-    """Return how far the training of this Trainer will go.
+    """Return the end of a Trainer's training.
 
     Args:
         trainer: The Trainer.
     """
-    bounded_epochs = trainer.max_epochs is not None and trainer.max_epochs >= 0
-    bounded_steps = trainer.max_steps is not None and trainer.max_steps >= 0
-    return Horizon(
-        max_epochs=trainer.max_epochs if bounded_epochs else None,
-        max_steps=trainer.max_steps if bounded_steps else None,
-    )
+    ends = (trainer.max_epochs, trainer.max_steps)
+    return Horizon(*(end if end is not None and end >= 0 else None for end in ends))
 
 
-def _batches_with_steps(trainer: Trainer) -> int:
-    """Return how many batches have made an optimizer step; of a resumed Trainer, Lightning's count may lag by one."""
-    batches = batches_that_stepped(trainer)
-    return trainer.global_step if trainer.global_step == batches + 1 else batches
-
-
-def _parts(source: Any) -> list[Any]:
-    """Take a collection of loaders apart: `fit(model, [loader])` twice is a new list, and the same data."""
-    if isinstance(source, dict):
-        source = list(source.values())
-    if isinstance(source, list | tuple):
-        return [part for item in source for part in _parts(item)]
-    return [source]
-
-
-def _references(source: Any) -> list[Any]:
-    """Return callables that give back the parts of `source` without keeping them alive, where their types allow."""
-    return [_reference(part) for part in _parts(source)]
-
-
-def _reference(part: Any) -> Any:
+def _weak_reference(part: Any) -> Callable[[], Any]:
+    """Return a callable that returns an object without keeping it alive, where its type allows that."""
     try:
         return weakref.ref(part)
     except TypeError:
         return lambda: part
-
-
-def _is_same(references: list[Any], source: Any) -> bool:
-    parts = _parts(source)
-    return len(parts) == len(references) and all(
-        reference() is part for reference, part in zip(references, parts, strict=True)
-    )

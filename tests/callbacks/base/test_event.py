@@ -51,7 +51,7 @@ class Recorder(EventCallback):
         self.moments = []
 
     def act(self, trainer, pl_module):
-        clock = self.timekeeper.read(trainer, epoch_start=False)
+        clock = self.progress.read(trainer, epoch_start=False)
         self.moments.append((clock.epoch, clock.step))
         self.batches_ahead = trainer.num_training_batches
         return {}
@@ -253,7 +253,7 @@ def test_callbacks_can_be_copied_and_pickled_between_fits():
     recorder = Recorder()
     trainer(recorder, max_epochs=1).fit(PlainModule(), datamodule=PlainData())
     for copied in (copy.deepcopy(recorder), pickle.loads(pickle.dumps(recorder))):
-        assert copied.timekeeper.state_dict() == recorder.timekeeper.state_dict()
+        assert copied.progress.state_dict() == recorder.progress.state_dict()
 
 
 class Announces(PlainData):
@@ -585,8 +585,8 @@ def test_validation_alone_does_not_touch_the_callback():
 
 def test_callbacks_of_other_kinds_are_not_announced_to():
     class Other(Callback):
-        timekeeper = "a coincidence"
+        progress = "a coincidence"
 
     recorder = Recorder()
     announce_new_data(trainer(Other(), Callback(), recorder))
-    assert recorder.timekeeper.state_dict()["announced"]
+    assert recorder.progress.state_dict()["announced"]
