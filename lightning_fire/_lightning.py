@@ -178,6 +178,11 @@ def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
+def version_of(tensor: Tensor) -> int:
+    """Return the number of in-place changes of a tensor; those through `.data` are not counted."""
+    return tensor._version
+
+
 def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
     """Move tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
     torch._foreach_lerp_(targets, sources, weight)

@@ -1,6 +1,7 @@
 """How sharply the loss of a module bends on a batch."""
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_fire._lightning import tree_map
+from lightning_fire._lightning import tree_map, version_of
 from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
 from lightning_fire.callbacks.probing.side_effects import evaluating, leaving_no_trace
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
@@ -157,17 +158,24 @@ class UpcomingBatch:
         """Return the largest eigenvalue of the Hessian of the loss, by all trainable parameters.
 
         It is of the loss on the first 16 samples, which is another function than that on the whole batch; by 8
-        products at most. Of several ranks: of the mean of their losses, the same on each.
+        products at most. Of several ranks: of the mean of their losses, the same on each. If the module is as it was
+        at the last measurement in this step, that result is returned.
 
         Raises:
             Exception: Of any kind, on every rank, if it cannot be computed on one.
         """
         if not on_all_ranks(self._trainer, self._failure is None):
             raise self._failure or ValueError("another rank has no batch to look at")
-        strategy = self._trainer.strategy
+        strategy, time = self._trainer.strategy, (self._trainer.current_epoch, self._trainer.global_step)
         several = self._trainer.world_size > 1
         mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
-        return module_curvature(self._module, self._batch, max_products=_PRODUCTS, reduce=mean)
+        state = time, _fingerprint(self._module)
+        last_state, last = _last_measured.get(self._trainer, (None, None))
+        if last is not None and on_all_ranks(self._trainer, state == last_state):
+            return last
+        found = module_curvature(self._module, self._batch, max_products=_PRODUCTS, reduce=mean)
+        _last_measured[self._trainer] = state, found
+        return found
 
     def measured(self, key: str) -> dict[str, float]:
         """Return λ_max under a key, and its residual under `{key}_residual`; nothing where it cannot be computed.
@@ -186,6 +194,19 @@ class UpcomingBatch:
             rank_zero_warn(message, category=RuntimeWarning)
             return {}
         return {key: found.value, f"{key}_residual": found.residual}
+
+
+_last_measured: "weakref.WeakKeyDictionary[Trainer, tuple[Any, Eigenvalue]]" = weakref.WeakKeyDictionary()
+
+
+def _fingerprint(module: nn.Module) -> list[Any]:
+    """Return what differs after any change of parameters or buffers, except a permutation made through `.data`."""
+    parameters, tensors = list(module.parameters()), [*module.parameters(), *module.buffers()]
+    wide = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
+    real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
+    sums = torch.stack([tensor.detach().sum(dtype=wide).to(tensors[0].device) for tensor in real]).tolist()
+    versions = [math.nan if parameter.is_inference() else version_of(parameter) for parameter in parameters]
+    return [*map(id, tensors), *sums, *versions]  # NaN equals nothing, so that inference tensors are measured again
 
 
 def first_samples(batch: Any, number: int) -> Any:

@@ -151,6 +151,35 @@ def test_the_monitor_and_an_event_measure_on_the_same_samples():
     )
 
 
+class Scaling(Callback):
+    """Changes the weights, without a trace in the version counters of autograd."""
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        for parameter in pl_module.parameters():
+            parameter.data.mul_(1.5)
+
+
+@pytest.mark.parametrize("between", [[], [Scaling()]])
+@pytest.mark.parametrize("several", [False, True])
+def test_what_follows_one_event_and_precedes_the_next_is_measured_once(monkeypatch, between, several):
+    found = []
+
+    def noted(*args, **kwargs):
+        found.append(module_curvature(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
+    reset, fire = logging(FullReset)(AtEpochs([1, 2])), logging(FIRECallback)(AtEpochs([1, 2] if several else [1]))
+    module = fitted(reset, *between, fire, module=Smooth())
+    for first, second, (before, _, _) in zip(reset.logged, fire.logged, fire.seen, strict=False):
+        same = second["fire/lambda_max_before"] == first["full_reset/lambda_max_after"]
+        assert same is (not between)
+        batch = first_batch(second is not fire.logged[0])
+        assert second["fire/lambda_max_before"] == pytest.approx(exact_lambda_max(module, before, batch), rel=2e-3)
+    events = 4 if several else 3
+    assert len(found) == 2 * events - (0 if between else len(fire.logged))
+
+
 class Pair(NamedTuple):
     x: torch.Tensor
     y: object
