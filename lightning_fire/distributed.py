@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a DTensor, of which each process holds a part or a copy.
+    """Return whether a tensor is a DTensor, of which each process holds a part or a copy.
 
     Args:
         tensor: Any tensor.
@@ -17,7 +17,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return a whole tensor; of a sharded one, put together from all processes, which must all call this.
+    """Return a whole tensor; a sharded one is gathered from all processes, which must all call this.
 
     Args:
         tensor: Any tensor.
@@ -48,7 +48,7 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
     Args:
         tensor: Any tensor.
-        whole: The values, the same on all processes, of the shape of `tensor`; of any dtype and device.
+        whole: New values, the same on all processes, of the shape of `tensor`; any dtype and device.
     """
     if not is_sharded(tensor):
         tensor.copy_(whole)
@@ -61,7 +61,7 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 
 def reshard(module: nn.Module) -> None:
-    """Make every parameter of a module that FSDP2 wraps sharded again: after a forward pass, some may be whole copies.
+    """Shard the parameters of a module again under FSDP2: after a forward pass, some may be whole copies.
 
     Args:
         module: Any module; one without FSDP2 is left as it is.

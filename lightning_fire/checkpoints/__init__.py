@@ -1,4 +1,4 @@
-"""Checkpoints without training: how healthy their weights are, and FIRE on files."""
+"""Checkpoint files without their model: metrics of weights, and reinitialization."""
 
 from lightning_fire.checkpoints.diagnose import Diagnosis, diagnose
 from lightning_fire.checkpoints.opening import open_checkpoint

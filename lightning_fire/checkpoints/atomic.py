@@ -1,4 +1,4 @@
-"""Output that is either there in full or not at all."""
+"""Atomic writes: an output is complete or does not exist."""
 
 import os
 import secrets
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def require_free(output: Path, force: bool) -> None:
-    """Refuse an output that is in the way of something, or has no folder to be in.
+    """Require that an output can be written: its folder exists, and it replaces nothing unless `force`.
 
     Args:
         output: File or folder to be written.
-        force: Whether it may replace what is there.
+        force: Whether it may replace an existing one.
 
     Raises:
-        OSError: If it may not, or its folder does not exist.
+        OSError: If its folder does not exist, or it exists and `force` is False.
     """
     if not output.parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
@@ -26,15 +26,15 @@ def require_free(output: Path, force: bool) -> None:
 
 @contextmanager
 def atomic_file(output: Path) -> Iterator[Path]:
-    """Give a file to be written beside `output`, and put it in the place of `output` at the end.
+    """Context manager: write a temporary file in the folder of `output` and rename it to `output` at the end.
 
-    Readers of `output` see the old file or the whole new one. A link is replaced, not the file that it leads to.
+    Readers of `output` see the old file or the complete new one. A link is replaced, not its target.
 
     Args:
-        output: Where the file is to be. What is there is replaced.
+        output: The file to write; an existing one is replaced.
 
     Yields:
-        An empty file in the same folder. It is gone afterwards, also after an error.
+        The temporary file, empty. It does not exist afterwards, also after an error.
 
     Raises:
         OSError: If `output` is a folder, or cannot be written.
@@ -54,16 +54,16 @@ def atomic_file(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(output: Path) -> Iterator[Path]:
-    """Give a folder to be filled beside `output`, and put it in the place of `output` at the end.
+    """Context manager: fill a temporary folder beside `output` and rename it to `output` at the end.
 
-    A folder that is already there steps aside first: for a moment between two renames none has the name `output`.
-    Should the machine stop just then, both stand beside it, with names that begin with a dot.
+    An existing folder is renamed first: between the two renames there is no `output`. If the machine stops just then,
+    both folders remain beside it, with names that begin with a dot.
 
     Args:
-        output: Where the folder is to be. A folder that is there is replaced.
+        output: The folder to write; an existing one is replaced.
 
     Yields:
-        A folder with the same parent, not made yet. It is gone afterwards, also after an error.
+        The path of the temporary folder, which does not exist yet, nor afterwards, also after an error.
 
     Raises:
         OSError: If `output` is a file, or cannot be written.
@@ -92,7 +92,7 @@ def atomic_folder(output: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or a folder has reached the disk.
+    """Wait until a file or a folder is on the disk.
 
     Args:
         path: The file or folder.

@@ -1,4 +1,4 @@
-"""The state of each weight of a checkpoint, without training and without its model."""
+"""Metrics of each weight of a checkpoint, computed without its model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lightning_fire.where import Selection
 from lightning_fire.where.selection import columns
 
 # word of --sort: attribute, head of the column
-MEASURES = {
+METRICS = {
     "dfi": ("dfi_normalized", "DfI"),
     "condition": ("condition", "condition"),
     "stable_rank": ("stable_rank", "stable rank"),
@@ -25,29 +25,29 @@ MEASURES = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """One weight of a checkpoint.
+    """Metrics of one weight of a checkpoint.
 
     Attributes:
-        name: Its name; a part of a fused weight has its letter behind it.
+        name: Its name; a part of a fused weight ends with its letter.
         shape: Shape `(out, in, *kernel)`.
-        health: Its measures; None if it holds a NaN or Inf.
+        health: Its metrics; None if it holds a NaN or Inf.
     """
 
     name: str
     shape: tuple[int, ...]
     health: Health | None
 
-    def value(self, measure: str) -> float:
-        """Return one measure; Inf where the weight is not finite.
+    def value(self, metric: str) -> float:
+        """Return one metric; Inf where the weight is not finite.
 
         Args:
-            measure: A key of `MEASURES`.
+            metric: A key of `METRICS`.
         """
-        return getattr(self.health, MEASURES[measure][0]) if self.health else inf
+        return getattr(self.health, METRICS[metric][0]) if self.health else inf
 
 
 def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> list[Diagnosis]:
-    """Measure the selected weights of a checkpoint, one tensor in memory at a time.
+    """Compute metrics of the selected weights of a checkpoint, with one tensor in memory at a time.
 
     Args:
         checkpoint: The checkpoint.
@@ -65,14 +65,14 @@ def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> li
 
 
 def table(rows: Sequence[Diagnosis]) -> str:
-    """Show a diagnosis, and its means.
+    """Format a diagnosis as a table, with means.
 
     Args:
-        rows: Of any number of weights, at least one.
+        rows: The weights, at least one.
     """
-    cells = [("weight", "shape", *(head for _, head in MEASURES.values()))]
+    cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
-        values = [_short(row.value(measure)) for measure in MEASURES] if row.health else ["NaN or Inf", *[""] * 4]
+        values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 4]
         cells.append((row.name, "×".join(map(str, row.shape)), *values))
     return f"{columns(cells)}\n{_summary(rows)}"
 
@@ -93,7 +93,7 @@ def _short(value: float) -> str:
 
 
 def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
-    """Turn a diagnosis into what JSON can hold: null in the place of NaN and Inf.
+    """Return a diagnosis as JSON values: null instead of NaN and Inf.
 
     Args:
         rows: The weights.
@@ -103,8 +103,8 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
 
 def _entry(row: Diagnosis) -> dict[str, Any]:
     entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
-    for measure, (attribute, _) in MEASURES.items():
-        value = row.value(measure)
+    for metric, (attribute, _) in METRICS.items():
+        value = row.value(metric)
         entry[attribute] = value if isfinite(value) else None
     quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
     entry["singular_values"] = dict(zip(("min", "10%", "median", "90%", "max"), quantiles, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lightning_fire.checkpoints.atomic import atomic_file, require_free
-from lightning_fire.checkpoints.diagnose import MEASURES, Diagnosis, as_json, diagnose, table
+from lightning_fire.checkpoints.diagnose import METRICS, Diagnosis, as_json, diagnose, table
 from lightning_fire.checkpoints.opening import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
 from lightning_fire.checkpoints.printable import printable
@@ -29,10 +29,10 @@ def parser() -> argparse.ArgumentParser:
     add_checkpoint(parser)
     add_selection(parser)
     add_fire(parser)
-    parser.add_argument("--sort", choices=MEASURES, help="the largest of this measure first (default: as in the file)")
+    parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
     parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there")
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw them there")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw a figure there")
     return parser
 
 

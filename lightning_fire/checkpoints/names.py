@@ -1,4 +1,4 @@
-"""What the name and the shape of a stored tensor tell: a weight of a layer, or why it is none."""
+"""Which stored tensors are weights of layers, by name and shape."""
 
 import re
 from collections.abc import Callable
@@ -33,13 +33,13 @@ def path_of(name: str) -> tuple[str, str, str]:
 
 
 def why_not(stored: Stored) -> str:
-    """Say why a tensor is not the weight matrix of a layer, the first reason in the order of `_REASONS`.
+    """Return why a tensor is not the weight matrix of a layer, the first reason in the order of `_REASONS`.
 
     Args:
         stored: The tensor.
 
     Returns:
-        The reason; empty if it is one. Those of `UNLESS_NAMED` come last: nothing else speaks against it.
+        The reason; empty if it is one. Those of `UNLESS_NAMED` come last, when there is no other.
 
     Example:
         >>> why_not(Stored("wte.weight", (50257, 768), "F32"))
@@ -52,7 +52,7 @@ def why_not(stored: Stored) -> str:
 
 
 def _is_embedding(stored: Stored) -> bool:
-    """Told by the layer's own name and its parent's; a convolution below one cuts patches, and is none."""
+    """Return whether the name of the layer or its parent is that of an embedding; one of patches is a convolution."""
     if len(stored.shape) > 2:
         return False
     for name in stored.names:

@@ -1,4 +1,4 @@
-"""From a path to the checkpoint that is there."""
+"""Open a checkpoint of any known format."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ Checkpoint = SafetensorsFile | ShardedSafetensors | PickledCheckpoint
 
 
 def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
-    """Open a checkpoint of any known kind.
+    """Open a checkpoint of any known format.
 
     Args:
         path: A `.safetensors` file; a folder with `model.safetensors` or `model.safetensors.index.json`, or that
@@ -22,7 +22,7 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
         The checkpoint, with `tensors`, `read` and `save`. No values have been read yet.
 
     Raises:
-        ValueError: If it is broken, or of no known kind.
+        ValueError: If it is broken, or of an unknown format.
         OSError: If it does not exist, or cannot be read.
         ImportError: If it needs safetensors, which is not installed.
     """

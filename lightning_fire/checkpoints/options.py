@@ -1,4 +1,4 @@
-"""Arguments that both commands have."""
+"""Command line arguments that `diagnose` and `reinit` share."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ CHECKPOINT_HELP = (
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the checkpoint and how to read it.
+    """Add the arguments that name the checkpoint and how to read it.
 
     Args:
         parser: The parser.
@@ -28,7 +28,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add which weights to take.
+    """Add the arguments that select weights.
 
     Args:
         parser: The parser.

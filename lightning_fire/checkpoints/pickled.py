@@ -1,4 +1,4 @@
-"""Checkpoints of `torch.save`: of Lightning, or the state of a module."""
+"""Files of `torch.save`: Lightning checkpoints and state dicts."""
 
 import re
 import zipfile
@@ -26,7 +26,7 @@ class PickledCheckpoint:
 
     Attributes:
         tensors: The tensors of its state dict, in order, tied ones once.
-        description: What it is, for people.
+        description: Its kind and number of tensors, for messages.
 
     Raises:
         ValueError: If it is broken, holds no tensors by name, or what only `unsafe` loads.
@@ -57,7 +57,7 @@ class PickledCheckpoint:
         return self._state[name].detach()
 
     def optimizer_states(self) -> list[dict[str, Any]]:
-        """Return the states of optimizers beside the weights, wherever they are."""
+        """Return the optimizer states in the file, under any key."""
         if not isinstance(self._content, Mapping):
             return []
         lists = [value if isinstance(value, list) else [value] for value in self._content.values()]
@@ -90,7 +90,7 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
     Args:
         path: The file.
         unsafe: Whether to unpickle any Python object in it, which runs any code in it.
-        way_out: What to say where only `unsafe` loads it.
+        way_out: Sentence for the error if only `unsafe` loads it.
 
     Raises:
         ValueError: If it is broken, compressed, or what only `unsafe` loads.
@@ -100,7 +100,7 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
         if not file.read(1):
             raise ValueError(f"{path} is empty")
     if _is_compressed(path):  # torch maps what is packed as if it were the values, and unpacks without a limit
-        raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it anew without compression")
+        raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it again without compression")
     try:
         # files from before torch 1.6 are no zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
@@ -112,7 +112,7 @@ def _is_compressed(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-    except Exception:  # no archive, or a broken one, of which torch will tell
+    except Exception:  # not an archive, or a broken one: torch reports it
         return False
 
 
@@ -124,7 +124,7 @@ def _what_is_wrong(error: Exception, way_out: str) -> str:
             f"holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code that the"
             f" file contains.{way_out}"
         )
-    return f"is no complete checkpoint of torch: {_first_line(error)}"
+    return f"is not a complete checkpoint of torch: {_first_line(error)}"
 
 
 def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""The picture of a diagnosis."""
+"""The figure of a diagnosis."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -20,15 +20,15 @@ _BLUE, _ORANGE, _GREY = "#2c6fad", "#d9822b", "#9db8cf"
 
 
 def draw(rows: Sequence[Diagnosis], path: Path, title: str) -> None:
-    """Draw, a line for each weight: the spread of its singular values, its DfI, and what FIRE would cost.
+    """Draw the spread of the singular values, DfI and SFE of each weight, one in a row.
 
     Args:
         rows: The weights, the first on top. What is not finite stays empty.
-        path: Picture file; its suffix says what kind.
-        title: Title of the picture.
+        path: Image file; its suffix is the format.
+        title: Title of the figure.
 
     Raises:
-        ValueError: If matplotlib does not know the kind of picture.
+        ValueError: If matplotlib does not know the format.
         OSError: If it cannot be written.
     """
     height = 1.4 + _ROW * len(rows)

@@ -1,8 +1,8 @@
-"""Names from a file, shown to people."""
+"""Names from a file, safe to print."""
 
 
 def printable(text: str) -> str:
-    r"""Escape what a terminal would obey: whoever wrote a checkpoint chose the names in it.
+    r"""Escape control characters, which a terminal would obey: names in a checkpoint can be chosen by an attacker.
 
     Args:
         text: Lines of text.

@@ -20,7 +20,7 @@ _PIECE = 2**20  # numbers to convert at a time
 
 @dataclass
 class Tally:
-    """What has been done so far.
+    """Number of changed weights, and how much they changed.
 
     Attributes:
         changed: Number of weights, or other tensors, that were replaced.
@@ -40,7 +40,7 @@ class Tally:
         return self.error / self.norm if self.norm else inf if self.error else 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        """Count one weight.
+        """Add one weight.
 
         Args:
             before: Its values before, any shape.

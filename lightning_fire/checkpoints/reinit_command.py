@@ -51,11 +51,11 @@ def parser() -> argparse.ArgumentParser:
         "--initial", type=Path, help="checkpoint with initial values, for shrink_and_perturb and full_reset"
     )
     parser.add_argument("--strength", type=float, help="λ of shrink_and_perturb (default: 0.8)")
-    parser.add_argument("--perturb", type=float, help="factor of the initial values in the place of λ")
+    parser.add_argument("--perturb", type=float, help="factor of the initial values instead of λ")
     parser.add_argument(
         "--drop-optimizer-states",
         action="store_true",
-        help="empty the running averages of the optimizers in a checkpoint, which belong to the old weights",
+        help="drop the state of the optimizers in a checkpoint, which belongs to the old weights",
     )
     return parser
 
@@ -140,7 +140,7 @@ def _initial_value(weight: Tensor, target: Tensor) -> Tensor:
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
-    """Drop the states of the optimizers, or say that they are kept."""
+    """Drop the states of the optimizers if asked; return notes for the user."""
     states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
     states = [state for state in states if state["state"]]
     if not states:

@@ -1,4 +1,4 @@
-"""A safetensors file: read by byte ranges, and changed in a copy, so that the rest stays as it is to the bit."""
+"""A safetensors file, read by byte ranges and changed in a copy: all other bytes stay."""
 
 import json
 import shutil
@@ -23,10 +23,10 @@ class SafetensorsFile:
 
     Attributes:
         tensors: What it holds, in the order of layers.
-        description: What it is, for people.
+        description: Its kind and number of tensors, for messages.
 
     Raises:
-        ValueError: If it is no safetensors file, or an incomplete one.
+        ValueError: If it is not a complete safetensors file.
         ImportError: If safetensors is not installed.
         OSError: If it cannot be read.
     """
@@ -91,7 +91,7 @@ class SafetensorsFile:
             self.overwrite(part, names, change)
 
     def overwrite(self, copy: Path, names: Sequence[str], change: Change) -> None:
-        """Change tensors in a copy of this file that nobody reads yet.
+        """Change tensors in a copy of this file that is not in use yet.
 
         Args:
             copy: The copy.
@@ -113,9 +113,9 @@ def _validate(path: Path) -> None:
         raise ImportError(f"{path} needs safetensors: pip install 'lightning-fire[safetensors]'") from error
     with path.open("rb") as file:
         if file.read(24) == b"version https://git-lfs.":
-            raise ValueError(f"{path} is a pointer of Git LFS in the place of the weights: git lfs pull fetches them")
+            raise ValueError(f"{path} is a pointer of Git LFS instead of the weights: git lfs pull fetches them")
     try:
         with safe_open(path, framework="pt"):
             pass
     except SafetensorError as error:
-        raise ValueError(f"{path} is no complete safetensors file: {error}") from None
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None

@@ -24,7 +24,7 @@ class ShardedSafetensors:
     Attributes:
         path: The folder.
         tensors: What the files hold, in the order of layers.
-        description: What it is, for people.
+        description: Its kind and number of tensors, for messages.
 
     Raises:
         ValueError: If the index or a file is broken, or they contradict each other.
@@ -81,11 +81,11 @@ def _read_index(path: Path) -> dict[str, str]:
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, of UTF-8
-        raise ValueError(f"{path} is no index: {error}") from None
+        raise ValueError(f"{path} is not an index: {error}") from None
     files = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
-        raise ValueError(f"{path} is no index: it has no `weight_map` from tensors to files")
+        raise ValueError(f"{path} is not an index: it has no `weight_map` from tensors to files")
     for file in files.values():
         if Path(file).name != file or file == "..":
-            raise ValueError(f"{path} names {file!r}, which is no file of its folder")
+            raise ValueError(f"{path} names {file!r}, which is not a file of its folder")
     return files

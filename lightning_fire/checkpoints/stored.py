@@ -1,4 +1,4 @@
-"""A tensor of a file, as far as it is known before its values are read."""
+"""Description of a tensor of a file, without its values."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -17,13 +17,13 @@ Change = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True)
 class Stored:
-    """A tensor of a file.
+    """Description of a tensor of a file.
 
     Attributes:
         name: Its name in the file.
         shape: Its shape, as stored.
         dtype: Its type in the words of safetensors, such as `BF16`; some have no counterpart in torch.
-        aliases: Further names of the same values: tied weights.
+        aliases: Other names of the same values: tied weights.
         reason: Why its values cannot be replaced; empty if they can.
     """
 

@@ -1,4 +1,4 @@
-"""Which tensors of a file to act on, whatever their shape."""
+"""Selection of tensors of a file, of any shape."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,12 @@ class StoredTensors(ByName):
 
     Args:
         include: Regular expressions, searched in names such as `layer1.0.bn1.weight`. Default: all are taken.
-        exclude: Likewise.
-        buffers: Whether to take what is no parameter as well: counters, and running statistics of batch norm. Other
-            buffers cannot be told from parameters in a file.
+        exclude: Regular expressions; a tensor is left out if some pattern matches one of its names.
+        buffers: Whether to take counters and running statistics of batch norm. Other buffers look like parameters in a
+            file.
 
     Raises:
-        ValueError: If `include` or `exclude` is no list of regular expressions.
+        ValueError: If `include` or `exclude` is not a list of regular expressions.
 
     Example:
         >>> tensors = [Stored("fc.weight", (4, 4), "F32"), Stored("bn.running_mean", (4,), "F32")]

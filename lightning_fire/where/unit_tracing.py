@@ -1,9 +1,8 @@
-"""Follows the outputs of each layer through one forward pass, up to the weights that take them in.
+"""Tracing of the units of each layer through one forward pass, up to the weights of the next layers.
 
-A `TorchFunctionMode` sees every operation on real tensors, whatever Python control flow led there. A tensor is followed
-as long as one of its dimensions counts the units of one layer; what is not known to keep that so ends the pursuit, and
-is named. A layer may run both with gradients and under `no_grad`, as that of double Q-learning does: only the former
-counts then.
+A `TorchFunctionMode` sees every operation on real tensors, under any Python control flow. A tensor is tracked while one
+of its dimensions counts the units of one layer; an operation that is not known to keep that ends the tracking, with a
+reason. If a layer runs both with gradients and under `no_grad`, as in double Q-learning, only the former counts.
 """
 
 import math
@@ -52,18 +51,18 @@ _NORM_STARTS = {"weight": 1.0, "bias": 0.0, "running_mean": 0.0, "running_var": 
 
 @dataclass(eq=False)
 class Producer:
-    """A layer whose outputs are followed.
+    """A layer whose units are traced.
 
     Attributes:
         name: Name of the layer.
         layer: The layer.
         view: Its weight.
-        entries: Its bias, and tensors of normalisation layers, one entry a unit, with the value that a new unit has.
-        consumers: Layers that take the units in, with the number of inputs of each unit.
+        entries: Its bias and tensors of normalisation layers, one entry a unit, and the value of a re-initialized unit.
+        consumers: The next layers, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
         reason: Why the units cannot be reset; empty if they can.
-        runs: How often the layer ran.
-        with_gradients: Whether that was with gradients.
+        runs: Number of times that the layer ran.
+        with_gradients: Whether it ran with gradients.
     """
 
     name: str
@@ -84,7 +83,7 @@ class Producer:
 
 @dataclass(frozen=True)
 class Track:
-    """What a tensor has of units: dimension `dim` counts those of `producer`, `block` entries each, side by side."""
+    """Units in a tensor: dimension `dim` counts those of `producer`, `block` adjacent entries each."""
 
     producer: Producer
     dim: int
@@ -93,7 +92,7 @@ class Track:
 
 
 def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
-    """Watch a forward pass.
+    """Trace a forward pass.
 
     Args:
         module: The model.
@@ -121,7 +120,7 @@ class _Tracer(TorchFunctionMode):
             (producer.view.parameter, grad): producer for grad in (True, False) for producer in _layers_of(module, grad)
         }
         self._tracks: dict[int, Track] = {}
-        self._alive: list[Tensor] = []  # numbers of tensors are given anew when they die
+        self._alive: list[Tensor] = []  # the id of a freed tensor is reused
         self._calls: Counter[tuple[int, bool]] = Counter()  # by id: the hash of a metric changes with its state
         self._sightings: dict[Producer, list[tuple[nn.Module, Track]]] = {}
         self._norm_uses: Counter[tuple[int, bool]] = Counter()
@@ -139,7 +138,7 @@ class _Tracer(TorchFunctionMode):
             self._sightings.setdefault(track.producer, []).append((module, track))
 
     def finish(self) -> list[Producer]:
-        """Settle, for each layer, where it is watched and what is in the way."""
+        """Return the layers, with the module that observes each and the reason why its units cannot be reset."""
         for producer in self.producers.values():
             grad = producer.with_gradients
             seen = [item for item in self._sightings.get(producer, []) if self._calls[id(item[0]), grad] == 1]
@@ -173,11 +172,11 @@ class _Tracer(TorchFunctionMode):
         self._alive.append(tensor)
 
     def lose_all(self, things: Any, name: str) -> None:
-        """End the pursuit of tensors that went where nothing is known of them.
+        """End the tracking of tensors that went into an unknown operation.
 
         Args:
-            things: Tensors, in any nesting.
-            name: Where they went.
+            things: Tensors, in nested containers.
+            name: Name of the operation.
         """
         for thing in _leaves(things):
             if (track := self._track(thing)) is not None:
@@ -214,7 +213,7 @@ class _Tracer(TorchFunctionMode):
         track = self._track(source)
         if producer is None:
             if track is not None:
-                self._block(track, "goes into a weight that is no parameter of a layer")
+                self._block(track, "goes into a weight that is not a parameter of a layer")
             return
         dim = result.ndim - 1 if func is F.linear else result.ndim + 1 - weight.ndim
         producer.runs += 1
@@ -237,7 +236,7 @@ class _Tracer(TorchFunctionMode):
                 track.producer.consumers.append((producer, track.block))
 
     def _moved(self, name: str, track: Track, before: Tensor, after: Tensor, args: Args, kwargs: Named) -> Track | None:
-        """Return the track behind an operation; None if it is not known to keep units apart."""
+        """Return the track of the output of an operation; None if it is not known to keep units separate."""
         if name in _NONLINEAR or name in _SAME_PLACE:
             kept = after.shape == before.shape
             return replace(track, activated=track.activated or name in _NONLINEAR) if kept else None
@@ -284,7 +283,7 @@ def _watching_modules(module: nn.Module, tracer: _Tracer) -> Iterator[None]:
 
 @contextmanager
 def _watching_functions(tracer: _Tracer) -> Iterator[None]:
-    """Watch autograd functions written in Python, which no mode sees."""
+    """Patch `autograd.Function.apply`, which no mode sees."""
     original = vars(torch.autograd.Function)["apply"]
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:

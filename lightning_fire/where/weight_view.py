@@ -16,7 +16,7 @@ Layout = Literal["out_in", "in_out", "transposed_conv"]
 class WeightView:
     """A weight, or one part of a fused weight, that can be read and replaced.
 
-    A fused weight holds several matrices: to change `parameter.data` as one matrix damages them. Use `read` and `write`.
+    A fused weight holds several matrices: changing `parameter.data` as one matrix damages them. Use `read` and `write`.
 
     Attributes:
         name: Name of the parameter; a part of a fused weight has its letter behind it: `attn.qkv.weight[q]`.

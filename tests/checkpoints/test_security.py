@@ -156,7 +156,7 @@ def test_no_training_goes_on_from_a_checkpoint_that_runs_code(tmp_path, monkeypa
     for attack in attacks(tmp_path / "done").values():
         write_attack(tmp_path / "in.ckpt", around(attack, PLACES[0]), "zip")
         message = parser_refused([command, "-c", "base.yaml", "--ckpt_path", "in.ckpt"], capsys)
-        assert re.search(r"in\.ckpt (would run|holds Python objects|is no complete checkpoint)", message)
+        assert re.search(r"in\.ckpt (would run|holds Python objects|is not a complete checkpoint)", message)
         assert not (tmp_path / "done").exists()
 
 
@@ -445,7 +445,7 @@ def test_a_folder_that_links_to_itself_is_not_copied(tmp_path):
 def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     folder = sharded(tmp_path / "in")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": file}}))
-    assert re.search("no file of its folder|which its index names", refused("diagnose", folder))
+    assert re.search("not a file of its folder|which its index names", refused("diagnose", folder))
 
 
 # the network

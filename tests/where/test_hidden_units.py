@@ -205,9 +205,9 @@ CASES = {
     "an alias": (lambda net, h: h.data, "goes into Tensor.data"),
     "an autograd function": (lambda net, h: Doubled.apply(h), "goes into Doubled"),
     "a second use": (lambda net, h: torch.relu(net.second(h)), "goes into second, which runs more than once"),
-    "functional weights": (lambda net, h: F.linear(h, torch.eye(6)), "goes into a weight that is no parameter"),
+    "functional weights": (lambda net, h: F.linear(h, torch.eye(6)), "goes into a weight that is not a parameter"),
     "a parametrised weight": (
-        lambda net, h: net.extra(h), "goes into a weight that is no parameter of a layer"
+        lambda net, h: net.extra(h), "goes into a weight that is not a parameter of a layer"
     ),
 }  # fmt: skip
 
