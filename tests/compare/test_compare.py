@@ -44,6 +44,7 @@ def compare(recipe, *words):
     return main(["compare", str(recipe), "--output", "out", "--jobs", "2", *words])
 
 
+@pytest.mark.slow
 def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
     results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
     text = capsys.readouterr().out
@@ -124,6 +125,7 @@ def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys)
     assert not (tmp_path / "out/killed/seed0/finished.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal_name", ["SIGTERM"])
 def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, signal_name):
     """Lightning leaves with exit code 0 then."""

@@ -209,11 +209,12 @@ def test_the_packaged_fashion_mnist_is_the_draw_that_it_says(part, train, per_cl
     assert np.array_equal(full.data[chosen].numpy(), images)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ORIGINALS / "FashionMNIST").exists(), reason=f"the original is not in {ORIGINALS}")
 def test_the_original_fashion_mnist():
     dm = ready(data.FashionMNISTDataModule(str(ORIGINALS)))
     assert (len(dm.train_set), len(dm.test_set)) == (60_000, 10_000)
-    images = dm.train_set.tensors[0].double() / 255
+    images = dm.train_set.tensors[0].double().div_(255)
     assert images.mean().item() == pytest.approx(dm.mean[0], abs=5e-5)
     assert images.std().item() == pytest.approx(dm.std[0], abs=5e-5)
 
