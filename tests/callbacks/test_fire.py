@@ -295,3 +295,22 @@ def test_what_is_seen_first_of_an_event_is_free_of_the_scale(tmp_path, caplog):
         "fire/dfi_normalized_before",
         "fire/dfi_normalized_after",
     }
+
+
+def test_a_large_matrix_of_unknown_layout_is_named_before_training():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query_key_value = nn.Linear(8, 24)
+
+        def forward(self, x):
+            return self.query_key_value(x).tanh().sum(-1, keepdim=True)
+
+    class Module(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 8), Attention(), nn.Linear(1, 3))
+
+    left_out = r"FIRECallback leaves out net\.1\.query_key_value\.weight: fused query-key-value in an interleaved order"
+    with pytest.warns(UserWarning, match=left_out):
+        fitted(FIRECallback(where=Weights("cnn")), module=Module(), max_epochs=1)

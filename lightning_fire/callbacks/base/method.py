@@ -107,7 +107,9 @@ class MethodCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(where := getattr(self, "where", None), Weights | Parameters):
-            where.select(pl_module)  # raises before training where nothing is matched
+            selection = where.select(pl_module)  # raises before training where nothing is matched
+            if left_out := getattr(selection, "left_out", ()):
+                rank_zero_warn(f"{type(self).__name__} leaves out {'; '.join(left_out)}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 
