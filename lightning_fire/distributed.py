@@ -8,19 +8,12 @@ from torch import Tensor, distributed, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, of which each process holds a part or a copy.
-
-    Args:
-        tensor: Any tensor.
-    """
+    """Return whether a tensor is a DTensor, of which each process holds a part or a copy."""
     return hasattr(tensor, "full_tensor")
 
 
 def gathered(tensor: Tensor) -> Tensor:
     """Return a whole tensor; a sharded one is gathered from all processes, which must all call this.
-
-    Args:
-        tensor: Any tensor.
 
     Returns:
         Detached; a plain tensor is not copied.
@@ -31,9 +24,6 @@ def gathered(tensor: Tensor) -> Tensor:
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor that this process holds: of a plain tensor, all of it.
-
-    Args:
-        tensor: Any tensor.
 
     Returns:
         Detached; shares memory with `tensor`.
@@ -47,7 +37,6 @@ def put(tensor: Tensor, whole: Tensor) -> None:
     """Replace the values of a tensor in place; of a sharded one, each process replaces its own part.
 
     Args:
-        tensor: Any tensor.
         whole: New values, the same on all processes, of the shape of `tensor`; any dtype and device.
     """
     if not is_sharded(tensor):
@@ -61,11 +50,7 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 
 def reshard(module: nn.Module) -> None:
-    """Shard the parameters of a module again under FSDP2: after a forward pass, some may be whole copies.
-
-    Args:
-        module: Any module; one without FSDP2 is left as it is.
-    """
+    """Shard the parameters of a module again under FSDP2: after a forward pass, some may be whole copies."""
     for part in module.modules():
         if hasattr(part, "reshard") and hasattr(part, "unshard"):
             part.reshard()
@@ -123,10 +108,6 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
 
 
 def warn(message: str) -> None:
-    """Warn once, on rank 0.
-
-    Args:
-        message: The text of the warning.
-    """
+    """Warn once, on rank 0."""
     if rank() == 0:
         warnings.warn(message, stacklevel=3)

@@ -176,7 +176,6 @@ def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[Weight
     """Return the weights of a model to report on: those of `Weights()`, none where that finds none.
 
     Args:
-        model: Any module.
         touched: Those of its parameters to choose from.
     """
     try:

@@ -27,7 +27,6 @@ def plan_fire(
     """Replace selected weights of a model by the nearest orthogonal ones, in place.
 
     Args:
-        model: Any module.
         where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
             models with attention the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.

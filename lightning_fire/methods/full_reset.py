@@ -22,7 +22,6 @@ def plan_full_reset(
     """Reset parameters and buffers of a model to given values, in place.
 
     Args:
-        model: Any module.
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
         where: The parameters to reset, such as those of a head. Default: every parameter and buffer.

@@ -69,11 +69,7 @@ def seed_of_draw(seed: int, number: int) -> int:
 
 
 def not_resettable(model: nn.Module) -> list[str]:
-    """Return the names of layers that have parameters, and no `reset_parameters` to draw them.
-
-    Args:
-        model: Any module.
-    """
+    """Return the names of layers that have parameters, and no `reset_parameters` to draw them."""
     return [
         name or type(layer).__name__
         for name, layer in model.named_modules()
@@ -82,11 +78,7 @@ def not_resettable(model: nn.Module) -> list[str]:
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters and buffers of a model by name, tied ones once; not those of frozen copies of a head.
-
-    Args:
-        model: Any module.
-    """
+    """Return the parameters and buffers of a model by name, tied ones once; not those of frozen copies of a head."""
     copies = [f"{name}." for name, part in model.named_modules() if getattr(part, "is_frozen_copy", False)]
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}

@@ -64,11 +64,7 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
 
 
 def with_inner(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do.
-
-    Args:
-        optimizers: The optimizers.
-    """
+    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do."""
     found = list(optimizers)
     for optimizer in found:  # grows
         inner = [held for held in _leaves(vars(optimizer)) if isinstance(held, Optimizer)]

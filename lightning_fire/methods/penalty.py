@@ -29,7 +29,6 @@ class Penalty:
         """Return the penalty P of one parameter, a scalar.
 
         Args:
-            name: Its name.
             weight: Its value, any shape.
         """
         raise NotImplementedError
@@ -38,7 +37,6 @@ class Penalty:
         """Return the gradient of the penalty P by one parameter, of its shape.
 
         Args:
-            name: Its name.
             weight: Its value, any shape.
         """
         raise NotImplementedError

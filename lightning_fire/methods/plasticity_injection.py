@@ -27,7 +27,6 @@ def plan_injection(
     """Freeze heads of a model and add new ones, in place, without a change of the output: see `InjectedHead`.
 
     Args:
-        model: Any module.
         heads: Names of its heads, such as `["head"]`; with a target network, also that of its copy of the head, which
             gets the same new weights. Each is wrapped in an `InjectedHead`.
         seed: Seed of the new weights, the same on every rank.

@@ -101,11 +101,7 @@ class ReDo:
         return {"num_steps": self.num_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Args:
-            state: The state.
-        """
+        """Restore what `state_dict` returned."""
         self.num_steps = state["num_steps"]
 
 

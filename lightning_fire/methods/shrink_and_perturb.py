@@ -25,7 +25,6 @@ def plan_shrink_and_perturb(
     """Move parameters of a model towards given values, in place: θ ← (1 − λ)·θ + λ·θ₀. Buffers stay.
 
     Args:
-        model: Any module.
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
         strength: λ in [0, 1] (paper: 0.8 in all vision experiments).

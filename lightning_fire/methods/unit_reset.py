@@ -36,7 +36,6 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
     """Find the hidden units of a model that can be re-initialized.
 
     Args:
-        model: Any module.
         forward: Runs it once, on any batch.
         where: The units. Default: `HiddenUnits()`, all that can be resolved.
 
@@ -172,11 +171,7 @@ class StepwiseReset(Generic[S]):
         return {"num_reset": self.num_reset, "records": statistics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Layers that it does not know begin with new statistics.
-
-        Args:
-            state: The state.
-        """
+        """Restore what `state_dict` returned. Layers that it does not know begin with new statistics."""
         self.num_reset, known = state["num_reset"], state["records"]
         self.statistics = [
             self.new_statistics(layer, layer.incoming.parameter.device, known.get(layer.name) or {})

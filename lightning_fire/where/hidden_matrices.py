@@ -41,9 +41,6 @@ class HiddenMatrices(ByName):
     def select(self, module: nn.Module) -> ParameterSelection:
         """Apply the selection to a model.
 
-        Args:
-            module: Any module, compiled or not.
-
         Returns:
             The weights by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
 

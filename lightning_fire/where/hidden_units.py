@@ -142,7 +142,6 @@ class HiddenUnits(ByName):
         """Apply the selection to a model.
 
         Args:
-            module: Any module.
             forward: Runs the model once, on any batch.
 
         Returns:

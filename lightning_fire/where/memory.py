@@ -17,11 +17,7 @@ class Place(NamedTuple):
 
 
 def place_of(tensor: Tensor) -> Place | None:
-    """Return where a tensor is in memory; None if it is empty, or not an ordinary tensor on a CPU or CUDA device.
-
-    Args:
-        tensor: Any tensor.
-    """
+    """Return where a tensor is in memory; None if it is empty, or not an ordinary tensor on a CPU or CUDA device."""
     ordinary = type(tensor) in (Tensor, Parameter) and tensor.layout == torch.strided
     if not ordinary or tensor.device.type not in ("cpu", "cuda") or not tensor.numel():
         return None

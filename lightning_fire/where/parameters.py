@@ -45,9 +45,6 @@ class Parameters(ByName):
     def select(self, module: nn.Module) -> ParameterSelection:
         """Apply the selection to a model.
 
-        Args:
-            module: Any module, compiled or not.
-
         Returns:
             The parameters by name, without `torch.compile`'s prefix; they also print as a table of the whole model.
 

@@ -95,7 +95,6 @@ def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
     """Trace a forward pass.
 
     Args:
-        module: The model.
         forward: Runs it once.
 
     Returns:

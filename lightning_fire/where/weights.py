@@ -61,9 +61,6 @@ class Weights(ByName):
     def select(self, module: nn.Module) -> Selection:
         """Apply the selection to a model.
 
-        Args:
-            module: Any module: with fused, tied, frozen or grouped weights, compiled or not.
-
         Returns:
             The selected weights, which also print as a table of the whole model.
 

@@ -65,20 +65,11 @@ class EventCallback(MethodCallback):
         self._acted = False  # since the clock was read last
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        """Compute what to change, and change nothing yet.
-
-        Args:
-            trainer: The Trainer, between two batches.
-            pl_module: Its module.
-        """
+        """Compute what to change, and change nothing yet."""
         raise NotImplementedError
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Run the whole event: plan, look, change, look again.
-
-        Args:
-            trainer: The Trainer, between two batches.
-            pl_module: Its module.
 
         Returns:
             What to log, by key.
@@ -166,11 +157,7 @@ class EventCallback(MethodCallback):
         self.initial = KeptInitialValues() if fresh_seed is None else None
 
     def target(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
-        """Return the values to which this event moves the module, by name; see `aim_at`.
-
-        Args:
-            pl_module: The module; left as it is.
-        """
+        """Return the values to which this event moves the module, by name; see `aim_at`."""
         if self.fresh_seed is not None:
             return fresh_values(pl_module, self.fresh_seed + self.num_events)
         return self.initial.values

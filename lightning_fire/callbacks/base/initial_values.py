@@ -24,11 +24,7 @@ class KeptInitialValues:
         self._settled = False  # values are known to be right
 
     def take_before_checkpoint(self, module: nn.Module) -> None:
-        """Take the values of a module, unless those of an earlier fit are known.
-
-        Args:
-            module: The module, as its owner built it.
-        """
+        """Take the values of a module, unless those of an earlier fit are known."""
         if not self._settled:
             self.values = initial_values(module)
 
@@ -43,10 +39,6 @@ class KeptInitialValues:
 
     def complete(self, trainer: Trainer, module: LightningModule) -> None:
         """Settle the values, equal on every rank.
-
-        Args:
-            trainer: The Trainer, its strategy set up, its checkpoint loaded.
-            module: Its module.
 
         Raises:
             MisconfigurationException: If the values of some layers are not known; names them.

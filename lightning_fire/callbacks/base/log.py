@@ -17,7 +17,6 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
     next due: a run that is killed after its next checkpoint is gone on with from there, and would never log them again.
 
     Args:
-        trainer: The Trainer, during a fit.
         values: Scalars by key.
         at_epoch_end: Write at the place of the last step done, where Lightning puts what belongs to the end of an
             epoch, and not at that of the next one.
@@ -37,7 +36,6 @@ def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
     """Write histograms to the TensorBoard loggers at once, on the axis of `log_now`; others have no such thing.
 
     Args:
-        trainer: The Trainer, during a fit.
         values: Tensors of any shape by key.
     """
     for logger in trainer.loggers:

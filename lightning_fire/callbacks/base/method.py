@@ -37,28 +37,13 @@ class MethodCallback(Callback):
         self._module: Any = None  # weak reference to that of the last fit
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        """Hook: the start of an epoch, or of a batch.
-
-        Args:
-            trainer: The Trainer, between two batches.
-            pl_module: Its module.
-            clock: The present time.
-        """
+        """Hook: the start of an epoch, or of a batch."""
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hook: the end of a batch that made an optimizer step.
-
-        Args:
-            trainer: The Trainer.
-            pl_module: Its module.
-        """
+        """Hook: the end of a batch that made an optimizer step."""
 
     def show_selection(self, pl_module: LightningModule) -> str:
-        """Return a table of what this callback acts on; empty if it does not choose.
-
-        Args:
-            pl_module: The module.
-        """
+        """Return a table of what this callback acts on; empty if it does not choose."""
         where = getattr(self, "where", None)
         return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
 

@@ -20,7 +20,6 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
     Args:
         schedule: When a method acts.
         time: What the method knows of the data so far, its checkpoint restored.
-        trainer: The Trainer, about to train.
     """
     kinds = {isinstance(part, AtNewData) for part in _parts(schedule)}
     if True not in kinds:
@@ -46,11 +45,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
 
 
 def explain_data(trainer: Trainer) -> str:
-    """Say what will count as new data in this fit.
-
-    Args:
-        trainer: The Trainer, during a fit.
-    """
+    """Say what will count as new data in this fit."""
     source = data_source_of(trainer)
     kind, chunk = type(source).__name__, chunk_of(source)
     if num_chunks_of(source) == 1:
@@ -66,11 +61,7 @@ def explain_data(trainer: Trainer) -> str:
 
 
 def asks_once(trainer: Trainer) -> bool:
-    """Return whether a Trainer of more than one epoch will ask for its training data only once.
-
-    Args:
-        trainer: The Trainer.
-    """
+    """Return whether a Trainer of more than one epoch will ask for its training data only once."""
     return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
 
 

@@ -41,11 +41,7 @@ class PenaltyCallback(MethodCallback):
         self._method: Penalty | None = None
 
     def make(self, pl_module: LightningModule) -> Penalty:
-        """Return the penalty.
-
-        Args:
-            pl_module: The module.
-        """
+        """Return the penalty."""
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -73,12 +69,7 @@ class PenaltyCallback(MethodCallback):
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves.
-
-    Args:
-        trainer: The Trainer, before a step of the optimizer.
-        optimizer: The optimizer.
-    """
+    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is None or not unscales_gradients(optimizer):
         return 1.0

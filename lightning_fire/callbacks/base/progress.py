@@ -72,11 +72,7 @@ class Progress:
             complete_last_batch(checkpoint)
 
     def start(self, trainer: Trainer) -> None:
-        """Begin to count.
-
-        Args:
-            trainer: The Trainer before its first batch, its state restored.
-        """
+        """Begin to count."""
         begin_next_epoch(trainer)
         end_finished_epoch(trainer)
         if self._restored:
@@ -105,11 +101,7 @@ class Progress:
         vars(self).update(snapshot)
 
     def note_event(self, clock: Clock) -> None:
-        """Remember that the method acts.
-
-        Args:
-            clock: The present time.
-        """
+        """Remember that the method acts."""
         self.last_event = clock.step
         self.readings = {
             key: Reading(reading.value, reading.value, reading.value, reading.events + 1)
@@ -120,9 +112,6 @@ class Progress:
         """Count the batch that has just ended if it made an optimizer step, and return whether it did.
 
         `Trainer.global_step` counts each optimizer of manual optimization on its own; this count does not.
-
-        Args:
-            trainer: The Trainer at the end of a batch.
         """
         stepped = trainer.global_step != self._global_step
         self.step += stepped
@@ -134,9 +123,6 @@ class Progress:
 
         A resumed fit loads the data of its epoch again, and may announce it again. That is ignored if the start of that
         epoch was read before the checkpoint.
-
-        Args:
-            trainer: The Trainer.
         """
         again = not self._fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
@@ -147,7 +133,6 @@ class Progress:
         An epoch whose start was not read starts at its first batch. An epoch that is resumed does not start again.
 
         Args:
-            trainer: The Trainer at the start of an epoch or of a batch.
             epoch_start: Whether it is the start of an epoch. The data is compared only there.
 
         Returns:
@@ -197,11 +182,7 @@ class Progress:
         return changed or first
 
     def has_changed(self, trainer: Trainer) -> bool:
-        """Return whether the data is known to be other than when it was last compared.
-
-        Args:
-            trainer: The Trainer during a fit.
-        """
+        """Return whether the data is known to be other than when it was last compared."""
         if not self.has_seen_data:
             return self._announced and trainer.current_epoch > 0
         source = data_source_of(trainer)
@@ -259,20 +240,12 @@ class Progress:
 
 
 def data_source_of(trainer: Trainer) -> Any:
-    """Return the DataModule, else what `fit` got as loaders, else the LightningModule that makes its own loader.
-
-    Args:
-        trainer: The Trainer during a fit.
-    """
+    """Return the DataModule, else what `fit` got as loaders, else the LightningModule that makes its own loader."""
     return data_source(trainer) if trainer.datamodule is None else trainer.datamodule
 
 
 def horizon_of(trainer: Trainer) -> Horizon:
-    """Return the end of a Trainer's training.
-
-    Args:
-        trainer: The Trainer.
-    """
+    """Return the end of a Trainer's training."""
     ends = (trainer.max_epochs, trainer.max_steps)
     return Horizon(*(end if end is not None and end >= 0 else None for end in ends))
 

@@ -46,7 +46,6 @@ class UnitCallback(MethodCallback):
         """Return the method.
 
         Args:
-            pl_module: The module.
             run: Runs it once, on a batch.
         """
         raise NotImplementedError
@@ -123,22 +122,13 @@ class UnitCallback(MethodCallback):
 
 
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
-    """Say how many hidden units a callback watches.
-
-    Args:
-        callback: The callback.
-        layers: Their layers.
-    """
+    """Say how many hidden units a callback watches."""
     units = sum(layer.size for layer in layers)
     rank_zero_info(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
 
 
 def units_shown_later(callback: Any) -> str:
-    """Return what a callback on hidden units shows for a selection: it needs a batch.
-
-    Args:
-        callback: The callback, with `where`.
-    """
+    """Return what a callback on hidden units shows for a selection: it needs a batch."""
     return (
         f"{type(callback).__name__}(where={callback.where}) finds its units when training starts, by watching one"
         f" batch. In Python, print({callback.where}.select(model, lambda: model(batch))) shows them."

@@ -80,8 +80,6 @@ def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batc
     """Return the sum of hᵀh over the features h of all samples and places of this rank.
 
     Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module, in the modes in which it shall run.
         num_batches: Batches to look at, at most an epoch of them.
 
     Returns:

@@ -44,8 +44,6 @@ def gradients_on_new_data(
     nobody had looked. Ranks do not talk: each sees its own share of the data.
 
     Args:
-        trainer: The Trainer, at the start of an epoch, its data loaded.
-        pl_module: Its module, in the modes of training.
         parameters: What to derive by.
         num_batches: Batches at most.
 
@@ -78,8 +76,6 @@ def forward_on_new_data(
     What is compiled runs as it was written.
 
     Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module.
         num_batches: Batches at most.
         forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise `training_step`;
             what that logs is dropped.
@@ -101,12 +97,7 @@ def forward_on_new_data(
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
-    """Tell why a module should not be run on the data to come without being asked to; empty if it may be.
-
-    Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module.
-    """
+    """Tell why a module should not be run on the data to come without being asked to; empty if it may be."""
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if reason := _takes_steps(pl_module, "how to run the module on a batch"):
@@ -124,11 +115,7 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
 
 
 def weights_are_sharded(trainer: Trainer) -> bool:
-    """Tell whether the strategy of a Trainer shards weights (FSDP2, tensor parallelism).
-
-    Args:
-        trainer: The Trainer.
-    """
+    """Tell whether the strategy of a Trainer shards weights (FSDP2, tensor parallelism)."""
     return any(kind.__name__ == "ModelParallelStrategy" for kind in type(trainer.strategy).__mro__)
 
 
@@ -137,9 +124,6 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
 
     The random generators that the loaders, their samplers and data sets hold are put back, so that training sees its
     own order.
-
-    Args:
-        trainer: The Trainer, its data loaded.
     """
     combined = combined_loader(trainer)
     own = combined_like(combined, tree_map(_own, combined.iterables))
@@ -200,7 +184,6 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
     """Return the module's loss of a batch: that of its `loss_on(batch)` if it has one, otherwise of `training_step`.
 
     Args:
-        pl_module: The module, of automatic optimization or with `loss_on`.
         batch: The batch, on the device.
         index: Its number in the epoch.
 
@@ -236,7 +219,6 @@ def on_all_ranks(trainer: Trainer, done: bool) -> bool:
     """Tell whether all ranks have done something; all must ask.
 
     Args:
-        trainer: The Trainer.
         done: Whether this one has.
     """
     flag = torch.tensor(float(done), device=trainer.strategy.root_device)

@@ -237,12 +237,7 @@ _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionar
 
 
 def tell_once(trainer: Trainer, message: str) -> None:
-    """Log a message once in the life of a Trainer.
-
-    Args:
-        trainer: The Trainer.
-        message: The message.
-    """
+    """Log a message once in the life of a Trainer."""
     told = _told.setdefault(trainer, set())
     if message not in told:
         rank_zero_info(message)

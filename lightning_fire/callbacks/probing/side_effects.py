@@ -22,11 +22,7 @@ Restore = Callable[[], None]
 
 
 def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
-    """Run a module without `torch.compile`: what is compiled does not see hooks that came later.
-
-    Args:
-        module: The module; for one that is not compiled the compiler, which takes seconds to load, is left alone.
-    """
+    """Run a module without `torch.compile`: what is compiled does not see hooks that came later."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 
 
@@ -36,9 +32,6 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
 
     Put back are buffers, frozen parameters, metrics, and the attributes of the module, its parts and of plain objects
     that they hold: numbers, tensors, lists, sets and dictionaries. Trainable parameters are left as they become.
-
-    Args:
-        module: Any module.
     """
     states, restores = random_states(), _restores_of(module)
     trainer = attached_trainer(module)
@@ -64,11 +57,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run a module as one plain function: in evaluation mode, without `torch.compile`.
-
-    Args:
-        module: The module; its modes are put back at the end.
-    """
+    """Run a module as one plain function: in evaluation mode, without `torch.compile`."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
