@@ -1,5 +1,7 @@
 """The checks that the functions share."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,6 @@ def real(tensor: Tensor, name: str) -> Tensor:
 def finite(tensor: Tensor, name: str) -> Tensor:
     """Return what `real` returns; raise a ValueError if `tensor` has a NaN or Inf."""
     tensor = real(tensor, name)
-    if tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():
+    if tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.aminmax()).tolist())):
         raise ValueError(f"`{name}` must be finite, got a NaN or Inf in shape {tuple(tensor.shape)}")
     return tensor
