@@ -25,7 +25,8 @@ class Weights(ByName):
     """Selects weight matrices of a model by a preset, narrowed by names.
 
     A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
-    `exclude` does. Never taken: frozen weights and depthwise convolutions. A tied weight is taken once.
+    `exclude` does. A tied weight is taken once. Never taken: weights that are frozen, belong to a target network beside
+    its original or overlap others in memory, depthwise convolutions, and fused projections in an unknown order.
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
