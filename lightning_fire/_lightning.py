@@ -173,6 +173,11 @@ def is_in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def loss_scaler(trainer: "Trainer") -> Any:
+    """Return the gradient scaler of float16 mixed precision; None in every other precision."""
+    return getattr(trainer.precision_plugin, "scaler", None)
+
+
 def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer unscales the gradients of mixed precision in its own step, as fused ones do."""
     return getattr(optimizer, "_step_supports_amp_scaling", False)

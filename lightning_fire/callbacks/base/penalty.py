@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import unscales_gradients
+from lightning_fire._lightning import loss_scaler, unscales_gradients
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.methods.penalty import Penalty
@@ -69,8 +69,9 @@ class PenaltyCallback(MethodCallback):
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves."""
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves.
+    """
+    scaler = loss_scaler(trainer)
     if scaler is None or not unscales_gradients(optimizer):
         return 1.0
     return scaler.get_scale()

@@ -1,4 +1,4 @@
-"""Looks at the training loss on the data that is about to be trained on, and leaves no trace."""
+"""Run a module on upcoming training batches without side effects."""
 
 import contextlib
 import copy
@@ -21,40 +21,38 @@ from lightning_fire._lightning import (
     combined_like,
     combined_loader,
     copy_of_loader,
+    loss_scaler,
     tree_leaves,
     tree_map,
 )
-from lightning_fire.callbacks.probing.side_effects import as_written, leaving_no_trace
+from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.contracts import HasLossOn, HasPeekBatches, offers
 
 Loss = Callable[[LightningModule, Any], Tensor]
 Forward = Callable[[LightningModule, Any], Any]
-_DEPTH = 6  # a sampler in a sampler of Lightning's, in a batch sampler, in a loader
+_DEPTH = 6  # of random generators: in a sampler, in a sampler of Lightning, in a batch sampler, in a loader
 
 
 def gradients_on_new_data(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    parameters: Sequence[Tensor],
-    num_batches: int,
+    trainer: Trainer, pl_module: LightningModule, parameters: Sequence[Tensor], num_batches: int
 ) -> Iterator[list[Tensor]]:
     """Yield the gradient of the training loss on each of the first batches of this epoch.
 
-    Buffers, gradients, metrics, logs and random states stay as they are, and training will see these batches as if
-    nobody had looked. Ranks do not talk: each sees its own share of the data.
+    Gradients, buffers, metrics, logs and random states stay as they are, and training gets the same batches as without.
+    Each rank computes the gradients of its own batches.
 
     Args:
-        parameters: What to derive by.
-        num_batches: Batches at most.
+        parameters: Tensors to differentiate by.
+        num_batches: Largest number of batches.
 
     Raises:
         MisconfigurationException: If the module optimizes manually and has no `loss_on`.
     """
     if reason := _takes_steps(pl_module, "what the loss of a batch is"):
         raise MisconfigurationException(reason)
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    scaler = loss_scaler(trainer)
     scale = 1.0 if scaler is None else scaler.get_scale()
-    with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module), torch.enable_grad():
+    with contextlib.closing(batches_of(trainer)) as batches, without_side_effects(pl_module), torch.enable_grad():
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
                 value = training_loss(pl_module, batch, index)
@@ -66,19 +64,15 @@ def gradients_on_new_data(
 
 
 def forward_on_new_data(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    num_batches: int,
-    forward: Forward | None = None,
+    trainer: Trainer, pl_module: LightningModule, num_batches: int, forward: Forward | None = None
 ) -> None:
-    """Run the module on the first batches of this epoch, for hooks to watch; leave no trace otherwise.
+    """Run the module on the first batches of this epoch, without side effects, for the hooks on its layers.
 
-    What is compiled runs as it was written.
+    Compiled parts run without `torch.compile`.
 
     Args:
-        num_batches: Batches at most.
-        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise `training_step`;
-            what that logs is dropped.
+        num_batches: Largest number of batches.
+        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise `training_step`.
 
     Raises:
         MisconfigurationException: If the module optimizes manually and has no `loss_on`.
@@ -87,8 +81,8 @@ def forward_on_new_data(
         raise MisconfigurationException(reason)
     with (
         contextlib.closing(batches_of(trainer)) as batches,
-        leaving_no_trace(pl_module),
-        torch.enable_grad(),  # some training steps derive by themselves
+        without_side_effects(pl_module),
+        torch.enable_grad(),  # some training steps compute derivatives
         as_written(pl_module),
     ):
         for index, batch in enumerate(islice(batches, num_batches)):
@@ -97,36 +91,34 @@ def forward_on_new_data(
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
-    """Tell why a module should not be run on the data to come without being asked to; empty if it may be."""
+    """Return the reason not to run a module on upcoming batches by default; empty if there is none."""
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if reason := _takes_steps(pl_module, "how to run the module on a batch"):
         return reason
-    if not offers(pl_module, HasLossOn) and is_param_in_hook_signature(
-        pl_module.training_step, "dataloader_iter", explicit=True
-    ):
+    takes_iterator = is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True)
+    if takes_iterator and not offers(pl_module, HasLossOn):
         return "training_step takes its batches itself, from dataloader_iter; say how to run the module on a batch"
     for loader in tree_leaves(combined_loader(trainer).iterables):
-        if offers(loader, HasPeekBatches):
-            continue
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        repeatable = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
+        if not repeatable and not offers(loader, HasPeekBatches):
             return f"the data of {type(loader).__name__} may be there only once, and training needs it"
     return ""
 
 
 def weights_are_sharded(trainer: Trainer) -> bool:
-    """Tell whether the strategy of a Trainer shards weights (FSDP2, tensor parallelism)."""
+    """Return whether the strategy of a Trainer shards weights (FSDP2, tensor parallelism)."""
     return any(kind.__name__ == "ModelParallelStrategy" for kind in type(trainer.strategy).__mro__)
 
 
 def batches_of(trainer: Trainer) -> Iterator[Any]:
-    """Yield this epoch's batches from loaders of their own, on the device; as many as training will see.
+    """Yield this epoch's batches on the device, as many as training gets, from copies of its loaders.
 
-    The random generators that the loaders, their samplers and data sets hold are put back, so that training sees its
-    own order.
+    The random generators of the loaders, of their samplers and data sets are restored at the end, so that training gets
+    its own order.
     """
     combined = combined_loader(trainer)
-    own = combined_like(combined, tree_map(_own, combined.iterables))
+    own = combined_like(combined, tree_map(_copied, combined.iterables))
     number = trainer.num_training_batches
     generators: dict[int, Callable[[], None]] = {}
     for loader in tree_leaves(combined.iterables):
@@ -141,25 +133,20 @@ def batches_of(trainer: Trainer) -> Iterator[Any]:
             restore()
 
 
-def _own(loader: Any) -> Any:
-    """Copy a loader, not its data: one with persistent workers has a single iterator, which training holds.
-
-    Without worker processes, whose start would take longer than a batch, unless they have something to set up.
-
-    A loader whose batches are made when asked for may have `peek_batches()`: batches as training would see them.
-    """
+def _copied(loader: Any) -> Any:
+    """Copy a loader, not its data, without worker processes unless they need a setup: to start them takes longer."""
     if offers(loader, HasPeekBatches):
         return loader.peek_batches()
     if not isinstance(loader, DataLoader):
         return loader
-    own = copy_of_loader(loader)
+    copied = copy_of_loader(loader)
     if loader.worker_init_fn is None and not isinstance(loader.dataset, IterableDataset):
-        vars(own).update(num_workers=0, persistent_workers=False, prefetch_factor=None, timeout=0)
-    return own
+        vars(copied).update(num_workers=0, persistent_workers=False, prefetch_factor=None, timeout=0)
+    return copied
 
 
 def _collect_generators(thing: Any, found: dict[int, Callable[[], None]], depth: int) -> None:
-    """Find the random generators that an object holds, or one that it holds, and so on; with what puts each back."""
+    """Find the random generators in an object and its parts, with a function that restores each."""
     if depth == 0 or not hasattr(thing, "__dict__"):
         return
     for value in vars(thing).values():
@@ -172,7 +159,7 @@ def _collect_generators(thing: Any, found: dict[int, Callable[[], None]], depth:
 
 
 def _restore_of_generator(generator: Any) -> Callable[[], None]:
-    """Return what to call, to have a random generator as it is now."""
+    """Return a function that restores the present state of a random generator."""
     if isinstance(generator, random.Random):
         return partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.Generator):
@@ -181,31 +168,21 @@ def _restore_of_generator(generator: Any) -> Callable[[], None]:
 
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
-    """Return the module's loss of a batch: that of its `loss_on(batch)` if it has one, otherwise of `training_step`.
+    """Return the module's loss on a batch: of its `loss_on(batch)` if it has one, otherwise of `training_step`.
 
     Args:
         batch: The batch, on the device.
-        index: Its number in the epoch.
+        index: Index of the batch in the epoch.
 
     Raises:
-        ValueError: If that is no loss.
+        ValueError: If that does not return a loss.
     """
     output = _training_output(pl_module, batch, index)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
         function = "loss_on" if offers(pl_module, HasLossOn) else "training_step"
-        raise ValueError(f"{function} has returned {loss!r} in the place of a loss")
+        raise ValueError(f"{function} has returned {loss!r} instead of a loss")
     return loss
-
-
-def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
-    """Tell why training_step cannot be run to look at a batch, and what would do instead; empty if it can."""
-    if pl_module.automatic_optimization or offers(pl_module, HasLossOn):
-        return ""
-    return (
-        f"the training_step of manual optimization takes optimizer steps by itself; say {unknown}, by a method"
-        " loss_on(batch) of the module"
-    )
 
 
 def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
@@ -215,11 +192,21 @@ def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
     return pl_module.training_step(batch, *([index] if with_index else []))
 
 
+def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
+    """Return the reason why training_step cannot be run without training, and the alternative; empty if it can."""
+    if pl_module.automatic_optimization or offers(pl_module, HasLossOn):
+        return ""
+    return (
+        f"the training_step of manual optimization takes optimizer steps by itself; say {unknown}, by a method"
+        " loss_on(batch) of the module"
+    )
+
+
 def on_all_ranks(trainer: Trainer, done: bool) -> bool:
-    """Tell whether all ranks have done something; all must ask.
+    """Return whether a flag is set on all ranks. Every rank must call this.
 
     Args:
-        done: Whether this one has.
+        done: The flag of this rank.
     """
     flag = torch.tensor(float(done), device=trainer.strategy.root_device)
     return bool(trainer.strategy.reduce(flag, reduce_op="mean") == 1.0)

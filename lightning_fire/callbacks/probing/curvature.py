@@ -1,4 +1,4 @@
-"""How sharply the loss of a module bends on a batch."""
+"""Largest eigenvalue of the Hessian of a module's loss on a batch."""
 
 import contextlib
 import math
@@ -16,12 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lightning_fire._lightning import tree_map, version_of
 from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
-from lightning_fire.callbacks.probing.side_effects import evaluating, leaving_no_trace
+from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
 
 _HALF = (torch.float16, torch.bfloat16)
-_AT_LEAST = 4  # products, so that no lucky vector of a lesser eigenvalue ends it
+_AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
 
 
 def module_curvature(
@@ -32,27 +32,26 @@ def module_curvature(
     max_products: int = 50,
     reduce: Callable[[Tensor], Tensor] | None = None,
 ) -> Eigenvalue:
-    """Return the largest eigenvalue of the Hessian of a module's loss on a batch, by all its trainable parameters.
+    """Return the largest eigenvalue of the Hessian of a module's loss on a batch, in all its trainable parameters.
 
-    The module is taken as one function: in evaluation mode (no dropout, BatchNorm with its running statistics), in
-    float32 or better, without autocast, `torch.compile` and fused attention, whose results have no second derivatives.
-    Its parameters, gradients, buffers, metrics, logs, modes and the random states are left as they are.
+    The module runs in evaluation mode (no dropout, BatchNorm with its running statistics), in float32 or better, and
+    without autocast, `torch.compile`, fused attention (which has no second derivatives) and side effects.
 
     Args:
         module: A LightningModule, or with `loss` any module.
         batch: A batch, on the device of the module.
-        loss: From the module and a batch to the loss, a scalar. Default: the module's `loss_on(batch)` if it
-            has one, otherwise what `training_step` returns; what that logs is dropped.
-        tolerance: Stop when the residual is at most this share of the eigenvalue.
-        max_products: Products with the Hessian at most, each of 2 to 3 gradients.
-        reduce: Makes of a product the mean over ranks. Default: this process alone.
+        loss: Function of the module and a batch that returns the loss, a scalar. Default: the module's `loss_on(batch)`
+            if it has one, otherwise `training_step`.
+        tolerance: Stop when the residual is at most this fraction of the eigenvalue.
+        max_products: Largest number of products with the Hessian; each costs 2 to 3 gradients.
+        reduce: Function that returns the mean of a vector over ranks. Default: no other ranks.
 
     Returns:
         The eigenvalue, its residual and the number of products.
 
     Raises:
-        ValueError: If the Hessian has a NaN or Inf, or there is nothing to train.
-        RuntimeError: If some operation of the module cannot be differentiated twice.
+        ValueError: If the Hessian has a NaN or Inf, or the module has no trainable parameters.
+        RuntimeError: If an operation of the module cannot be differentiated twice.
 
     Example:
         >>> net = nn.Linear(2, 1, bias=False)
@@ -78,7 +77,7 @@ def module_curvature(
                 raise
             failures.append(error)
 
-        def mean(vector: Tensor) -> Tensor:  # of the others too: none may wait for one that has failed
+        def mean(vector: Tensor) -> Tensor:  # also after a failure, for which the other ranks would wait
             own = torch.full_like(vector, torch.nan)
             if not failures:
                 try:
@@ -97,7 +96,7 @@ def module_curvature(
 
 
 class _WithLoss(nn.Module):
-    """A module, to be called with a batch for its loss."""
+    """Module that returns the loss of another module on a batch."""
 
     def __init__(self, module: nn.Module, loss: Loss):
         super().__init__()
@@ -108,7 +107,7 @@ class _WithLoss(nn.Module):
 
 
 def _widened(value: Any) -> Any:
-    """Return tensors of half precision in float32, parameters ready for derivatives; anything else as it is."""
+    """Return a tensor of half precision in float32, with gradients if it had them; anything else unchanged."""
     if not isinstance(value, Tensor) or value.dtype not in _HALF:
         return value
     return value.detach().float().requires_grad_(value.requires_grad)
@@ -116,11 +115,11 @@ def _widened(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None]:
-    """Let no fused kernel run whose result has no second derivative: attention, and cuDNN's recurrent layers."""
+    """Context manager: run without fused kernels that have no second derivative (attention, cuDNN's recurrent ones)."""
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
     full = torch.autocast(parameter.device.type, enabled=False)
-    with evaluating(module), leaving_no_trace(module), sdpa_kernel(SDPBackend.MATH), cudnn, full:
+    with evaluating(module), without_side_effects(module), sdpa_kernel(SDPBackend.MATH), cudnn, full:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if parameter.dtype == torch.float64 else torch.float32)
         try:
@@ -129,14 +128,15 @@ def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None
             torch.set_default_dtype(default)
 
 
-# With these an event costs less than ten training steps of a ResNet-18 on 128 images: a product on 16 of them is 0.3
-# steps. A trained network mostly needs no more products; the residual tells.
+# An event then costs less than ten training steps of a ResNet-18 on 128 images: a product on 16 of them is 0.3 steps.
+# Most trained networks need no more products; the residual shows it. Starting the second iteration of an event from the
+# eigenvector of the first saves none.
 _SAMPLES = 16
 _PRODUCTS = 8
 
 
 class UpcomingBatch:
-    """The first samples of an epoch, for measuring: training will see them as if nobody had looked.
+    """The first samples of an epoch, for measurements. Training gets the same batches as without.
 
     Args:
         trainer: The Trainer, its data loaded.
@@ -147,22 +147,21 @@ class UpcomingBatch:
         self._trainer, self._module = trainer, pl_module
         self._batch, self._failure = None, None
         try:
-            with contextlib.closing(batches_of(trainer)) as batches, leaving_no_trace(pl_module):
+            with contextlib.closing(batches_of(trainer)) as batches, without_side_effects(pl_module):
                 self._batch = first_samples(next(batches), _SAMPLES)
         except StopIteration:
             self._failure = ValueError("the epoch has no batches to look at")
-        except Exception as error:  # the data set's own; training will meet it, or not
+        except Exception as error:  # of the data set; training may meet it as well
             self._failure = error
 
     def lambda_max(self) -> Eigenvalue:
-        """Return the largest eigenvalue of the Hessian of the loss, by all trainable parameters.
+        """Return the largest eigenvalue of the Hessian of the loss on the first 16 samples, of at most 8 products.
 
-        It is of the loss on the first 16 samples, which is another function than that on the whole batch; by 8
-        products at most. Of several ranks: of the mean of their losses, the same on each. If the module is as it was
-        at the last measurement in this step, that result is returned.
+        With several ranks it is that of the mean of their losses. If the module is as it was at the last measurement in
+        this step, that result is returned.
 
         Raises:
-            Exception: Of any kind, on every rank, if it cannot be computed on one.
+            Exception: Of any kind, on every rank, if it cannot be computed on one of them.
         """
         if not on_all_ranks(self._trainer, self._failure is None):
             raise self._failure or ValueError("another rank has no batch to look at")
@@ -178,17 +177,17 @@ class UpcomingBatch:
         return found
 
     def measured(self, key: str) -> dict[str, float]:
-        """Return λ_max under a key, and its residual under `{key}_residual`; nothing where it cannot be computed.
+        """Return λ_max and its residual, to be logged; nothing if it cannot be computed.
 
         Args:
-            key: What to log it as.
+            key: Key of λ_max. That of the residual is `{key}_residual`.
         """
         try:
             found = self.lambda_max()
         except ValueError as error:
             tell_once(self._trainer, f"{key} is not logged: {error}.")
             return {}
-        except Exception as error:  # what watches a training must not end it
+        except Exception as error:  # a measurement must not end training
             kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
             message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) does without it."
             rank_zero_warn(message, category=RuntimeWarning)
@@ -210,13 +209,11 @@ def _fingerprint(module: nn.Module) -> list[Any]:
 
 
 def first_samples(batch: Any, number: int) -> Any:
-    """Return the first samples of a batch; all of it if its tensors, other than scalars, differ in their length.
-
-    A batch with strings is returned whole as well, as they are one for each sample.
+    """Return the first samples of a batch; the whole batch if its tensors differ in length or it has strings.
 
     Args:
-        batch: Tensors and anything else, in any nesting.
-        number: Samples at most.
+        batch: Tensors, of which scalars are not divided, and anything else, in any nesting.
+        number: Largest number of samples.
 
     Example:
         >>> import torch

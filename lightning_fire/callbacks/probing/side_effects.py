@@ -1,8 +1,9 @@
-"""Run a module only for somebody to look, and put everything back as it was."""
+"""Run a module without side effects."""
 
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +15,30 @@ from lightning_fire._lightning import OWN_LINKS, attached_trainer, is_compiled, 
 from lightning_fire.methods.change import to_the_end
 from lightning_fire.methods.unit_reset import ignored_passes
 
-_OWN_OF_MODULES = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
-_FOREIGN = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}
-_LARGE = 2**20
+_OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
+_LIBRARIES = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}
+_LARGE = 2**20  # entries of a tensor attribute that is not saved
+_MANY = 1000  # items of a container that are not saved one by one, as the samples of a data set
 
-Restore = Callable[[], None]
+Restore = Callable[[], object]
 
 
 def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
-    """Run a module without `torch.compile`: what is compiled does not see hooks that came later."""
+    """Context manager: run a module without `torch.compile`, so that hooks registered after compiling run.
+
+    Args:
+        module: The module. If it is not compiled, the compiler is not loaded, which takes seconds.
+    """
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def leaving_no_trace(module: nn.Module) -> Iterator[None]:
-    """Put a module and the random states back at the end as they were; drop what is logged in between.
+def without_side_effects(module: nn.Module) -> Iterator[None]:
+    """Context manager: run a module without side effects.
 
-    Put back are buffers, frozen parameters, metrics, and the attributes of the module, its parts and of plain objects
-    that they hold: numbers, tensors, lists, sets and dictionaries. Trainable parameters are left as they become.
+    At the end these are as before: random states, buffers, frozen parameters, metrics, and the attributes of the
+    module, of its parts and of plain objects in them (numbers, tensors, lists, sets, dictionaries). Logs are dropped.
+    Trainable parameters are not restored.
     """
     states, restores = random_states(), _restores_of(module)
     trainer = attached_trainer(module)
@@ -41,7 +48,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
     vars(module)["log"] = _drop
 
     @torch.no_grad()
-    def put_back() -> None:
+    def restore_all() -> None:
         set_random_states(states)
         if loggers:
             trainer.loggers = loggers
@@ -52,12 +59,16 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
         with ignored_passes():
             yield
     finally:
-        to_the_end(put_back)
+        to_the_end(restore_all)
 
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Run a module as one plain function: in evaluation mode, without `torch.compile`."""
+    """Context manager: run a module in evaluation mode and without `torch.compile`.
+
+    Args:
+        module: The module. Its modes are restored at the end.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -66,43 +77,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             if type(part).train is not nn.Module.train:
-                part.train(training)  # it may do more than set the flag
+                part.train(training)  # an override may do more than set the flag
         for part, training in modes:
             part.training = training
 
 
 def _restores_of(module: nn.Module) -> list[Restore]:
-    """Return what to call, to have everything as it is now."""
+    """Return functions that restore the present state of a module."""
     restores: list[Restore] = []
     seen: set[int] = set()
     for part in module.modules():
-        _save_object(part, restores, seen, depth=3)
+        _save_attributes(part, restores, seen, depth=3)
     frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     trainable = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    if sum(parameter.numel() for parameter in frozen) <= 2 * trainable:  # a moving average, not a large frozen model
-        for parameter in frozen:
-            _save_tensor(parameter.detach(), restores)
-    for buffer in module.buffers():
-        _save_tensor(buffer, restores)
+    small = sum(parameter.numel() for parameter in frozen) <= 2 * trainable  # an EMA, not a large frozen model
+    for tensor in [*(frozen if small else []), *module.buffers()]:
+        _save_tensor(tensor, restores)
     return restores
-
-
-def _save_object(thing: Any, restores: list[Restore], seen: set[int], depth: int) -> None:
-    """Save the attributes of an object, and what they hold."""
-    if id(thing) in seen or depth == 0:
-        return
-    seen.add(id(thing))
-    names, copied = vars(thing), dict(vars(thing))
-
-    def restore() -> None:
-        names.clear()
-        names.update(copied)
-
-    restores.append(restore)
-    skipped = {*(_OWN_OF_MODULES if isinstance(thing, nn.Module) else ()), *OWN_LINKS}
-    for name, value in copied.items():
-        if name not in skipped:
-            _save(value, restores, seen, depth, whole=isinstance(thing, Metric))
 
 
 def _save(value: Any, restores: list[Restore], seen: set[int], depth: int, whole: bool) -> None:
@@ -111,39 +102,47 @@ def _save(value: Any, restores: list[Restore], seen: set[int], depth: int, whole
             _save_tensor(value, restores)
     elif isinstance(value, list | dict | set | deque):
         _save_container(value, restores, seen, depth, whole)
-    elif isinstance(value, nn.Module) or _is_plain(value):
-        _save_object(value, restores, seen, depth - 1)
+    elif isinstance(value, nn.Module) or _is_users_object(value):
+        _save_attributes(value, restores, seen, depth - 1)
 
 
-def _is_plain(value: Any) -> bool:
-    """Tell an object of the user's own, such as a running average, from those of the libraries."""
-    foreign = type(value).__module__.split(".")[0] in _FOREIGN
-    return hasattr(value, "__dict__") and not isinstance(value, type) and not foreign
+def _save_attributes(thing: Any, restores: list[Restore], seen: set[int], depth: int) -> None:
+    if id(thing) in seen or depth == 0:
+        return
+    seen.add(id(thing))
+    saved = dict(vars(thing))
+    restores.append(partial(_refill, vars(thing), saved))
+    skipped = {*(_OF_TORCH if isinstance(thing, nn.Module) else ()), *OWN_LINKS}
+    for name, value in saved.items():
+        if name not in skipped:
+            _save(value, restores, seen, depth, whole=isinstance(thing, Metric))
 
 
 def _save_container(value: Any, restores: list[Restore], seen: set[int], depth: int, whole: bool) -> None:
     if id(value) in seen or depth == 0:
         return
     seen.add(id(value))
-    copied = value.copy()
-
-    def restore() -> None:
-        value.clear()
-        (value.extend if isinstance(value, list | deque) else value.update)(copied)
-
-    restores.append(restore)
-    if len(copied) <= 1000:  # not the samples of a data set
-        for item in list(copied.values()) if isinstance(copied, dict) else list(copied):
+    saved = value.copy()
+    restores.append(partial(_refill, value, saved))
+    if len(saved) <= _MANY:
+        for item in list(saved.values() if isinstance(saved, dict) else saved):
             _save(item, restores, seen, depth - 1, whole)
 
 
 def _save_tensor(tensor: Tensor, restores: list[Restore]) -> None:
-    copied = tensor.detach().clone()
+    saved = tensor.detach().clone()
+    restores.append(lambda: tensor.detach().copy_(saved))
 
-    def restore() -> None:
-        tensor.detach().copy_(copied)
 
-    restores.append(restore)
+def _refill(container: Any, saved: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(saved)
+
+
+def _is_users_object(value: Any) -> bool:
+    """Return whether an object is not of the libraries, such as a user's own EMA."""
+    of_library = type(value).__module__.split(".")[0] in _LIBRARIES
+    return hasattr(value, "__dict__") and not isinstance(value, type) and not of_library
 
 
 def _drop(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""λ_max around events: of the right network on the right data, and training never notices."""
+"""λ_max around events: of the right network on the right data, without side effects on training."""
 
 from collections import UserDict
 from typing import NamedTuple
@@ -113,7 +113,7 @@ def test_lambda_max_is_that_of_the_first_16_samples():
             assert values[f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3)
 
 
-def test_lambda_max_takes_8_products_at_most_and_the_residual_tells_that_they_were_too_few(monkeypatch):
+def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_are_too_few(monkeypatch):
     found = []
 
     def noted(*args, **kwargs):
@@ -365,7 +365,7 @@ class Manual(PlainModule):
         ),
     ],
 )
-def test_where_it_cannot_be_measured_it_says_why_and_the_event_comes_all_the_same(options, reason, caplog):
+def test_where_it_cannot_be_measured_the_reason_is_logged_and_the_event_happens(options, reason, caplog):
     callback = logging(FIRECallback)()
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         fitted(callback, **options)
@@ -384,7 +384,7 @@ def test_manual_optimization_with_a_loss_is_measured():
     assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
 
 
-def test_by_itself_it_leaves_no_trace_of_any_module():
+def test_alone_it_has_no_side_effects_on_a_module():
     torch.manual_seed(0)
     module = Smooth()
     module.net[1].running_mean.fill_(0.3)
@@ -400,7 +400,7 @@ def test_by_itself_it_leaves_no_trace_of_any_module():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_errors_leave_no_trace_either():
+def test_errors_have_no_side_effects_either():
     module = OnceOnly()
     with pytest.raises(RuntimeError, match="_ctc_loss_backward is not implemented"):
         module_curvature(module, first_batch(0))

@@ -1,4 +1,4 @@
-"""Looking at data: what a training step does to its module, and to the data, is undone."""
+"""Measurements on upcoming batches have no side effects on the module, the data and the random generators."""
 
 import random
 
@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityMonitor
-from lightning_fire.callbacks.probing.side_effects import leaving_no_trace
+from lightning_fire.callbacks.probing.side_effects import without_side_effects
 
 LOOKING = {
     "fire": lambda: FIRECallback(AtNewData(skip_first=False)),
@@ -21,7 +21,7 @@ LOOKING = {
 
 
 class Average:
-    """A user's own running average."""
+    """A user's own exponential moving average."""
 
     def __init__(self):
         self.total = self.count = 0.0
@@ -29,7 +29,7 @@ class Average:
 
 
 class Collecting(PlainModule):
-    """Keeps all kinds of things in its training step, and uses some of them."""
+    """Changes attributes of all kinds in its training step, and uses some of them."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Collecting(PlainModule):
         self.hidden = 0.5 * self.hidden + logits.detach().mean(0)
         with torch.no_grad():
             for old, new in zip(self.slow.parameters(), self.net[-1].parameters(), strict=True):
-                old.mul_(0.9).add_(new, alpha=0.1)  # a moving average
+                old.mul_(0.9).add_(new, alpha=0.1)  # an EMA
         self.count += 1
         loss = nn.functional.cross_entropy(logits + self.running + self.hidden + self.slow(features), y)
         loss = loss * (1 + 0.01 * self.count)
@@ -67,7 +67,7 @@ class Collecting(PlainModule):
 
 
 @pytest.mark.parametrize("looking", LOOKING)
-def test_what_a_training_step_keeps_is_as_without_looking(looking):
+def test_what_a_training_step_keeps_is_as_without_measurements(looking):
     quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     results = []
     for callbacks in ([LOOKING[looking]()], quiet):
@@ -131,17 +131,17 @@ class RandomData(PlainData):
 
 @pytest.mark.parametrize("kind", ["numpy", "old numpy", "python", "torch", "sampler"])
 @pytest.mark.parametrize("looking", LOOKING)
-def test_random_generators_of_the_data_are_put_back(looking, kind):
+def test_random_generators_of_the_data_are_restored(looking, kind):
     quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     runs = [fitted(*callbacks, data=RandomData(kind), max_epochs=2) for callbacks in ([LOOKING[looking]()], quiet)]
     assert_same_weights(*runs)
 
 
-def test_random_states_and_the_module_come_back_after_an_error():
+def test_random_states_and_the_module_are_restored_after_an_error():
     module = PlainModule()
     mine = module.log = lambda *args, **kwargs: None
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match="no"), leaving_no_trace(module):
+    with pytest.raises(ValueError, match="no"), without_side_effects(module):
         torch.randn(3)
         module.extra = 1
         raise ValueError("no")
@@ -164,7 +164,7 @@ class Seen(Dataset):
         return self.data[index]
 
 
-def test_no_more_batches_are_looked_at_than_training_sees():
+def test_no_more_batches_are_loaded_than_training_gets():
     class Data(PlainData):
         def train_dataloader(self):
             return DataLoader(samples, batch_size=6)
@@ -210,7 +210,7 @@ class ByKeyword(PlainModule):
 @pytest.mark.filterwarnings("ignore:.*lambda_max.* is not logged")
 @pytest.mark.parametrize("kind", [Skips, OtherInEvaluation, NoLayers, DerivesByItself, ByKeyword])
 @pytest.mark.parametrize("looking", LOOKING)
-def test_what_cannot_be_looked_at_is_trained_all_the_same(looking, kind):
+def test_what_cannot_be_measured_is_trained_as_without(looking, kind):
     quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     runs = []
     for callbacks in ([LOOKING[looking]()], quiet):
