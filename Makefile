@@ -10,6 +10,7 @@ INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BI
 LOWEST := $(VENV)-lowest
 LOWEST_PYTHON ?= 3.10
 
+TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods))
 # on as many processes as there are cores
 PYTEST := python -m pytest -n auto --dist worksteal
 
@@ -28,8 +29,8 @@ test-all: $(VENV)/.test  ## all tests
 test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproject.toml allows, which may warn; needs uv
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) -W default
 
-lint: $(VENV)/.dev  ## style
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(VENV)/.dev  ## style, and types where they are strict
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)
 
 $(VENV)/bin/python:
 	if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi

@@ -1,4 +1,4 @@
-"""Lightning's progress bar, which also names the chunk of data, and is drawn no more often than an eye can see."""
+"""Lightning's progress bar with the chunk of data, redrawn at most ten times a second."""
 
 import time
 from typing import Any
@@ -9,14 +9,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_fire.contracts import chunk_of, num_chunks_of
 
-_PAUSE = 0.1  # seconds between two drawings
+_PAUSE = 0.1  # seconds between two redraws
 
 
 class ChunkProgressBar(TQDMProgressBar):
     """Shows `Epoch 203 (chunk 2/2)` where the DataModule has `chunk` and `num_chunks`.
 
-    It is drawn ten times a second at most, and where an epoch or a validation begins or ends. Lightning's is drawn
-    twice after each batch, which takes as long as the step of a small network, and reads metrics from the GPU.
+    It is redrawn at most ten times a second, and where an epoch or a validation begins or ends. Lightning's is redrawn
+    twice after each batch, which takes as long as the step of a small network and reads metrics from the GPU.
     """
 
     _last_drawn_at = 0.0
@@ -31,7 +31,7 @@ class ChunkProgressBar(TQDMProgressBar):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         now, done = time.monotonic(), batch_idx + 1
-        self.train_progress_bar.n = done  # for whatever draws it next
+        self.train_progress_bar.n = done  # for the next redraw
         if now - self._last_drawn_at >= _PAUSE and done % max(self.refresh_rate, 1) == 0:
             self._last_drawn_at = now
             super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

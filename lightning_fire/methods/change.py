@@ -4,7 +4,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ParamSpec
 
 import torch
@@ -125,7 +125,8 @@ def change_weights(
     seen = [torch.zeros((), device=device) if whole is None else whole for whole in read]
     require_finite({view.name: whole for view, whole in zip(weights, seen, strict=True)}, by_ranks=ranks > 1)
     del seen
-    values = {parameter: parameter.detach().clone() for parameter in dict.fromkeys(view.parameter for view in weights)}
+    parameters: list[Tensor] = list(dict.fromkeys(view.parameter for view in weights))
+    values = {parameter: parameter.detach().clone() for parameter in parameters}
     copies = _copies(weights, values)
     rows, kept = [], {}
     for index, (view, copy) in enumerate(zip(weights, copies, strict=True)):
@@ -218,7 +219,7 @@ def _change(
 
 def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> list[WeightView]:
     """Return the same views of the new values."""
-    return [replace(view, parameter=values.get(view.parameter, view.parameter)) for view in weights]
+    return [view.of(values.get(view.parameter, view.parameter)) for view in weights]
 
 
 def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:

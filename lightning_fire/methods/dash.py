@@ -118,9 +118,9 @@ def plan_dash(
     directions = dict(zip(parameters, reduced, strict=True))
 
     def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-        return dash(weight, replace(view, parameter=directions[view.parameter]).read(), minimum)
+        return dash(weight, view.of(directions[view.parameter]).read(), minimum)
 
-    others = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
+    others: dict[Tensor, Tensor] = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
     change = change_weights(weights, new_weight, optimizers, optimizer_state, False, measure, others)
     report = replace(change.report, values={**change.report.values, "batches": float(batches)})
     return replace(change, report=report)

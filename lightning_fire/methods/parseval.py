@@ -1,7 +1,5 @@
 """Parseval regularization: a penalty that pulls weights towards orthogonal rows (Chung et al., NeurIPS 2024)."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -77,7 +75,7 @@ class Parseval(Penalty):
             return unit_scale_gradient(weight)
         gradient = torch.zeros_like(weight)
         for view in self._views[name]:
-            replace(view, parameter=gradient).write(parseval_gradient(view.read(), self.scale, view.groups))
+            view.of(gradient).write(parseval_gradient(view.read(), self.scale, view.groups))
         return gradient
 
 

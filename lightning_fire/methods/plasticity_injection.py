@@ -256,7 +256,7 @@ def _cloned(value: Any) -> Any:
 def _frozen_copy(head: nn.Module) -> nn.Module:
     """Copy a module with buffers instead of parameters: optimizers and parameter counts do not see them."""
     frozen = copy.deepcopy(head)
-    frozen.is_frozen_copy = True  # no method resets it
+    frozen.is_frozen_copy = True  # type: ignore[assignment]  # no method resets it
     for part in frozen.modules():
         for name, parameter in list(part.named_parameters(recurse=False)):
             delattr(part, name)

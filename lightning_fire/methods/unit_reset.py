@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -185,7 +184,7 @@ class StepwiseReset(Generic[S]):
             if self.watching and layer.counts_now() and not recomputed and not _ignoring:
                 self.statistics[index].update(layer.activity(args[0].detach()), len(args[0]))
 
-        return hook
+        return hook  # type: ignore[no-any-return]
 
 
 def _rows(view: WeightView) -> Tensor:
@@ -203,13 +202,13 @@ def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
     device = layer.incoming.parameter.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        stand_in = copy_with_empty_parameters(layer.layer)
+        stand_in: Any = copy_with_empty_parameters(layer.layer)
         stand_in.reset_parameters()
-    return replace(layer.incoming, parameter=stand_in.weight).read()
+    return layer.incoming.of(stand_in.weight).read()
 
 
 def _moments(optimizers: Sequence[Optimizer], view: WeightView) -> list[WeightView]:
-    return [replace(view, parameter=tensor) for tensor in _moment_tensors(optimizers, view.parameter)]
+    return [view.of(tensor) for tensor in _moment_tensors(optimizers, view.parameter)]
 
 
 def _moment_tensors(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[Tensor]:

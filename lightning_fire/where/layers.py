@@ -153,7 +153,8 @@ def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> It
     layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else layout
     whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
     reason = _why_never(whole)
-    siblings = [name for name, child in children_of(parent).items() if _is_layer(without_compile_wrapper(child))]
+    children = children_of(parent).items()
+    siblings = [name for name, child in children if child is not None and _is_layer(without_compile_wrapper(child))]
     parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
         yield Candidate(whole.name, [whole], reason or parts, attention=True, parametrization=parametrization)
@@ -208,7 +209,7 @@ def _weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn
 
     For a computed weight a parameter of its shape stands in: to compute it may change buffers.
     """
-    own = {key: parameter for key, parameter in module._parameters.items() if parameter is not None}
+    own = dict(nn.Module.named_parameters(module, recurse=False, remove_duplicate=False))
     sources = [parameter for key, parameter in own.items() if key.startswith(f"{name}_")]
     if parametrize.is_parametrized(module, name):
         parametrizations = module.get_submodule("parametrizations").get_submodule(name)

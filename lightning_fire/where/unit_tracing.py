@@ -310,9 +310,12 @@ def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
 
 def _shared_by_modules(module: nn.Module) -> set[int]:
     """Return the ids of parameters that belong to several modules, such as an embedding and the layer tied to it."""
-    every = {"recurse": False, "remove_duplicate": False}
-    owned = [id(parameter) for part in module.modules() for _, parameter in part.named_parameters(**every)]
-    return {key for key, number in Counter(owned).items() if number > 1}
+    owned = Counter(
+        id(parameter)
+        for part in module.modules()
+        for _, parameter in part.named_parameters(recurse=False, remove_duplicate=False)
+    )
+    return {key for key, number in owned.items() if number > 1}
 
 
 def _reshaped(track: Track, before: torch.Size, after: torch.Size) -> Track | None:

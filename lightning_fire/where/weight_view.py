@@ -1,6 +1,6 @@
 """A weight of a model as `(out, in / groups, *kernel)`, however it is stored."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -36,6 +36,10 @@ class WeightView:
     rows: tuple[int, int] | None = None
     blocks: int = 1
     role: str = ""
+
+    def of(self, tensor: Tensor) -> "WeightView":
+        """Return the same view of another tensor of the parameter's shape, such as a gradient."""
+        return replace(self, parameter=tensor)  # type: ignore[arg-type]
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -135,9 +135,8 @@ def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[W
     names: dict[nn.Parameter, list[str]] = {}
     owners: dict[nn.Parameter, nn.Module] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
-        for leaf, parameter in owner._parameters.items():  # some libraries override `named_parameters`
-            if parameter is None:
-                continue
+        # of nn.Module: some libraries override it
+        for leaf, parameter in nn.Module.named_parameters(owner, recurse=False, remove_duplicate=False):
             names.setdefault(parameter, []).append(plain(f"{path}.{leaf}" if path else leaf))
             owners.setdefault(parameter, owner)
     rows = []

@@ -1,5 +1,7 @@
 """DQN against slow obvious versions, its target network, and that it learns."""
 
+import copy
+
 import pytest
 import torch
 from environments import Corridor, Slope
@@ -81,8 +83,7 @@ def test_right_after_an_event_the_target_network_says_what_the_trained_one_does(
         def on_train_epoch_start(self):  # after the callbacks
             said[self.current_epoch] = self.net(observations).detach(), self.target_net(observations)
 
-    event = EVENTS[name]
-    event = type(event)(**{key: getattr(event, key) for key in ("when", "where", "curvature") if hasattr(event, key)})
+    event = copy.deepcopy(EVENTS[name])
     module = Watched(MLP(3, [16, 2]), target_update_period=7, targets_follow=follow)
     quiet_trainer(tmp_path, 2, callbacks=[event]).fit(module, small_data(Corridor))
     online, target = said[1]

@@ -1,4 +1,4 @@
-"""Logging at once: on the axis on which Lightning writes, and to the disk."""
+"""Immediate logging: on Lightning's own axis, and to the disk."""
 
 from collections.abc import Mapping
 
@@ -10,18 +10,16 @@ from lightning_fire._lightning import batches_that_stepped
 
 
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
-    """Write values to all loggers at once, on the axis on which Lightning writes.
+    """Write values to all loggers immediately, on Lightning's own axis, and to `trainer.callback_metrics`.
 
-    `LightningModule.log` in `on_train_epoch_start` would be written at the end of the epoch. The values also go to
-    `trainer.callback_metrics`, for other callbacks to watch. They reach the disk at once, and not when the loggers are
-    next due: a run that is killed after its next checkpoint is gone on with from there, and would never log them again.
+    `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. They are on the disk
+    before the next checkpoint: a run that is resumed from that one does not log them again.
 
     Args:
         values: Scalars by key.
-        at_epoch_end: Write at the place of the last step done, where Lightning puts what belongs to the end of an
-            epoch, and not at that of the next one.
+        at_epoch_end: Write at the last step, where Lightning writes at the end of an epoch, not at the next one.
     """
-    step = _axis(trainer) - at_epoch_end
+    step = batches_that_stepped(trainer) - at_epoch_end
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=step)
         logger.save()
@@ -33,7 +31,7 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
 
 
 def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
-    """Write histograms to the TensorBoard loggers at once, on the axis of `log_now`; others have no such thing.
+    """Write histograms to the TensorBoard loggers immediately, on the axis of `log_now`.
 
     Args:
         values: Tensors of any shape by key.
@@ -41,16 +39,11 @@ def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
             for key, tensor in values.items():
-                logger.experiment.add_histogram(key, tensor, _axis(trainer))
-
-
-def _axis(trainer: Trainer) -> int:
-    """Return the steps done: not global_step, which counts each optimizer of manual optimization on its own."""
-    return batches_that_stepped(trainer)
+                logger.experiment.add_histogram(key, tensor, batches_that_stepped(trainer))
 
 
 def headlines(values: Mapping[str, float]) -> dict[str, float]:
-    """Leave out what is logged per layer, as `group/measure/layer`.
+    """Return the values without those of single layers, `group/metric/layer`.
 
     Args:
         values: Scalars by key.

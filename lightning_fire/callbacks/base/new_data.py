@@ -1,4 +1,4 @@
-"""What counts as new data in a fit, said to people before it begins."""
+"""Messages about what counts as new data in a fit, before it begins."""
 
 from collections.abc import Sequence
 
@@ -13,13 +13,13 @@ ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
 def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
-    """Return what makes data new in this fit and what to do, and whether it is known that none will be new.
+    """Return what makes data new in this fit with an advice, and whether it is known that no data will be new.
 
-    The text is empty for a schedule that does not go by new data.
+    The text is empty for a schedule that does not depend on new data.
 
     Args:
-        schedule: When a method acts.
-        time: What the method knows of the data so far, its checkpoint restored.
+        schedule: The schedule of a method.
+        time: Its progress, restored from the checkpoint.
     """
     kinds = {isinstance(part, AtNewData) for part in _parts(schedule)}
     if True not in kinds:
@@ -45,7 +45,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
 
 
 def explain_data(trainer: Trainer) -> str:
-    """Say what will count as new data in this fit."""
+    """Return what counts as new data in this fit."""
     source = data_source_of(trainer)
     kind, chunk = type(source).__name__, chunk_of(source)
     if num_chunks_of(source) == 1:
@@ -54,14 +54,14 @@ def explain_data(trainer: Trainer) -> str:
         change = f" (if it does within this fit, set {_RELOAD})" if asks_once(trainer) else ""
         return f"{kind} announces new data when its `chunk` changes from {chunk}{change}"
     elif offers(source, HasChunk) and source.chunk is not None:
-        return f"{kind}.chunk is no whole number and says nothing: {source.chunk!r}"
+        return f"{kind}.chunk is not a whole number and is ignored: {source.chunk!r}"
     else:
         lack = f"{kind} has no `chunk` attribute"
     return f"{lack}: only a later fit with other data, or announce_new_data(trainer), counts as new data"
 
 
 def asks_once(trainer: Trainer) -> bool:
-    """Return whether a Trainer of more than one epoch will ask for its training data only once."""
+    """Return whether a Trainer of more than one epoch loads its training data only once."""
     return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
 
 
@@ -72,7 +72,7 @@ def _parts(schedule: Schedule) -> Sequence[Schedule]:
 
 
 def awaits_new_data(schedule: Schedule) -> bool:
-    """Return whether a schedule is due only on data other than that with which training begins.
+    """Return whether a schedule is due only on data after the first.
 
     Args:
         schedule: The schedule.
@@ -81,7 +81,7 @@ def awaits_new_data(schedule: Schedule) -> bool:
 
 
 def acts_on_first(schedule: Schedule) -> bool:
-    """Return whether a schedule is due on the data with which training begins.
+    """Return whether a schedule is due on the first data of a training.
 
     Args:
         schedule: The schedule.

@@ -69,8 +69,7 @@ class PenaltyCallback(MethodCallback):
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves.
-    """
+    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves."""
     scaler = loss_scaler(trainer)
     if scaler is None or not unscales_gradients(optimizer):
         return 1.0

@@ -496,7 +496,7 @@ def test_a_chunk_that_is_no_number_is_told():
     owner = trainer()
     owner.datamodule_ = Named()
     owner._data_connector.attach_data(PlainModule(), datamodule=owner.datamodule_)
-    assert explain_data(owner) == "Named.chunk is no whole number and says nothing: 'spring'"
+    assert explain_data(owner) == "Named.chunk is not a whole number and is ignored: 'spring'"
 
 
 def test_when_must_be_a_schedule():

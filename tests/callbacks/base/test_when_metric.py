@@ -1,4 +1,4 @@
-"""`WhenMetric` in real fits: it sees what was logged, acts on it, and a resume goes on alike."""
+"""`WhenMetric` in real fits: it reads the logged metric, acts on it, and continues after a resume."""
 
 import pytest
 import torch
@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader
 
 from lightning_fire import AtEpochs, FIRECallback, Log, WhenMetric
 
-MEASURE = {0: 0.1, 1: 0.6, 2: 0.7, 3: 0.3, 4: 0.3, 5: 0.9, 6: 0.9}  # at the end of an epoch
+METRIC = {0: 0.1, 1: 0.6, 2: 0.7, 3: 0.3, 4: 0.3, 5: 0.9, 6: 0.9}  # at the end of an epoch
 
 
-class Measuring(PlainModule):
-    """Logs `MEASURE` in one of the ways that there are."""
+class Logging(PlainModule):
+    """Logs `METRIC` in one of several ways."""
 
     def __init__(self, way: str = "module"):
         super().__init__()
@@ -21,18 +21,18 @@ class Measuring(PlainModule):
 
     def training_step(self, batch, batch_idx):
         if self.way == "step":
-            self.log("measure", MEASURE[self.current_epoch], on_step=False, on_epoch=True)
+            self.log("measure", METRIC[self.current_epoch], on_step=False, on_epoch=True)
         return super().training_step(batch, batch_idx)
 
     def on_train_epoch_end(self):
         if self.way == "module":
-            self.log("measure", MEASURE[self.current_epoch])
+            self.log("measure", METRIC[self.current_epoch])
 
 
-class Validating(Measuring):
+class Validating(Logging):
     def validation_step(self, batch, batch_idx):
         if self.way == "validation":
-            self.log("measure", MEASURE[self.current_epoch])
+            self.log("measure", METRIC[self.current_epoch])
 
 
 class Validated(PlainData):
@@ -55,7 +55,7 @@ class Killing(ModelCheckpoint):
 
 class LogsInACallback(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
-        pl_module.log("measure", MEASURE[trainer.current_epoch])
+        pl_module.log("measure", METRIC[trainer.current_epoch])
 
 
 class Spy(FIRECallback):
@@ -71,20 +71,20 @@ def spy(**options) -> Spy:
 
 
 @pytest.mark.parametrize("way", ["module", "step", "callback before", "callback after"])
-def test_it_acts_at_the_start_of_the_epoch_after_the_measure_has_passed(way):
+def test_it_acts_at_the_start_of_the_epoch_after_the_metric_has_passed(way):
     method = spy(above=0.5)
     callbacks = {"callback before": [LogsInACallback(), method], "callback after": [method, LogsInACallback()]}
-    fitted(*callbacks.get(way, [method]), data=PlainData(), module=Measuring(way), max_epochs=7)
+    fitted(*callbacks.get(way, [method]), data=PlainData(), module=Logging(way), max_epochs=7)
     assert method.epochs == [2, 6]
 
 
 def test_rearm_and_other_schedules_beside_it():
     method = spy(above=0.5, rearm=0.2)
-    fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
+    fitted(method, data=PlainData(), module=Logging(), max_epochs=7)
     assert method.epochs == [2]
     method = Spy([WhenMetric("measure", above=0.5), AtEpochs([5])], log=Log(curvature=False))
-    fitted(method, data=PlainData(), module=Measuring(), max_epochs=7)
-    assert method.epochs == [2, 5, 6]  # at 5 the measure was low
+    fitted(method, data=PlainData(), module=Logging(), max_epochs=7)
+    assert method.epochs == [2, 5, 6]  # at 5 the metric was low
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4, 5])
@@ -94,12 +94,12 @@ def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
         spy(above=0.5),
         ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1),
         data=PlainData(),
-        module=Measuring(),
+        module=Logging(),
         max_epochs=7,
     )
     method = spy(above=0.5)
     resumed = fitted(
-        method, data=PlainData(), module=Measuring(), max_epochs=7, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+        method, data=PlainData(), module=Logging(), max_epochs=7, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
     )
     assert getattr(method, "epochs", []) == [e for e in (2, 6) if e > epoch]
     assert_same_weights(resumed, whole)
@@ -108,9 +108,9 @@ def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
 @pytest.mark.parametrize("end", ["last batch", "validation"])
 @pytest.mark.parametrize("way", ["module", "step", "validation"])
 def test_a_resume_from_the_last_batch_of_an_epoch_acts_in_the_same_epochs(tmp_path, way, end):
-    """Lightning alone would leave out the validation and the end of the epoch."""
+    """Lightning alone would skip the validation and the end of the epoch."""
     at = {"every_n_train_steps": 4} if end == "last batch" else {"save_on_train_epoch_end": False}
-    kind, data = (Validating, Validated()) if "validation" in (way, end) else (Measuring, PlainData())
+    kind, data = (Validating, Validated()) if "validation" in (way, end) else (Logging, PlainData())
     options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
     save, method = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **at), spy(above=0.5)
     whole = fitted(method, save, module=kind(way), **options)
@@ -126,7 +126,7 @@ def test_a_resume_from_the_last_batch_of_an_epoch_acts_in_the_same_epochs(tmp_pa
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("way", ["module", "step", "validation"])
 def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs(tmp_path, way):
-    kind, data = (Validating, Validated()) if way == "validation" else (Measuring, PlainData())
+    kind, data = (Validating, Validated()) if way == "validation" else (Logging, PlainData())
     options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
     torch.manual_seed(0)
     whole, path, acted = fitted(spy(above=0.5), module=kind(way), **options), None, []
@@ -140,15 +140,15 @@ def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs
     assert_same_weights(fitted(spy(above=0.5), module=kind(way), ckpt_path=path, **options), whole)
 
 
-def test_a_measure_that_nobody_logs_is_told():
+def test_a_metric_that_is_never_logged_is_warned_about():
     with pytest.warns(UserWarning, match=r"waits for mesure, which nobody has logged .* logged were measure"):
-        fitted(Spy(WhenMetric("mesure", above=0.5)), data=PlainData(), module=Measuring(), max_epochs=2)
+        fitted(Spy(WhenMetric("mesure", above=0.5)), data=PlainData(), module=Logging(), max_epochs=2)
 
 
-def test_a_measure_that_is_nan_says_nothing(monkeypatch):
-    monkeypatch.setitem(MEASURE, 0, float("nan"))
+def test_a_metric_that_is_nan_is_ignored(monkeypatch):
+    monkeypatch.setitem(METRIC, 0, float("nan"))
     method = spy(above=0.5)
-    fitted(method, data=PlainData(), module=Measuring(), max_epochs=3)
+    fitted(method, data=PlainData(), module=Logging(), max_epochs=3)
     assert method.epochs == [2]
 
 

@@ -1,4 +1,4 @@
-"""Methods that look at the data to come, where that is drawn from a replay buffer."""
+"""Methods that run the module on upcoming batches, sampled from a replay buffer."""
 
 import pytest
 import reference
@@ -79,7 +79,7 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
 
 @pytest.mark.parametrize("when", [AT_HALF, EveryNEpochs(1)])
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
-def test_training_does_not_notice(tmp_path, kind, when):
+def test_training_is_the_same_with_and_without_measurements(tmp_path, kind, when):
     make, environment, where = OF[kind]
     results = []
     for curvature in (True, False):
@@ -95,7 +95,7 @@ def test_training_does_not_notice(tmp_path, kind, when):
     assert data["collector"]["steps"] == other["collector"]["steps"] == 130
 
 
-def test_the_initial_steps_are_there_when_training_starts(tmp_path):
+def test_the_initial_steps_are_done_when_training_starts(tmp_path):
     seen = []
 
     class Looking(Callback):
@@ -108,7 +108,7 @@ def test_the_initial_steps_are_there_when_training_starts(tmp_path):
     assert module.normalizer.count == 50
 
 
-def test_a_peek_is_the_same_again_and_different_from_the_next_one(tmp_path):
+def test_peeked_batches_are_reproducible_and_differ_between_rounds(tmp_path):
     data = small_data(Corridor, replay_ratio=2)
     quiet_trainer(tmp_path, 1).fit(small_dqn(), data)
     rounds = data._rounds
@@ -123,7 +123,7 @@ def test_a_peek_is_the_same_again_and_different_from_the_next_one(tmp_path):
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize("method", [lambda: DASH(AT_HALF), lambda: ReDo(EveryNEpochs(1), 0.5)], ids=["dash", "redo"])
-def test_methods_that_look_at_data_need_nothing_to_be_said(tmp_path, kind, method):
+def test_methods_that_use_data_need_no_further_arguments(tmp_path, kind, method):
     make, environment, _ = OF[kind]
     data, callback = small_data(environment), method()
     changed = []
@@ -142,7 +142,7 @@ def test_methods_that_look_at_data_need_nothing_to_be_said(tmp_path, kind, metho
 
 
 def watched_dqn(seen: list, **options):
-    """A DQN that notes the hidden activations of the trained network whenever a callback looks at its loss."""
+    """A DQN that notes the hidden activations of the trained network whenever a callback computes its loss."""
     module = small_dqn(**options)
 
     class Watched(type(module)):
@@ -156,8 +156,8 @@ def watched_dqn(seen: list, **options):
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_units_of_a_dqn_are_judged_by_the_pass_that_has_gradients(tmp_path, double):
-    """Not by those that value the next observations: two of the trained network, if `double`."""
+def test_units_of_a_dqn_are_scored_on_the_pass_that_has_gradients(tmp_path, double):
+    """Not on those that evaluate the next observations: two of the trained network, if `double`."""
     seen, logged = [], []
 
     class Logging(ReDo):
@@ -174,7 +174,7 @@ def test_units_of_a_dqn_are_judged_by_the_pass_that_has_gradients(tmp_path, doub
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_monitor_measures_a_dqn_by_the_pass_that_has_gradients(tmp_path, double):
+def test_the_monitor_measures_a_dqn_on_the_pass_that_has_gradients(tmp_path, double):
     seen = []
     torch.manual_seed(0)
     monitor = PlasticityMonitor(data_every_n_steps=1, dormancy_threshold=0.7)
@@ -185,7 +185,7 @@ def test_the_monitor_measures_a_dqn_by_the_pass_that_has_gradients(tmp_path, dou
     assert fit.callback_metrics["plasticity/srank"] == srank(seen[-1])
 
 
-def test_a_step_of_a_double_dqn_shows_each_sample_once(tmp_path):
+def test_a_step_of_a_double_dqn_counts_each_sample_once(tmp_path):
     callback, module = SelfNormalizedReset(max_silence=10**6), small_dqn(double=True)
     with torch.no_grad():
         module.net[0].bias[3] = -1e3  # never fires
