@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader
 
 from lightning_fire.functional import loss_curvature
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json
 import os
@@ -25,8 +27,6 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.data import DataLoader
 from lightning_fire import *
 from small_training import GrowingData, PlainModule, dataset, trainer
-
-pytestmark = pytest.mark.slow
 
 class Save(Callback):
     def __init__(self, rank):

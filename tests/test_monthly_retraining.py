@@ -7,13 +7,13 @@ import processes
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "monthly_retraining.py"
 
 RUN = """
 import os, runpy, sys, warnings
 from lightning.pytorch import Callback, LightningModule, Trainer
-
-pytestmark = pytest.mark.slow
 
 warnings.simplefilter("ignore", FutureWarning)
 steps = 0

@@ -517,7 +517,7 @@ def test_methods_that_draw_anew_reach_the_draw(method):
     assert len(callback.seen) == 2
     share = 0.8 if method is ShrinkAndPerturb else 1.0
     for event, (before, after, _) in enumerate(callback.seen, start=1):
-        drawn = fresh_values(module, callback.seed + event)
+        drawn = fresh_values(module, callback.fresh_seed + event)
         for name, value in drawn.items():
             torch.testing.assert_close(after[name], (1 - share) * before[name] + share * value, rtol=1e-5, atol=1e-7)
         assert after["net.lm_head.weight"].equal(after["net.transformer.wte.weight"])

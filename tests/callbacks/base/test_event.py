@@ -512,7 +512,7 @@ def test_when_must_be_a_schedule():
         AnyOf([5])
     with pytest.raises(ValueError, match="`when` must be a schedule or a list of at least one, got an empty list"):
         Recorder(when=[])
-    with pytest.raises(TypeError, match="`when` needs a __repr__ that tells its settings"):
+    with pytest.raises(TypeError, match="`when` needs a __repr__ that shows its settings"):
         Recorder(when=Nameless())
 
 
