@@ -255,3 +255,30 @@ def test_what_holds_no_more_than_the_state_of_its_parameters_is_not_warned_of():
     net, optimizer = stepped(lambda parameters: Hidden(parameters, "nothing"))
     follow_policy("touched", [optimizer], [net[2].weight])
     assert list(optimizer.state) == [net[0].weight]
+
+
+# --- the step count of Adam after a unit reset, which docs/redo.md names ----------------------------------------------
+
+
+def test_the_first_updates_of_a_reset_unit_by_adam_are_three_to_seven_times_as_large():
+    """PyTorch counts the steps of a whole tensor, so the moments of the reset unit are no longer corrected."""
+    net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
+    weight, optimizer = net[0].weight, Adam(net.parameters(), lr=1e-6)
+
+    def steady_step() -> torch.Tensor:
+        before = weight.detach().clone()
+        for parameter in net.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        return (before - weight.detach())[:, 0] / 1e-6
+
+    for _ in range(5_000):
+        update = steady_step()
+    torch.testing.assert_close(update, torch.ones(4, dtype=torch.double), rtol=0.01, atol=0)
+    layer = HiddenUnits().select(net, lambda: net(torch.rand(5, 3).double()))[0]
+    reset_units([(layer, torch.tensor([1]))], 0, optimizer)
+    updates = torch.stack([steady_step() for _ in range(1000)])
+    assert updates[:, 1].argmax() in (11, 12)
+    for number, factor in ((1, 3.16), (13, 6.58), (50, 4.52), (1000, 1.26)):
+        assert updates[number - 1, 1].item() == pytest.approx(factor, rel=0.01), number
+        assert updates[number - 1, 0].item() == pytest.approx(1, rel=0.01)
