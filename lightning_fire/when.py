@@ -2,7 +2,8 @@
 
 A clock is read at the start of each epoch (its data loaded, no batch seen) and of each batch. A schedule is anything
 with `due(clock) -> bool` and a repr that shows its settings. Those below also have `problem(horizon)`, so that a
-schedule that can never be due is an error before training starts. Imports neither torch nor Lightning.
+schedule that can never be due is an error before training starts; an argument out of its range is a ValueError.
+Imports neither torch nor Lightning.
 """
 
 import math
@@ -66,12 +67,7 @@ class Horizon:
     max_steps: int | None = None
 
     def progress(self, epoch: int, steps: int) -> float | None:
-        """Return the fraction of training done, the larger one of epochs and steps; None without a bound.
-
-        Args:
-            epoch: Number of whole epochs done.
-            steps: Number of optimizer steps done, those of all optimizers together.
-        """
+        """Return the fraction of training done, the larger one of whole epochs and steps; None without a bound."""
         bounds = (epoch, self.max_epochs), (steps, self.max_steps)
         return max((done / end for done, end in bounds if end), default=None)
 
@@ -86,11 +82,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def due(self, clock: Clock) -> bool:
-        """Return whether to act now.
-
-        Args:
-            clock: The current time.
-        """
+        """Return whether to act now."""
 
     @property
     def watched(self) -> Sequence[str]:
@@ -98,31 +90,18 @@ class Schedule(ABC):
         return ()
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return the reason why this schedule can never be due; None if it can.
-
-        Args:
-            horizon: Length of training.
-        """
+        """Return the reason why this schedule can never be due; None if it can."""
         return None
 
 
 def problem_of(schedule: Any, horizon: Horizon) -> str | None:
-    """Return the reason why a schedule can never be due; None if it can, or has no `problem`.
-
-    Args:
-        schedule: Anything with `due`.
-        horizon: Length of training.
-    """
+    """Return the reason why a schedule can never be due; None if it can, or has no `problem`."""
     problem = getattr(schedule, "problem", None)
     return problem(horizon) if callable(problem) else None
 
 
 def watched_by(schedule: Any) -> Sequence[str]:
-    """Return the keys of the logged metrics that a schedule needs; none if it has no `watched`.
-
-    Args:
-        schedule: Anything with `due`.
-    """
+    """Return the keys of the logged metrics that a schedule needs; none if it has no `watched`."""
     return getattr(schedule, "watched", ())
 
 
@@ -147,10 +126,7 @@ class AtEpochs(Schedule):
     """At the start of given epochs.
 
     Args:
-        epochs: Epochs, counted from 0; `[100]` acts after 100 epochs.
-
-    Raises:
-        ValueError: If `epochs` is empty or holds anything but integers of at least 0.
+        epochs: One or more epochs, counted from 0; `[100]` acts after 100 epochs.
     """
 
     epochs: Sequence[int]
@@ -178,9 +154,6 @@ class EveryNEpochs(Schedule):
 
     Args:
         n: Number of epochs between two events, at least 1.
-
-    Raises:
-        ValueError: If `n` is below 1.
     """
 
     n: int
@@ -203,9 +176,6 @@ class EveryNSteps(Schedule):
 
     Args:
         n: Number of steps between two events, at least 1.
-
-    Raises:
-        ValueError: If `n` is below 1.
     """
 
     n: int
@@ -233,9 +203,6 @@ class AtFraction(Schedule):
 
     Args:
         fraction: Fraction of training, strictly between 0 and 1.
-
-    Raises:
-        ValueError: If `fraction` is not strictly between 0 and 1.
     """
 
     fraction: float
@@ -274,10 +241,6 @@ class WhenMetric(Schedule):
         rearm: After an event, due again only once the metric has been at or beyond this value on the other side.
             Default: the threshold. A value further away gives hysteresis: no repeated events when the metric
             fluctuates around the threshold.
-
-    Raises:
-        ValueError: If not one of `above` and `below` is given, a value is NaN or infinite, or `rearm` lies on the wrong
-            side of the threshold.
 
     Example:
         >>> schedule = WhenMetric("plasticity/dormant_fraction", above=0.2, rearm=0.1)
@@ -328,9 +291,6 @@ class AnyOf(Schedule):
 
     Args:
         schedules: One or more schedules.
-
-    Raises:
-        ValueError: If `schedules` is empty.
     """
 
     schedules: Sequence[Schedule]
@@ -358,14 +318,7 @@ class AnyOf(Schedule):
 
 
 def require_schedule(thing: Any) -> None:
-    """Require a schedule.
-
-    Args:
-        thing: Any object.
-
-    Raises:
-        TypeError: If it has no `due`, is a class instead of an object, or has a repr without its settings.
-    """
+    """Raise a TypeError unless `thing` has `due`, is an object instead of a class, and has a repr with its settings."""
     if isinstance(thing, type):
         raise TypeError(f"`when` must be a schedule, got the class {thing.__name__}: write {thing.__name__}(…)")
     if not callable(getattr(thing, "due", None)):

@@ -1,7 +1,7 @@
-"""Faster ways to Newton–Schulz steps and polar factors on a CPU; they differ from the plain ways by rounding only.
+"""Newton–Schulz steps and polar factors, by faster ways on a CPU that differ from the plain ways by rounding only.
 
-Large matrices are treated one by one, each on one thread, by eigendecompositions of Gram matrices where these are
-cheaper than steps or singular value decompositions. N steps amount to X ← X h(XᵀX) with one polynomial h, which is
+Large matrices are treated one by one there, each on one thread, by eigendecompositions of Gram matrices where these
+are cheaper than steps or singular value decompositions. N steps amount to X ← X h(XᵀX) with one polynomial h, which is
 applied to the eigenvalues of XᵀX. A wide matrix is treated as its transpose. Costs are measured (float32, MKL).
 """
 
@@ -23,15 +23,11 @@ _GAP = 0.02  # singular values below this fraction of the largest wait for the n
 _NOISE = 1e-9  # instead of zeros, as a fraction of the largest entry: far below rounding
 
 
-def newton_schulz_on_cpu(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Take Newton–Schulz steps from X / ‖X‖_F.
-
-    Args:
-        x: Shape `(..., m, n)`, finite, not empty.
-        steps: Number of iterations.
-        coefficients: a, b and optionally c.
-    """
-    if not spectrum_is_cheaper(x.shape[-2], x.shape[-1], steps, coefficients):
+def iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
+    """Apply the paper's Algorithm 1 to finite matrices: steps from X / ‖X‖_F; return a new, contiguous tensor."""
+    if not x.numel():
+        return x.clone()
+    if x.device.type != "cpu" or not spectrum_is_cheaper(x.shape[-2], x.shape[-1], steps, coefficients):
         return newton_schulz(unit_norm(x.contiguous()), steps, coefficients)
 
     def of_one(matrix: Tensor) -> Tensor:
@@ -41,30 +37,21 @@ def newton_schulz_on_cpu(x: Tensor, steps: int, coefficients: tuple[float, ...])
     return _one_by_one(of_one, x)
 
 
-def polar_factor_on_cpu(x: Tensor) -> Tensor:
-    """Find the polar factor of each matrix, zeros for zeros.
-
-    Args:
-        x: Shape `(..., m, n)`, finite, not empty.
-    """
-    if min(x.shape[-2:]) < _LEAST:
+def projected(x: Tensor) -> Tensor:
+    """Return the polar factors of finite matrices, zeros for zeros, as a new, contiguous tensor."""
+    if not x.numel():
+        return x.clone()
+    if x.device.type != "cpu" or min(x.shape[-2:]) < _LEAST:
         return polar_factor(unit_norm(x.contiguous()))
     return _one_by_one(by_deflation, x)
 
 
 def by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:
-    """Return what `newton_schulz` makes of X / ‖X‖_F, from the eigenvalues of the Gram matrix.
+    """Return what `newton_schulz` makes of X / ‖X‖_F, shape `(m, n)`, from the eigenvalues of the Gram matrix.
 
     The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless as far as h is flat on that
-    scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients.
-
-    Args:
-        x: Shape `(m, n)`, finite, not all zero, with squares of its entries within the range of its dtype.
-        steps: Number of iterations.
-        coefficients: a, b and optionally c.
-
-    Returns:
-        Shape `(m, n)`; or None where the rounding error would show: relative errors in float32 then pass 2e-5.
+    scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients. None
+    where the error would show: relative errors in float32 then pass 2e-5.
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
@@ -87,29 +74,22 @@ def spectrum_is_cheaper(m: int, n: int, steps: int, coefficients: tuple[float, .
     takes as long as 5 of them for large r, and as 5 + 4.5e5 / r² for small ones (r from 128 to 1024); 6e5 excludes
     shapes where the gain is not sure.
     """
-    short, long = min(m, n), max(m, n)
-    application = long / short
-    spectrum = 5 + 6e5 / short**2
+    short = min(m, n)
+    application = max(m, n) / short
     largest = 17 / short  # largest eigenvalue by the sum, where singular values fall evenly in log steps to 1e-4
     if _steepness(steps, coefficients) * min(largest, 1.0) > _STEEPEST:
         return False
+    spectrum = 5 + 6e5 / short**2
     return spectrum + 1 + 2 * application < steps * (2 * application + len(coefficients) - 2)
 
 
 def by_deflation(x: Tensor) -> Tensor:
-    """Return U Vᵀ of a matrix X = U diag(σ) Vᵀ, from eigendecompositions of Gram matrices.
+    """Return U Vᵀ of a matrix X = U diag(σ) Vᵀ, completed if rank-deficient, by eigendecompositions of Gram matrices.
 
     The eigenvectors V of XᵀX belong to large σ reliably, to small ones not: squaring loses those below √ε σ_max. So the
     columns of X V that belong to large σ are divided by their lengths, and the others, made orthogonal to them, are a
     smaller matrix with a σ_max of its own, which is treated in the same way. Cubic steps at the end square the
     deviation from orthonormality: ‖QᵀQ − I‖_F / √r is about 3e-7 in float32 after them.
-
-    Args:
-        x: Shape `(m, n)`, finite, not all zero.
-
-    Returns:
-        Shape `(m, n)`; rank-deficient matrices are completed. By `polar_factor` where the result would not be
-        orthonormal.
     """
     tall = x.shape[-2] >= x.shape[-1]
     y = x if tall else x.mT
@@ -130,15 +110,7 @@ def by_deflation(x: Tensor) -> Tensor:
 
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    """Return AᵀB where it is symmetric, of which only the lower half is computed: 0.7 times the time for large n.
-
-    Args:
-        a: Shape `(m, n)`.
-        b: Shape `(m, n)`.
-
-    Returns:
-        Shape `(n, n)`, exactly symmetric but for the blocks of 128 × 128 on the diagonal.
-    """
+    """Return AᵀB where it is symmetric; only its lower half is computed, in 0.7 times the time for large n."""
     size = a.shape[-1]
     result = a.new_empty(size, size)
     for start in range(0, size, _BLOCK):
@@ -149,12 +121,7 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Apply a function to each matrix, in a thread of its own; to `of_one`, none is zero and squares are in range.
-
-    Args:
-        of_one: From a matrix, shape `(m, n)`, to one of that shape, which does not depend on its scale.
-        x: Shape `(..., m, n)`, finite.
-    """
+    """Apply a function that ignores scale to each matrix, on a thread of its own; zeros stay zeros."""
 
     def safely(matrix: Tensor) -> Tensor:
         low, high = (float(value) for value in matrix.aminmax())
@@ -173,8 +140,7 @@ def _one_by_one(of_one: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 def _one_thread_each(function: Callable[[Tensor], object], tensors: tuple[Tensor, ...]) -> None:
     """Call a function for each tensor, on as many threads as PyTorch has, with kernels of one thread.
 
-    Eigendecompositions gain next to nothing from threads of their own. What a call computes does not depend on the
-    number of threads.
+    Eigendecompositions gain next to nothing from threads of their own. Results do not depend on the number of threads.
     """
     threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
     if threads == 1:
@@ -205,14 +171,11 @@ def _polynomial(squares: Tensor, steps: int, coefficients: tuple[float, ...]) ->
 
 @lru_cache
 def _steepness(steps: int, coefficients: tuple[float, ...]) -> float:
-    """Return the maximum over λ in [0, 1] of √λ |h'(λ)|: how much an error in λ moves a singular value.
-
-    From differences between points 0.5 % apart, down to where h is flat.
-    """
+    """Return the maximum over λ in [0, 1] of √λ |h'(λ)|: how much an error in λ moves a singular value."""
     if steps > 50:
         return math.inf  # h(0) is then above 1e8
     flat = -2 * steps * math.log10(coefficients[0]) - 3
-    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64)
+    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64)  # 0.5 % apart
     slopes = _polynomial(points, steps, coefficients).diff() / points.diff()
     return float((points[1:].sqrt() * slopes.abs()).max())
 

@@ -12,16 +12,7 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def real(tensor: Tensor, name: str) -> Tensor:
-    """Return matrices in float32, or in float64 if they are float64, without their gradient.
-
-    Args:
-        tensor: Shape `(..., m, n)`, real floating dtype.
-        name: Name of the caller's argument, for errors.
-
-    Raises:
-        TypeError: If `tensor` is not of a real floating dtype.
-        ValueError: If `tensor` has fewer than 2 dimensions.
-    """
+    """Check that matrices `(..., m, n)` are of a real floating dtype; return them `precise` and without gradient."""
     if not tensor.is_floating_point():
         raise TypeError(f"`{name}` must be of a real floating dtype, got {tensor.dtype}")
     if tensor.ndim < 2:
@@ -30,7 +21,7 @@ def real(tensor: Tensor, name: str) -> Tensor:
 
 
 def finite(tensor: Tensor, name: str) -> Tensor:
-    """Return what `real` returns; raise a ValueError if `tensor` has a NaN or Inf."""
+    """Return what `real` returns, and check that it has no NaN or Inf."""
     tensor = real(tensor, name)
     if tensor.numel() and not all(map(math.isfinite, torch.stack(tensor.aminmax()).tolist())):
         raise ValueError(f"`{name}` must be finite, got a NaN or Inf in shape {tuple(tensor.shape)}")

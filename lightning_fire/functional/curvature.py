@@ -1,4 +1,7 @@
-"""Curvature of a loss: the largest eigenvalue of its Hessian, from products of the Hessian with vectors."""
+"""Curvature of a loss: the largest eigenvalue of its Hessian, from products of the Hessian with vectors.
+
+Arguments out of their range, and values or derivatives that are NaN or Inf, raise a ValueError.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -43,9 +46,6 @@ def largest_eigenvalue(
     Returns:
         The eigenvalue; its residual shows whether the tolerance was reached.
 
-    Raises:
-        ValueError: If an argument is out of range, or a product has a NaN or Inf.
-
     Example:
         >>> matrix = torch.diag(torch.tensor([-9.0, 1.0, 4.0]))
         >>> round(largest_eigenvalue(lambda vector: matrix @ vector, torch.ones(3), tolerance=1e-6).value, 4)
@@ -73,7 +73,9 @@ def largest_eigenvalue(
         beside.append(float(vector.norm()))
         if not torch.tensor([diagonal[-1], beside[-1]]).isfinite().all():
             raise ValueError("the matrix has a NaN or Inf: its product with a vector is not finite")
-        values, vectors = _tridiagonal(diagonal, beside[:-1])
+        off = torch.tensor(beside[:-1], dtype=torch.float64)
+        tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + off.diag(1) + off.diag(-1)
+        values, vectors = torch.linalg.eigh(tridiagonal)
         value, residual = float(values[-1]), beside[-1] * float(vectors[-1, -1].abs())
         rounding = 8 * torch.finfo(start.dtype).eps * float(values.abs().max())
         enough = len(basis) >= min_products or beside[-1] <= rounding  # or the vectors span all that can be found
@@ -97,9 +99,6 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
         From a vector, shape `(n,)` with n entries in all parameters, to the product, same shape, float32, or float64 if
         a parameter is. `.grad` stays as it is.
 
-    Raises:
-        ValueError: If `loss` is not a scalar, or there are no parameters.
-
     Example:
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> hessian_product((x**3).sum(), [x])(torch.tensor([1.0, 1.0]))
@@ -109,12 +108,7 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
 
 
 def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Product]:
-    """Return the gradient of a loss, shape `(n,)`, and its `hessian_product` at the cost of the latter alone.
-
-    Args:
-        loss: Scalar, see `hessian_product`.
-        parameters: Tensors to derive by, see `hessian_product`.
-    """
+    """Return the gradient of a loss, shape `(n,)`, and its `hessian_product` at the cost of the latter alone."""
     if loss.numel() != 1:
         raise ValueError(f"`loss` must be a scalar, got shape {tuple(loss.shape)}")
     if not parameters:
@@ -142,12 +136,7 @@ def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
 def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
     """Return a standard normal vector, shape `(n,)`, with an entry for each entry of some parameters, on their device.
 
-    Args:
-        parameters: Any tensors.
-        seed: Seed of the draw, which is the same on every device; the global random state is not touched.
-
-    Returns:
-        float32, or float64 if a parameter is.
+    It is the same on every device, and leaves the global random state alone.
     """
     size = sum(parameter.numel() for parameter in parameters)
     vector = torch.randn(size, generator=torch.Generator().manual_seed(seed))
@@ -155,14 +144,10 @@ def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
 
 
 def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
-    """Return a first vector for `largest_eigenvalue`: the gradient, and a random vector in equal parts.
+    """Return a first vector for `largest_eigenvalue`: the gradient, if it is finite and not 0, plus a random vector.
 
     The gradient of a loss lies mostly among the eigenvectors of large eigenvalues, of which a random vector of millions
     of entries has very little; the random vector makes up for what the gradient may lack.
-
-    Args:
-        gradient: Shape `(n,)`; left out if it is 0 or not finite.
-        random: Shape `(n,)`, see `random_start`.
     """
     length = gradient.norm()
     return gradient / length + random / random.norm() if 0 < length < torch.inf else random
@@ -179,15 +164,12 @@ def loss_curvature(
     Args:
         loss: Scalar with its graph, see `hessian_product`.
         parameters: Tensors to derive by.
-        tolerance: Stop when the residual is at most this fraction of the eigenvalue.
-        max_products: Maximum number of products.
+        tolerance: Stop when the residual is at most this fraction of the eigenvalue, above 0.
+        max_products: Maximum number of products, at least 1.
         seed: Seed of the random part of the first vector.
 
     Returns:
         The eigenvalue, negative only if the loss is concave in every direction that was found.
-
-    Raises:
-        ValueError: If an argument is out of range, or the loss has no finite second derivatives.
 
     Example:
         >>> x = torch.tensor([3.0, 5.0], requires_grad=True)
@@ -206,17 +188,6 @@ def _dtype(parameters: Sequence[Tensor]) -> torch.dtype:
 
 def _flat(parts: Sequence[Tensor | None], parameters: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """Return derivatives by some parameters as one vector, shape `(n,)`, detached; None is 0."""
-    return torch.cat(
-        [
-            torch.zeros_like(parameter, dtype=dtype).flatten() if part is None else part.detach().flatten().to(dtype)
-            for part, parameter in zip(parts, parameters, strict=True)
-        ]
-    )
-
-
-def _tridiagonal(diagonal: Sequence[float], beside: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues, ascending, and eigenvectors of a symmetric tridiagonal matrix, in float64 on the CPU."""
-    off = torch.tensor(beside, dtype=torch.float64)
-    matrix = torch.tensor(diagonal, dtype=torch.float64).diag() + off.diag(1) + off.diag(-1)
-    values, vectors = torch.linalg.eigh(matrix)
-    return values, vectors
+    pairs = zip(parts, parameters, strict=True)
+    full = [torch.zeros_like(parameter) if part is None else part.detach() for part, parameter in pairs]
+    return torch.cat([part.flatten().to(dtype) for part in full])

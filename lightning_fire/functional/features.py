@@ -1,7 +1,8 @@
 """Change of the features of the same samples, up to rotation and scale (stability).
 
 Features have shape `(..., samples, features)` and are not centred. Another dtype than a real floating one raises a
-TypeError, fewer than 2 dimensions a ValueError. Results are float32, or float64 where an input is float64.
+TypeError, fewer than 2 dimensions or unequal numbers of samples a ValueError. Results are float32, or float64 where an
+input is float64.
 """
 
 import torch
@@ -27,7 +28,7 @@ def normalized_feature_covariance(features: Tensor) -> Tensor:
         tensor([[0.3600, 0.4800],
                 [0.4800, 0.6400]])
     """
-    unit = _unit(real(features, "features"))
+    unit = unit_norm(real(features, "features"))
     return unit @ unit.mT
 
 
@@ -44,9 +45,6 @@ def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     Returns:
         Shape `(...)`, in [0, √2].
 
-    Raises:
-        ValueError: If the numbers of samples differ.
-
     Example:
         >>> before, after = torch.eye(3, 2), torch.eye(3, 1)  # C is diag(½, ½, 0), then diag(1, 0, 0)
         >>> feature_covariance_shift(before, after)
@@ -54,12 +52,10 @@ def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     """
     before, after = real(before, "before"), real(after, "after")
     if before.shape[:-1] != after.shape[:-1]:
-        raise ValueError(
-            f"`before` and `after` must be features of the same samples, got {tuple(before.shape)} and"
-            f" {tuple(after.shape)}"
-        )
+        shapes = f"{tuple(before.shape)} and {tuple(after.shape)}"
+        raise ValueError(f"`before` and `after` must be features of the same samples, got {shapes}")
     dtype = torch.promote_types(before.dtype, after.dtype)
-    f, g = _unit(before.double()), _unit(after.double())
+    f, g = unit_norm(before.double()), unit_norm(after.double())
     if f.shape[-2] <= min(f.shape[-1], g.shape[-1]):
         shift: Tensor = torch.linalg.matrix_norm(f @ f.mT - g @ g.mT)
         return shift.to(dtype)
@@ -89,10 +85,6 @@ def feature_covariance_shift_of(before: Tensor, after: Tensor, cross: Tensor) ->
     cross = cross / size_before / size_after
     squared = before.square().sum((-2, -1)) + after.square().sum((-2, -1)) - 2 * cross.square().sum((-2, -1))
     return squared.clamp_min(0).sqrt()
-
-
-def _unit(features: Tensor) -> Tensor:
-    return unit_norm(features) if features.numel() else features
 
 
 def _trace_root(gram: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """Distance of a matrix from isometry (plasticity), and from its former values (stability).
 
 All functions take matrices of shape `(..., m, n)` and reduce the last two dimensions. Another dtype than a real
-floating one raises a TypeError, fewer than 2 dimensions a ValueError. Results are float32, or float64 for float64
-input. For a convolution weight, pass `as_matrices(weight, groups)` and average (DfI) or sum (SFE) over the positions.
+floating one raises a TypeError, fewer than 2 dimensions or two different shapes a ValueError. Results are float32, or
+float64 for float64 input. For a convolution weight, pass `as_matrices(weight, groups)` and average (DfI) or sum (SFE).
 """
 
 import torch
@@ -29,7 +29,7 @@ def dfi(matrix: Tensor) -> Tensor:
     matrix = real(matrix, "matrix")
     rows, columns = matrix.shape[-2:]
     floor = max(columns - rows, 0)  # ‖WᵀW − I_n‖² = ‖WWᵀ − I_m‖² + n − m for m < n
-    return (_small_gram(matrix) - _identity_like(matrix)).square().sum((-2, -1)) + floor
+    return _less_identity(_small_gram(matrix)).square().sum((-2, -1)) + floor
 
 
 def dfi_normalized(matrix: Tensor) -> Tensor:
@@ -56,24 +56,11 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
     short = min(matrix.shape[-2:])
     largest = matrix.abs().amax((-2, -1), keepdim=True)
     gram = _small_gram(matrix / largest.masked_fill(largest == 0, 1.0))
-    mean_square = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    gram = gram / mean_square.masked_fill(mean_square == 0, 1.0)
-    return (gram - _identity_like(matrix)).square().sum((-2, -1)) / short
+    return _less_identity(_with_unit_mean(gram)).square().sum((-2, -1)) / short
 
 
 def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `dfi` and `dfi_normalized` of the same matrices, from one Gram matrix each.
-
-    Args:
-        matrix: Shape `(..., m, n)`, contiguous for speed.
-
-    Returns:
-        Both, each of shape `(...)`.
-
-    Example:
-        >>> both_deviations(torch.diag(torch.tensor([1.0, 3.0])))
-        (tensor(64.), tensor(0.6400))
-    """
+    """Return `dfi` and `dfi_normalized` of the same matrices, from one Gram matrix each; fast for contiguous ones."""
     matrix = real(matrix, "matrix")
     if matrix.numel() == 0:
         return dfi(matrix), dfi_normalized(matrix)
@@ -81,12 +68,8 @@ def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
     largest = matrix.abs().amax((-2, -1), keepdim=True)
     unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)  # a power of two: exact
     gram = _small_gram(matrix / unit)  # squares stay in range
-    mean_square = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    normalized = gram / mean_square.masked_fill(mean_square == 0, 1.0)
-    gram *= unit.square()
-    for each in (gram, normalized):
-        each.diagonal(dim1=-2, dim2=-1).sub_(1)
-    plain, scaled = (torch.linalg.vector_norm(each, dim=(-2, -1)).square() for each in (gram, normalized))
+    grams = _with_unit_mean(gram), gram.mul_(unit.square())
+    scaled, plain = (torch.linalg.vector_norm(_less_identity(each), dim=(-2, -1)).square() for each in grams)
     return plain + max(columns - rows, 0), scaled / min(rows, columns)
 
 
@@ -100,18 +83,14 @@ def sfe(before: Tensor, after: Tensor) -> Tensor:
     Returns:
         Shape `(...)`, at least 0.
 
-    Raises:
-        ValueError: If the shapes differ.
-
     Example:
         >>> sfe(torch.zeros(2, 2), torch.ones(2, 2))
         tensor(4.)
     """
     before, after = real(before, "before"), real(after, "after")
     if before.shape != after.shape:
-        raise ValueError(
-            f"`before` and `after` must have one shape, got {tuple(before.shape)} and {tuple(after.shape)}"
-        )
+        shapes = f"{tuple(before.shape)} and {tuple(after.shape)}"
+        raise ValueError(f"`before` and `after` must have one shape, got {shapes}")
     return (before - after).square().sum((-2, -1))
 
 
@@ -127,9 +106,6 @@ def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
     Returns:
         Shape `(...)`, at least 0; 0 where nothing changed, Inf where a matrix of zeros changed.
 
-    Raises:
-        ValueError: If the shapes differ.
-
     Example:
         >>> sfe_normalized(torch.eye(2), 2 * torch.eye(2))
         tensor(1.)
@@ -144,5 +120,11 @@ def _small_gram(matrix: Tensor) -> Tensor:
     return matrix.mT @ matrix if rows >= columns else matrix @ matrix.mT
 
 
-def _identity_like(matrix: Tensor) -> Tensor:
-    return torch.eye(min(matrix.shape[-2:]), dtype=matrix.dtype, device=matrix.device)
+def _with_unit_mean(gram: Tensor) -> Tensor:
+    mean_square = gram.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    return gram / mean_square.masked_fill(mean_square == 0, 1.0)
+
+
+def _less_identity(gram: Tensor) -> Tensor:
+    gram.diagonal(dim1=-2, dim2=-1).sub_(1)
+    return gram

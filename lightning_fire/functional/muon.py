@@ -18,16 +18,12 @@ def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "origina
     al., Muon is scalable for LLM training, 2025. Singular values end up between about 0.7 and 1.2 times the scale.
 
     Args:
-        momentum: Matrices, shape `(..., out, in)`; of a convolution `(..., out, in · taps)`. NaN and Inf are
-            not refused.
+        momentum: Matrices, shape `(..., out, in)`; of a convolution `(..., out, in · taps)`. NaN and Inf are allowed.
         steps: Number of iterations.
-        scale: `"original"`: √max(1, rows / columns); `"match_rms_adamw"`: 0.2 √max(rows, columns).
+        scale: `"original"`: √max(1, rows / columns); `"match_rms_adamw"`: 0.2 √max(rows, columns). Else a ValueError.
 
     Returns:
         New tensor of the shape and dtype of `momentum`; computed in float32, or in float64 for float64 input.
-
-    Raises:
-        ValueError: If `scale` is unknown.
 
     Example:
         >>> import torch

@@ -15,13 +15,7 @@ COEFFICIENTS: dict[str, tuple[float, ...]] = {
 
 
 def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Repeat X ← aX + bX(XᵀX) + cX(XᵀX)²; the Gram matrix is taken on the short side.
-
-    Args:
-        x: Shape `(..., m, n)`, singular values at most 1 (see `unit_norm`); nothing is checked.
-        steps: Number of iterations.
-        coefficients: a, b and optionally c.
-    """
+    """Take steps from X of shape (..., m, n), whose singular values must be at most 1 (see `unit_norm`)."""
     a, b, *c = coefficients
     tall = x.shape[-2] >= x.shape[-1]
     y = x.reshape(-1, *x.shape[-2:])
@@ -35,22 +29,16 @@ def newton_schulz(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Ten
 
 
 def polar_factor(x: Tensor) -> Tensor:
-    """Return U Vᵀ of each X = U diag(σ) Vᵀ, polished by one cubic step; rank-deficient matrices are completed.
-
-    Args:
-        x: Shape `(..., m, n)`, finite, not empty. A matrix of zeros stays zero.
-    """
+    """Return U Vᵀ of each X = U diag(σ) Vᵀ, completed if rank-deficient, polished by a cubic step; zero stays zero."""
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
     zero = x.abs().amax((-2, -1), keepdim=True) == 0
     return newton_schulz(u @ vh, 1, COEFFICIENTS["cubic"]).masked_fill(zero, 0.0)
 
 
 def unit_norm(x: Tensor) -> Tensor:
-    """Divide each matrix by its Frobenius norm, safely for entries of any size; zero stays zero.
-
-    Args:
-        x: Shape `(..., m, n)`, finite.
-    """
+    """Divide each matrix by its Frobenius norm, safely for finite entries of any size; zero stays zero."""
+    if not x.numel():
+        return x
     if x.device.type == "cpu":
         norm: Tensor = torch.linalg.matrix_norm(x, keepdim=True)
         if 1e-9 < float(norm.min()) <= float(norm.max()) < 1e9:  # squares were in range
@@ -61,22 +49,11 @@ def unit_norm(x: Tensor) -> Tensor:
 
 
 def moderate(x: Tensor) -> Tensor:
-    """Divide each matrix by a power of two, which is exact, so that its largest entry is in [1, 2); zero stays zero.
-
-    Args:
-        x: Shape `(..., m, n)`, finite.
-    """
+    """Divide each matrix by a power of two, which is exact, so that its largest entry is in [1, 2); zero stays zero."""
     return x / power_of_two(x)
 
 
 def power_of_two(x: Tensor) -> Tensor:
-    """Return the largest power of two that is not above the largest entry of each matrix; 1 for zeros.
-
-    Args:
-        x: Shape `(..., m, n)`, finite.
-
-    Returns:
-        Shape `(..., 1, 1)`.
-    """
+    """Return the largest power of two, `(..., 1, 1)`, not above the largest entry of each matrix; 1 for zeros."""
     largest = x.abs().amax((-2, -1), keepdim=True)
     return torch.where(largest == 0, 1.0, largest / (2 * torch.frexp(largest).mantissa))

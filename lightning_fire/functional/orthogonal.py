@@ -9,7 +9,7 @@ Vocabulary used throughout:
   turns it into the stack of `out × in` matrices, one per kernel position (*tap*) and group, that FIRE projects.
 
 Another dtype than a real floating one raises a TypeError; fewer than 2 dimensions, a NaN or Inf, or an option out of
-its range a ValueError. On a CPU, `_cpu` finds the same matrices in less time.
+its range a ValueError.
 """
 
 import math
@@ -18,9 +18,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from lightning_fire.functional._cpu import newton_schulz_on_cpu, polar_factor_on_cpu
+from lightning_fire.functional._cpu import iterated, projected
 from lightning_fire.functional.checks import finite
-from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, polar_factor, power_of_two, unit_norm
+from lightning_fire.functional.newton_schulz import COEFFICIENTS, power_of_two
 
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
@@ -50,7 +50,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     """
     if not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, got {steps!r}")
-    return _iterated(finite(matrix, "matrix"), steps, _numbers(coefficients)).to(matrix.dtype)
+    return iterated(finite(matrix, "matrix"), steps, _numbers(coefficients)).to(matrix.dtype)
 
 
 def polar(matrix: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def polar(matrix: Tensor) -> Tensor:
         tensor([[0., 1.],
                 [1., 0.]])
     """
-    return _projected(finite(matrix, "matrix")).to(matrix.dtype)
+    return projected(finite(matrix, "matrix")).to(matrix.dtype)
 
 
 def fire(
@@ -108,7 +108,7 @@ def fire(
     if steps != "exact" and not _is_count(steps):
         raise ValueError(f"`steps` must be an integer of at least 1, or 'exact', got {steps!r}")
     matrices = as_matrices(finite(weight, "weight"), groups)
-    isometry = _projected(matrices) if steps == "exact" else _iterated(matrices, steps, _numbers(coefficients))
+    isometry = projected(matrices) if steps == "exact" else iterated(matrices, steps, _numbers(coefficients))
     isometry = rescale(isometry, matrices, (weight.shape[0] // groups, *weight.shape[1:]), scale)
     return isometry.movedim(1, -1).reshape(weight.shape).to(weight.dtype).contiguous()
 
@@ -130,9 +130,7 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
         torch.Size([1, 9, 8, 4])
     """
     if weight.ndim < 2:
-        raise ValueError(
-            f"`weight` must have at least 2 dimensions (out, in, *kernel), got shape {tuple(weight.shape)}"
-        )
+        raise ValueError(f"`weight` must have at least 2 dimensions (out, in, *kernel), got {tuple(weight.shape)}")
     if groups < 1 or weight.shape[0] % groups:
         raise ValueError(f"`groups` must divide the {weight.shape[0]} outputs of the weight, got {groups}")
     taps = math.prod(weight.shape[2:])
@@ -141,14 +139,7 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
 
 
 def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Scale) -> Tensor:
-    """Multiply what the iteration made of matrices by FIRE's scale, see `fire`.
-
-    Args:
-        isometry: Q, shape `(..., m, n)`.
-        matrices: W, same shape.
-        shape: `(out, in, *kernel)` of the weight, of one group.
-        scale: `"paper"`, `"none"` or `"procrustes"`.
-    """
+    """Multiply Q, computed from matrices W, by the scale of `fire`; `shape` is (out, in, *kernel) of one group."""
     if scale not in get_args(Scale):
         raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
     if scale == "none" or not isometry.numel():
@@ -160,24 +151,6 @@ def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Sca
     norm = isometry.square().sum((-2, -1), keepdim=True)
     inner = (matrices / size * isometry).sum((-2, -1), keepdim=True)
     return isometry * (inner / norm.masked_fill(norm == 0, 1.0)) * size
-
-
-def _iterated(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor:
-    """Paper, Algorithm 1: start from X / ‖X‖_F, then repeat the step; a new, contiguous tensor."""
-    if not x.numel():
-        return x.clone()
-    if x.device.type == "cpu":
-        return newton_schulz_on_cpu(x, steps, coefficients)
-    return newton_schulz(unit_norm(x.contiguous()), steps, coefficients)
-
-
-def _projected(x: Tensor) -> Tensor:
-    """Find polar factors, zeros for zeros; a new, contiguous tensor."""
-    if not x.numel():
-        return x.clone()
-    if x.device.type == "cpu":
-        return polar_factor_on_cpu(x)
-    return polar_factor(unit_norm(x.contiguous()))
 
 
 def _numbers(coefficients: str) -> tuple[float, ...]:

@@ -1,4 +1,7 @@
-"""Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64."""
+"""Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64.
+
+Weights of fewer than 2 dimensions, for Parseval, and arguments out of their range raise a ValueError.
+"""
 
 from torch import Tensor
 
@@ -15,13 +18,10 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
     Args:
         weight: W, shape `(out, in / groups, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
         scale: s, the squared singular value to reach, above 0.
-        groups: Number of convolution groups; each is a matrix of its own, and the penalty their sum.
+        groups: Number of convolution groups, which divides `out`; each is a matrix of its own, the penalty their sum.
 
     Returns:
         Scalar.
-
-    Raises:
-        ValueError: If `weight` has fewer than 2 dimensions, `scale` is not above 0, or `groups` does not divide `out`.
 
     Example:
         >>> import torch

@@ -3,7 +3,7 @@
 Each rank comes twice: of a matrix, and `…_of` singular values, shape `(..., r)`, at least 0, finite, in any order. All
 are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* has shape `(..., m, n)`, for features
 `(..., samples, features)`, which are not centred; another dtype than a real floating one raises a TypeError, fewer than
-2 dimensions, a NaN or an Inf a ValueError. Results are float32, or float64 for float64 input.
+2 dimensions, a NaN or an Inf, or a δ out of its range a ValueError. Results are float32, or float64 for float64 input.
 """
 
 import torch
@@ -25,9 +25,6 @@ def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
     Returns:
         Shape `(...)`, int64, in [0, min(m, n)].
 
-    Raises:
-        ValueError: If `delta` is out of range.
-
     Example:
         >>> srank(torch.diag(torch.tensor([50.0, 49.0, 0.6, 0.4])), delta=0.01)
         tensor(2)
@@ -36,7 +33,7 @@ def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
 
 
 def srank_of(values: Tensor, delta: float = 0.01) -> Tensor:
-    """Effective rank `srank` from singular values; equal up to rounding counts as reached.
+    """`srank` from singular values; equal up to rounding counts as reached.
 
     Example:
         >>> srank_of(torch.ones(5), delta=0.4)  # ⌈(1 − δ)·5⌉
@@ -68,7 +65,7 @@ def stable_rank(matrix: Tensor) -> Tensor:
 
 
 def stable_rank_of(values: Tensor) -> Tensor:
-    """Stable rank `stable_rank` from singular values.
+    """`stable_rank` from singular values.
 
     Example:
         >>> stable_rank_of(torch.tensor([2.0, 1.0, 1.0]))
@@ -96,7 +93,7 @@ def entropy_rank(matrix: Tensor) -> Tensor:
 
 
 def entropy_rank_of(values: Tensor) -> Tensor:
-    """Entropy rank `entropy_rank` from singular values.
+    """`entropy_rank` from singular values.
 
     Example:
         >>> entropy_rank_of(torch.tensor([3.0, 3.0, 0.0]))
@@ -136,13 +133,10 @@ def singular_values_of_gram(gram: Tensor) -> Tensor:
     in rounding and returned as 0.
 
     Args:
-        gram: Shape `(..., n, n)`, symmetric and positive semi-definite; float64 advised.
+        gram: Shape `(..., n, n)`, symmetric and positive semi-definite; float64 advised. If not square, a ValueError.
 
     Returns:
         Shape `(..., n)`, descending.
-
-    Raises:
-        ValueError: If `gram` is not square.
 
     Example:
         >>> features = torch.tensor([[0.0, 2.0], [3.0, 0.0], [4.0, 0.0]])

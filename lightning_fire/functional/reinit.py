@@ -1,7 +1,9 @@
-"""New weights by shrink and perturb, and by DASH."""
+"""New weights by shrink and perturb, and by DASH; different shapes and factors out of range raise a ValueError."""
 
 import torch
 from torch import Tensor
+
+from lightning_fire.functional.checks import precise
 
 
 def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb: float | None = None) -> Tensor:
@@ -19,9 +21,6 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
     Returns:
         Same shape and dtype as `weight`; computed in float32 at least.
 
-    Raises:
-        ValueError: If the shapes differ, or a factor is out of its range.
-
     Example:
         >>> shrink_and_perturb(torch.tensor([1.0, 2.0]), torch.tensor([0.0, 1.0]), strength=0.8)
         tensor([0.2000, 1.2000])
@@ -32,11 +31,10 @@ def shrink_and_perturb(weight: Tensor, target: Tensor, strength: float, perturb:
         raise ValueError(f"`perturb` must be at least 0, got {perturb}")
     if weight.shape != target.shape:
         raise ValueError(f"`target` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(target.shape)}")
-    precise = torch.promote_types(weight.dtype, torch.float32)
-    target = target.to(weight.device, precise)
-    if perturb is None:
-        return weight.to(precise).lerp(target, strength).to(weight.dtype)
-    return ((1 - strength) * weight.to(precise) + perturb * target).to(weight.dtype)
+    old = precise(weight)
+    target = target.to(old)
+    new = old.lerp(target, strength) if perturb is None else (1 - strength) * old + perturb * target
+    return new.to(weight.dtype)
 
 
 def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
@@ -54,9 +52,6 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
     Returns:
         Same shape and dtype as `weight`; computed in float32 at least.
 
-    Raises:
-        ValueError: If the shapes differ, or `minimum` is outside [0, 1].
-
     Example:
         >>> dash(torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [-1.0, 0.0]]), minimum=0.3)
         tensor([[2.8800, 3.8400],
@@ -65,13 +60,11 @@ def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
     if not 0 <= minimum <= 1:
         raise ValueError(f"`minimum` must be in [0, 1], got {minimum}")
     if weight.shape != direction.shape:
-        raise ValueError(
-            f"`direction` must have the shape of `weight`, {tuple(weight.shape)}, got {tuple(direction.shape)}"
-        )
-    precise = torch.promote_types(weight.dtype, torch.float32)
+        shapes = f"{tuple(weight.shape)}, got {tuple(direction.shape)}"
+        raise ValueError(f"`direction` must have the shape of `weight`, {shapes}")
     first = min(2, weight.ndim - 1)  # first dimension of a part
-    parts = weight.to(precise).flatten(first)
-    cosine = (_unit(parts) * _unit(direction.to(precise).flatten(first))).sum(-1, keepdim=True)
+    parts = precise(weight).flatten(first)
+    cosine = (_unit(parts) * _unit(direction.to(parts.dtype).flatten(first))).sum(-1, keepdim=True)
     return (parts * cosine.clamp(minimum, 1.0)).view(weight.shape).to(weight.dtype)
 
 

@@ -33,8 +33,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
             weight, at least 1. If ZᵀZ is of full rank, its own ratio is an upper bound of it and may be given.
 
     Returns:
-        Shape `(...)`, int64, in [min(1, rank), rank]; `min(1, rank)` where `dfi` is 1 or more. Before it is rounded up
-        it is lowered by a millionth, so that rounding errors do not raise it.
+        Shape `(...)`, int64, in [min(1, rank), rank]; `min(1, rank)` where `dfi` is 1 or more.
 
     Example:
         >>> srank_bound(torch.tensor([0.0, 0.25, 1.0]), rank=64)
@@ -48,7 +47,7 @@ def srank_bound(dfi: Tensor, rank: int, delta: float = 0.01, eigenvalue_ratio: f
     if not eigenvalue_ratio >= 1:
         raise ValueError(f"`eigenvalue_ratio` must be at least 1, got {eigenvalue_ratio}")
     bound: Tensor = (1 - delta) * rank / (delta * spread * eigenvalue_ratio**0.5 + 1 - delta)
-    return (bound * (1 - 1e-6)).ceil().long().clamp_min(min(1, rank))
+    return (bound * (1 - 1e-6)).ceil().long().clamp_min(min(1, rank))  # rounding errors must not raise it
 
 
 def activity_score_bounds(dfi: Tensor) -> tuple[Tensor, Tensor]:

@@ -91,7 +91,7 @@ def least_useful(utility: Tensor, eligible: Tensor, number: int) -> Tensor:
     Args:
         utility: Shape `(units,)`.
         eligible: Whether a unit may be chosen, bool (units,).
-        number: Number of units to choose; at most as many as are eligible.
+        number: Number of units to choose; all that are eligible if these are fewer.
 
     Returns:
         Their indices, int64 (number,), the lowest utility first; ties by index.

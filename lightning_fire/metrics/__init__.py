@@ -1,4 +1,7 @@
-"""Metrics of plasticity and stability as torchmetrics classes: updated in batches, summed over processes."""
+"""Metrics of plasticity and stability as torchmetrics classes: updated in batches, summed over processes.
+
+All take the keyword arguments of `torchmetrics.Metric` too.
+"""
 
 from lightning_fire.metrics.deviation_from_isometry import DeviationFromIsometry, NormalizedDeviationFromIsometry
 from lightning_fire.metrics.dormant_fraction import DormantFraction

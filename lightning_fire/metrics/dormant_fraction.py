@@ -18,7 +18,6 @@ class DormantFraction(Sums):
     Args:
         num_units: Size of the last dimension, at least 1.
         threshold: τ, at least 0: a unit is dormant if its mean |h| is at most τ times that of the layer (ReDo: 0.025).
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
         >>> import torch

@@ -19,7 +19,6 @@ class FeatureCovarianceShift(Sums):
     Args:
         num_features_before: Size of the last dimension before, at least 1.
         num_features_after: Size of the last dimension after, at least 1. Default: `num_features_before`.
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
         >>> import torch
@@ -44,10 +43,8 @@ class FeatureCovarianceShift(Sums):
     def update(self, before: Tensor, after: Tensor) -> None:
         """Add features of the same samples before, `(..., num_features_before)`, and after."""
         if before.shape[:-1] != after.shape[:-1]:
-            raise ValueError(
-                f"`before` and `after` must be features of the same samples, got {tuple(before.shape)} and"
-                f" {tuple(after.shape)}"
-            )
+            shapes = f"{tuple(before.shape)} and {tuple(after.shape)}"
+            raise ValueError(f"`before` and `after` must be features of the same samples, got {shapes}")
         before = self.rows(before, self.num_features_before, "before")
         after = self.rows(after, self.num_features_after, "after")
         self.add(before.mT @ before, after.mT @ after, before.mT @ after)

@@ -19,7 +19,6 @@ class LossCurvature(Sums):
     Args:
         tolerance: Stop when the residual is at most this fraction of the eigenvalue.
         max_products: Largest number of products with the Hessian, for each batch.
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
         >>> import torch

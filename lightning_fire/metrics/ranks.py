@@ -1,4 +1,9 @@
-"""Ranks of features."""
+"""Ranks of features, from their Gram matrix FᵀF.
+
+`update` takes features `(..., num_features)`; all dimensions but the last count as samples. `compute` returns a float64
+scalar, 0 for features of zeros, NaN after a NaN or Inf. Memory is num_features², whatever the number of samples.
+Squaring costs digits: singular values below about √num_features · 1e-8 σ_max count as 0.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,18 +16,10 @@ from lightning_fire.metrics.sums import Sums, positive_count
 
 
 class FeatureRank(Sums):
-    """Base of the ranks: computed from FᵀF, summed over batches.
-
-    `update` takes features `(..., num_features)`; all dimensions but the last count as samples. `compute` returns a
-    float64 scalar, 0 for features of zeros, NaN after a NaN or Inf.
-
-    Memory is num_features², whatever the number of samples. In a `MetricCollection` all ranks of the same features
-    share that sum. Squaring costs digits: singular values below about √num_features · 1e-8 σ_max count as 0.
-    """
+    """Base of the ranks: from FᵀF, summed over batches; in a `MetricCollection` ranks of the same features share it."""
 
     higher_is_better = True
-    _rank: Callable[[Tensor], Tensor]
-    """The rank from singular values `(num_features,)`, descending."""
+    _rank: Callable[[Tensor], Tensor]  # from singular values (num_features,), descending
 
     def __init__(self, num_features: int, **kwargs: Any):
         super().__init__(**kwargs)
@@ -44,15 +41,13 @@ class FeatureRank(Sums):
 class SRank(FeatureRank):
     """Effective rank of features (Kumar et al., ICLR 2021); see `lightning_fire.functional.srank`.
 
-    `update` takes features `(..., num_features)`. `compute` returns a whole number in [0, num_features].
+    `compute` returns a whole number in [0, num_features].
 
     Args:
         num_features: Size of the last dimension of the features, at least 1.
         delta: δ, the fraction of the sum of singular values that may be missing, in [0, 1).
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
-        >>> import torch
         >>> metric = SRank(num_features=3)
         >>> metric.update(torch.tensor([[5.0, 0.0, 0.0]]))
         >>> metric.update(torch.tensor([[0.0, 5.0, 0.0], [0.0, 0.0, 0.01]]))
@@ -73,14 +68,12 @@ class SRank(FeatureRank):
 class StableRank(FeatureRank):
     """Stable rank ‖F‖_F² / σ_max² of features; see `lightning_fire.functional.stable_rank`.
 
-    `update` takes features `(..., num_features)`. `compute` returns a scalar in [1, num_features], or 0.
+    `compute` returns a scalar in [1, num_features], or 0.
 
     Args:
         num_features: Size of the last dimension of the features, at least 1.
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
-        >>> import torch
         >>> metric = StableRank(num_features=2)
         >>> metric.update(torch.tensor([[2.0, 0.0]]))
         >>> metric.update(torch.tensor([[0.0, 1.0]]))
@@ -94,15 +87,12 @@ class StableRank(FeatureRank):
 class EntropyRank(FeatureRank):
     """exp of the entropy of σ / Σσ of features; see `lightning_fire.functional.entropy_rank`.
 
-    `update` takes features `(..., num_features)`. `compute` returns a scalar in [1, num_features], or 0. It is called
-    effective rank by Roy and Vetterli (EUSIPCO 2007).
+    `compute` returns a scalar in [1, num_features], or 0. Roy and Vetterli (EUSIPCO 2007) call it effective rank.
 
     Args:
         num_features: Size of the last dimension of the features, at least 1.
-        **kwargs: Of `torchmetrics.Metric`.
 
     Example:
-        >>> import torch
         >>> metric = EntropyRank(num_features=2)
         >>> metric.update(torch.tensor([[2.0, 0.0]]))
         >>> metric.update(torch.tensor([[0.0, 2.0]]))

@@ -15,7 +15,6 @@ class SquaredFrobeniusError(Sums):
     `sync_on_compute=False`.
 
     Example:
-        >>> import torch
         >>> metric = SquaredFrobeniusError()
         >>> metric.update(torch.zeros(2, 2), torch.ones(2, 2))
         >>> metric.update(torch.zeros(3, 1), torch.ones(3, 1))
@@ -42,7 +41,6 @@ class NormalizedSquaredFrobeniusError(Sums):
     changed. Both sums are also over processes: where each has the same weights this changes nothing.
 
     Example:
-        >>> import torch
         >>> metric = NormalizedSquaredFrobeniusError()
         >>> metric.update(torch.eye(2), 2 * torch.eye(2))
         >>> metric.update(torch.eye(6), torch.eye(6))

@@ -45,7 +45,7 @@ class Sums(Metric):
         return real(tensor, name).to(next(iter(self._defaults.values())).dtype)
 
     def rows(self, tensor: Tensor, columns: int, name: str) -> Tensor:
-        """Check an input `(..., columns)` of `update`; return it as `(samples, columns)` in the dtype of the states."""
+        """Check an input `(..., columns)` of `update`; return it `exact`, as `(samples, columns)`."""
         if tensor.ndim and tensor.shape[-1] != columns:
             raise ValueError(f"`{name}` must have {columns} entries in its last dimension, got {tuple(tensor.shape)}")
         return self.exact(tensor, name).flatten(0, -2)

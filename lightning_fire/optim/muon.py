@@ -100,17 +100,8 @@ class Muon(Optimizer):
             raise ValueError(f"`steps` must be at least 1, got {steps}")
         if scale not in ("original", "match_rms_adamw"):
             raise ValueError(f"`scale` must be 'original' or 'match_rms_adamw', got {scale!r}")
-        defaults = {
-            **at_least_zero,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "steps": steps,
-            "scale": scale,
-            "betas": betas,
-            "paused": False,
-            "transposed": False,
-        }
-        super().__init__(params, defaults)
+        settings = {"momentum": momentum, "nesterov": nesterov, "steps": steps, "scale": scale, "betas": betas}
+        super().__init__(params, {**at_least_zero, **settings, "paused": False, "transposed": False})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group, which needs `use_muon`."""
@@ -135,18 +126,9 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step all parameters that have a gradient.
-
-        Args:
-            closure: Computes the loss and its gradients.
-
-        Returns:
-            What `closure` returns.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        """Step all parameters that have a gradient; return the loss that `closure` computes with its gradients."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["use_muon"] and not group["paused"]:
