@@ -1,6 +1,7 @@
 """Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64.
 
-Weights of fewer than 2 dimensions, for Parseval, and arguments out of their range raise a ValueError.
+A penalty is a scalar. Weights of fewer than 2 dimensions, for Parseval, and arguments out of their range raise a
+ValueError.
 """
 
 from torch import Tensor
@@ -19,9 +20,6 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
         weight: W, shape `(out, in / groups, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
         scale: s, the squared singular value to reach, above 0.
         groups: Number of convolution groups, which divides `out`; each is a matrix of its own, the penalty their sum.
-
-    Returns:
-        Scalar.
 
     Example:
         >>> import torch
@@ -80,9 +78,6 @@ def l2_init_penalty(weight: Tensor, initial: Tensor) -> Tensor:
     Args:
         weight: W, any shape.
         initial: W₀, same shape.
-
-    Returns:
-        Scalar.
 
     Example:
         >>> import torch

@@ -135,9 +135,10 @@ def feature_covariance_bound(
     for old in before:
         if old.ndim != 2:
             raise ValueError(f"`before` must hold matrices, got one of shape {tuple(old.shape)}")
-    change = torch.stack([sfe(old, new) for old, new in zip(before, after, strict=True)]).sum()
-    norms = torch.stack([torch.maximum(_norm(old), _norm(new)) for old, new in zip(before, after, strict=True)])
-    gain = _products_of_others(norms).square().sum().sqrt()
+    pairs = list(zip(before, after, strict=True))
+    change = torch.stack([sfe(old, new) for old, new in pairs]).sum()
+    norms = torch.stack([torch.maximum(_spectral_norm(old), _spectral_norm(new)) for old, new in pairs])
+    gain = _without_each(norms).prod(-1).square().sum().sqrt()
     return 4 * input_norm / feature_norm * norms.new_tensor(lipschitz).prod() * gain * change.sqrt()
 
 
@@ -210,9 +211,9 @@ def _hessian_bound(dfi: Tensor, output_curvature: float, output_gradient: float,
     growth = 1 + dfi.detach().double().sqrt()
     moments = torch.full_like(growth, later)
     moments[..., :1] = first
-    one = (moments * _products_of_others(growth)).sum(-1)
-    earlier = _without_each(growth)  # (..., layer left out, layers)
-    two = (moments.sqrt().unsqueeze(-1) * _products_of_others(earlier)).triu(1).sum((-2, -1))
+    others = _without_each(growth)  # (..., layer left out, layers)
+    one = (moments * others.prod(-1)).sum(-1)
+    two = (moments.sqrt().unsqueeze(-1) * _without_each(others).prod(-1)).triu(1).sum((-2, -1))
     return output_curvature * one + 2 * output_gradient * two
 
 
@@ -224,19 +225,13 @@ def _spread(dfi: Tensor) -> Tensor:
     return ((1 + deviation) / (1 - deviation)).sqrt()
 
 
-def _products_of_others(values: Tensor) -> Tensor:
-    """Π_{j≠k} of the last dimension, `(..., n)` to `(..., n)`; no division: a factor may be 0."""
-    return _without_each(values).prod(-1)
-
-
 def _without_each(values: Tensor) -> Tensor:
-    """Copies of the last dimension, `(..., n)` to `(..., n, n)`, the k-th with 1 instead of its k-th value."""
+    """Copies of the last dimension, `(..., n, n)`, the k-th with 1 instead of its k-th value; values may be 0."""
     diagonal = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
     return torch.where(diagonal, 1, values.unsqueeze(-2))
 
 
-def _norm(weight: Tensor) -> Tensor:
-    """Spectral norm, of the dtype that `sfe` has."""
+def _spectral_norm(weight: Tensor) -> Tensor:
     norm: Tensor = torch.linalg.matrix_norm(precise(weight.detach()), 2)
     return norm
 
