@@ -56,12 +56,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Horizon:
-    """Length of training; None where unbounded.
-
-    Attributes:
-        max_epochs: Number of epochs.
-        max_steps: Number of optimizer steps, those of all optimizers together, as the Trainer counts.
-    """
+    """Length of training in epochs and in steps of all optimizers together, as the Trainer counts; None: unbounded."""
 
     max_epochs: int | None = None
     max_steps: int | None = None
