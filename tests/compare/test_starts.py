@@ -44,7 +44,7 @@ trainer:
 FIRE = """
 intervention:
   class_path: FIRECallback
-  init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5, curvature: false}
+  init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5, log: {curvature: false}}
 """
 
 

@@ -1,0 +1,116 @@
+"""A planned change leaves a model alone until it is made; its report is what a slow reader of the weights finds."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
+from lightning_fire.methods import fresh_values, reset_optimizer_state
+from lightning_fire.methods.fire import plan_fire
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def matrices_of(weight: torch.Tensor, groups: int) -> list[torch.Tensor]:
+    """Return one matrix for each group and kernel position."""
+    kernel = weight.flatten(2) if weight.ndim > 2 else weight.unsqueeze(-1)
+    parts = [part[..., place] for part in kernel.chunk(groups) for place in range(kernel.shape[-1])]
+    return [part.detach().double() for part in parts]
+
+
+def slow_dfi(matrix: torch.Tensor, normalized: bool) -> float:
+    if not normalized:
+        return float((matrix.T @ matrix - torch.eye(matrix.shape[1], dtype=matrix.dtype)).square().sum())
+    squares = torch.linalg.svdvals(matrix).square()
+    return float((squares / squares.mean() - 1).square().mean())
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        fire_,
+        lambda model: full_reset_(model, fresh_values(model, seed=3)),
+        lambda model: shrink_and_perturb_(model, fresh_values(model, seed=3)),
+    ],
+)
+def test_a_report_says_what_became_of_the_weights(method):
+    model = network()
+    before = copy.deepcopy(model)
+    report = method(model)
+    errors, norms = [], []
+    for name, groups in (("0.weight", 2), ("3.weight", 1)):
+        old, new = (matrices_of(each.get_parameter(name), groups) for each in (before, model))
+        for metric, weights, normalized in (
+            ("dfi_before", old, False),
+            ("dfi_after", new, False),
+            ("dfi_normalized_before", old, True),
+            ("dfi_normalized_after", new, True),
+        ):
+            slow = sum(slow_dfi(weight, normalized) for weight in weights) / len(weights)
+            assert report.layers[metric][name] == pytest.approx(slow, rel=1e-4, abs=1e-5), metric
+        errors.append(sum(float((a - b).square().sum()) for a, b in zip(old, new, strict=True)))
+        norms.append(sum(float(a.square().sum()) for a in old))
+        assert report.layers["sfe"][name] == pytest.approx(errors[-1], rel=1e-4)
+    assert report["sfe"] == pytest.approx(sum(errors), rel=1e-4)
+    assert report["sfe_normalized"] == pytest.approx(sum(errors) / sum(norms), rel=1e-4)
+    assert set(report.keyed("fire", layers=False)) == {
+        *(f"fire/{name}" for name in report.values),
+        *(f"fire.raw/{name}" for name in report.raw),
+    }
+    assert f"sfe {report['sfe']:.4g}" in str(report)
+
+
+def test_a_plan_changes_nothing_until_it_is_made_and_then_as_often_as_it_is_made():
+    model = network()
+    before, twin = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 4, 5, 5)).sum().backward()
+    optimizer.step()
+    model.load_state_dict(before)
+    change = plan_fire(model, optimizers=optimizer)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert len(optimizer.state) == 4
+    report = change.apply()
+    change.make()
+    fire_(twin)
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in model.state_dict().items())
+    assert len(optimizer.state) == 2  # the momenta of the biases
+    assert report is change.report
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, lambda params: torch.optim.SGD(params, momentum=0.9)])
+def test_zeroed_state_keeps_its_tensors_and_steps_like_a_new_optimizer(kind):
+    model, x = network(), torch.rand(4, 4, 5, 5)
+    optimizer = kind(model.parameters())
+
+    def step(model, optimizer):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+
+    for _ in range(3):
+        step(model, optimizer)
+    held = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    reset_optimizer_state(optimizer, zero=True)
+    now = [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    assert len(held) >= 4 and all(a is b for a, b in zip(held, now, strict=True))
+    assert not any(value.any() for value in now)
+    twin = copy.deepcopy(model)
+    new = kind(twin.parameters())
+    for _ in range(2):
+        step(model, optimizer)
+        step(twin, new)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_is_logged_cannot_be_changed_after_the_fact():
+    log = Log(name="early")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        log.name = "late"
