@@ -24,9 +24,8 @@ class Change:
     """A change of a model that is computed and not yet made.
 
     Attributes:
-        report: What it does.
+        report: What it does, to `weights`.
         values: New values by tensor, sharded as it is.
-        weights: The weights that the report is about.
         then: What else to do, such as dropping optimizer state. A second call must have the same result.
     """
 
@@ -36,11 +35,7 @@ class Change:
     then: Callable[[], None] = lambda: None
 
     def apply(self) -> Report:
-        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised.
-
-        Returns:
-            The report.
-        """
+        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised."""
         to_the_end(self.make)
         return self.report
 
@@ -53,23 +48,15 @@ class Change:
 
     @torch.no_grad()
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the singular values of each weight before and after the change, for histograms.
+        """Return the singular values of each weight before and after, by name, on the CPU. Call it before `apply`.
 
-        Call it before `apply`.
-
-        Returns:
-            By name, of all groups and kernel positions together, shape `(matrices · min(m, n),)`, on the CPU. A weight
-            that has a NaN or Inf is left out.
+        A weight that has a NaN or Inf is left out.
         """
         return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
 
 
 def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
-    """Return the function that makes the change which another one computes.
-
-    Args:
-        plan: From a model and options to a change.
-    """
+    """Return the function that makes the change which another one computes."""
 
     @functools.wraps(plan)
     def applied(*args: P.args, **options: P.kwargs) -> Report:
@@ -79,11 +66,7 @@ def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
 
 
 def to_the_end(change: Callable[[], None]) -> None:
-    """Make a change; if it is interrupted, make it again from the start, then re-raise.
-
-    Args:
-        change: Makes the change; a second call must have the same result.
-    """
+    """Make a change; if it is interrupted, make it again from the start, to the same result, then re-raise."""
     try:
         change()
     except BaseException:
@@ -101,17 +84,10 @@ def change_weights(
     measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
 ) -> Change:
-    """Compute a new weight for each selected one.
+    """Compute a new weight for each selected one, of the same shape, `(out, in / groups, *kernel)`.
 
-    Args:
-        weights: The weights; left as they are.
-        new_weight: From a view and its weight, shape `(out, in / groups, *kernel)`, to the new weight, same shape.
-        optimizers: Their state is treated as `optimizer_state` says.
-        optimizer_state: See `follow_policy`.
-        share_work: Whether each rank computes some of the weights and sends them to the others. All ranks must have the
-            same weights and call this.
-        measure: Whether to fill the report.
-        others: New values of further tensors.
+    With `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and
+    have the same weights. `others` are new values of further tensors.
 
     Raises:
         ValueError: If a weight has a NaN or Inf; names the weight.
@@ -155,14 +131,7 @@ def change_values(
     optimizers: Optimizers,
     optimizer_state: OptimizerPolicy,
 ) -> Change:
-    """Take over new values of whole tensors.
-
-    Args:
-        pairs: Each tensor with the new values of the whole of it, of any dtype and device.
-        weights: The weights to measure.
-        optimizers: Their state is treated as `optimizer_state` says.
-        optimizer_state: See `follow_policy`.
-    """
+    """Take over new values of whole tensors, of any dtype and device, and measure some of the weights."""
     start, values = time.perf_counter(), {}
     for tensor, whole in pairs:
         values[tensor] = torch.empty_like(tensor)
@@ -174,11 +143,7 @@ def change_values(
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
-    """Return the weights of a model to report on: those of `Weights()`, none where that finds none.
-
-    Args:
-        touched: Those of its parameters to choose from.
-    """
+    """Return the weights of a model to report on: those of `Weights()`, none where that finds none."""
     try:
         return [view for view in Weights().select(model) if view.parameter in touched]
     except ValueError:
@@ -186,14 +151,9 @@ def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[Weight
 
 
 def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> None:
-    """Refuse weights that hold a NaN or Inf.
+    """Raise a ValueError that names each tensor that holds a NaN or Inf, on all ranks that share the work.
 
-    Args:
-        tensors: The weights by name, any shapes; of sharded ones, each rank looks at its part.
-        by_ranks: Whether each rank may have looked at some of them only, and has something finite for the others.
-
-    Raises:
-        ValueError: On all ranks that share the work; names each such weight.
+    Of sharded ones, each rank looks at its part. `by_ranks`: each rank has something finite for those it does not see.
     """
     if not tensors:
         return
@@ -229,11 +189,7 @@ def _spectra(weights: Sequence[WeightView]) -> dict[str, Tensor]:
 
 
 def cost(shape: Sequence[int]) -> int:
-    """Return the cost of a new weight relative to others: the multiplications of one Gram matrix.
-
-    Args:
-        shape: Shape `(out, in / groups, *kernel)`.
-    """
+    """Return what a new weight costs relative to others: the multiplications of one Gram matrix."""
     return math.prod(shape) * min(shape[:2])
 
 

@@ -86,11 +86,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
 
 
 def check(replacement_rate: float, maturity: int, decay: float) -> None:
-    """Refuse arguments of `ContinualBackprop` that are out of range.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse arguments of `ContinualBackprop` that are out of range."""
     if not 0 <= replacement_rate <= 1:
         raise ValueError(f"`replacement_rate` must be in [0, 1], got {replacement_rate}")
     if maturity < 0:
@@ -104,13 +100,10 @@ class _Statistics:
     """What is known of the units of a layer; every tensor has the shape `(units,)`.
 
     Attributes:
-        utility: Moving average of the utility, not corrected for its start at 0.
-        mean: Moving average of the mean output, not corrected for its start at 0.
+        utility: Moving average of the utility, not corrected for its start at 0; likewise `mean`, of the output.
         age: Steps since the unit was new; on the CPU, so that nothing waits for the GPU.
         owed: Units to replace, accumulated so far, a fraction.
-        sum_abs: Sum of |h| over the samples and positions since the last step.
-        sum: Sum of h over the same.
-        count: How many those are.
+        sum_abs: Sum of |h| over the samples and positions since the last step, `count` of them; `sum`, that of h.
     """
 
     utility: Tensor

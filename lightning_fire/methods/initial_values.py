@@ -59,12 +59,7 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def seed_of_draw(seed: int, number: int) -> int:
-    """Return the seed of one of several draws, far from those of other draws and other seeds nearby.
-
-    Args:
-        seed: Seed of the method.
-        number: Number of the draw.
-    """
+    """Return the seed of one of several draws, far from those of other draws and other seeds nearby."""
     return seed + 1_000_003 * number
 
 

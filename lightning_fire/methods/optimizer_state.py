@@ -52,13 +52,7 @@ def reset_optimizer_state(
 
 
 def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iterable[Tensor]) -> None:
-    """Drop optimizer state as an `optimizer_state` argument says.
-
-    Args:
-        policy: `"keep"` drops nothing, `"touched"` the state of the parameters in `touched`, `"all"` everything.
-        optimizers: One or several.
-        touched: Parameters whose values have been replaced, wholly or in part.
-    """
+    """Drop optimizer state as an `optimizer_state` argument says: none, that of the `touched` tensors, or all of it."""
     if policy != "keep":
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
@@ -131,13 +125,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def check_policy(policy: str) -> None:
-    """Refuse an unknown policy.
-
-    Args:
-        policy: The value of an `optimizer` argument.
-
-    Raises:
-        ValueError: If it is none of the three.
-    """
+    """Refuse an unknown policy."""
     if policy not in ("keep", "touched", "all"):
         raise ValueError(f"`optimizer` must be 'keep', 'touched' or 'all', got {policy!r}")

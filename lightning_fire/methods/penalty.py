@@ -11,13 +11,6 @@ class Penalty:
     """A penalty λ·P on parameters of a model.
 
     A method subclasses it, and writes `penalty_of` and `gradient_of`.
-
-    Args:
-        parameters: The parameters that it is on, by name.
-        strength: λ, at least 0.
-
-    Raises:
-        ValueError: If `strength` is below 0.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], strength: float):
@@ -26,19 +19,11 @@ class Penalty:
         self.parameters, self.strength = parameters, strength
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
-        """Return the penalty P of one parameter, a scalar.
-
-        Args:
-            weight: Its value, any shape.
-        """
+        """Return the penalty P of one parameter, a scalar, at a value of any shape."""
         raise NotImplementedError
 
     def gradient_of(self, name: str, weight: Tensor) -> Tensor:
-        """Return the gradient of the penalty P by one parameter, of its shape.
-
-        Args:
-            weight: Its value, any shape.
-        """
+        """Return the gradient of the penalty P by one parameter, of its shape."""
         raise NotImplementedError
 
     @torch.no_grad()

@@ -107,15 +107,7 @@ class ReDo:
 
 @torch.no_grad()
 def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
-    """Return the mean |h| of each hidden unit over samples and positions.
-
-    Args:
-        layers: Layers of hidden units, one at least.
-        forward: Runs the model, once or several times.
-
-    Returns:
-        Shape `(units of all layers,)`, float32; NaN for a layer that has not run.
-    """
+    """Return the mean |h| of each unit of all layers over samples and positions; NaN where a layer has not run."""
     sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
     counts = [0] * len(layers)
 

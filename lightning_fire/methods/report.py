@@ -56,16 +56,7 @@ class Report:
 
 
 def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
-    """Measure a weight and its replacement, for `report_of`.
-
-    Args:
-        old: Shape `(out, in / groups, *kernel)`.
-        new: Same shape.
-        groups: Number of convolution groups.
-
-    Returns:
-        Shape `(7,)`, float32.
-    """
+    """Measure a weight and its replacement, `(out, in / groups, *kernel)`, for `report_of`; shape `(7,)`, float32."""
     before, after = as_matrices(old, groups).contiguous(), as_matrices(new, groups).contiguous()  # 4 times as fast
     zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
     changed = torch.stack([sfe(before, after).sum().float(), before.float().square().sum(), zero.float()])
@@ -73,22 +64,12 @@ def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
 
 
 def no_difference(device: torch.device) -> Tensor:
-    """Return zeros of the shape of `difference`, for a weight that another rank measures.
-
-    Args:
-        device: Where to.
-    """
+    """Return zeros of the shape of `difference`, for a weight that another rank measures."""
     return torch.zeros(len(_COLUMNS), device=device)
 
 
 def report_of(names: Sequence[str], differences: Sequence[Tensor], seconds: float) -> Report:
-    """Make the report of a change.
-
-    Args:
-        names: Names of the weights.
-        differences: What `difference` returned, for each of them.
-        seconds: Time that the change took.
-    """
+    """Make the report of a change."""
     if not names:
         return Report()
     rows = torch.stack(list(differences)).T.tolist()  # the one place that waits for the GPU
@@ -111,15 +92,7 @@ def report_of(names: Sequence[str], differences: Sequence[Tensor], seconds: floa
 
 
 def health(weights: Sequence[WeightView]) -> Report:
-    """Measure weights as they are.
-
-    Args:
-        weights: The weights, one at least.
-
-    Returns:
-        `dfi` and `dfi_normalized`, means over the weights, also by layer; `weight_norm`, the Frobenius norm of all of
-        them together.
-    """
+    """Measure weights as they are: `dfi` and `dfi_normalized`, means and by layer, and the norm of all together."""
     matrices = [as_matrices(view.read(), view.groups).contiguous() for view in weights]
     rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
     deviations, normalized, squared_norms = torch.stack(rows).T.tolist()

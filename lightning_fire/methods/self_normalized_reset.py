@@ -94,11 +94,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
 
 
 def check(rejection: float, refresh_every: int, max_silence: int, expansion: float) -> None:
-    """Refuse arguments of `SelfNormalizedReset` that are out of range.
-
-    Raises:
-        ValueError: Names the argument.
-    """
+    """Refuse arguments of `SelfNormalizedReset` that are out of range."""
     if not 0 < rejection < 1:
         raise ValueError(f"`rejection` must be between 0 and 1, got {rejection}")
     if refresh_every < 1:
@@ -111,17 +107,16 @@ def check(rejection: float, refresh_every: int, max_silence: int, expansion: flo
 
 @dataclass
 class _Statistics:
-    """What is known of the units of a layer; every tensor has the shape `(units,)`.
+    """What is known of the units of a layer; every tensor has the shape `(units,)`, times in samples.
 
     Attributes:
-        age: Samples since the unit fired last, or was new, int64.
-        threshold: Samples for which it may be silent, int64.
+        age: Time since the unit fired last, or was new, int64.
+        threshold: Time for which it may be silent, int64.
         fired: Whether it fired since the last step.
-        intervals: Length of the interval whenever it fired or was reset since the last refresh, `NEVER` where it did
-            neither: a tensor for each step, and for each step with a reset.
-        largest: Samples of the largest step so far, int64, a scalar: no threshold is below it.
-        steps: Steps since the last refresh.
-        count: Samples since the last step.
+        intervals: Its interval whenever it fired or was reset since the last refresh, `NEVER` where it did neither: a
+            tensor for each step, and for each step with a reset.
+        largest: The largest step so far, a scalar: no threshold is below it.
+        steps: Steps since the last refresh; `count`, samples since the last step.
     """
 
     age: Tensor

@@ -32,15 +32,7 @@ def ignored_passes() -> Iterator[None]:
 
 
 def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:
-    """Find the hidden units of a model that can be re-initialized.
-
-    Args:
-        forward: Runs it once, on any batch.
-        where: The units. Default: `HiddenUnits()`, all that can be resolved.
-
-    Raises:
-        ValueError: If `where` finds no units, or one of a layer without `reset_parameters`.
-    """
+    """Find the hidden units of a model that can be re-initialized."""
     layers = (HiddenUnits() if where is None else where).select(model, forward)
     if stuck := [layer.name for layer in layers if not _can_be_drawn(layer)]:
         raise ValueError(
@@ -52,16 +44,11 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
 
 @torch.no_grad()
 def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers) -> None:
-    """Re-initialize hidden units in place.
+    """Re-initialize the units of each layer with the given indices, int64 (n,), in place.
 
     Their incoming weights are drawn by the layer's `reset_parameters`; bias and entries of normalisation layers return
     to their start, outgoing weights become 0, also those into other new units. The entries of the optimizer's moments
-    that belong to any of these become 0. Nothing else changes.
-
-    Args:
-        chosen: Layers, and indices of units in each, int64 (n,).
-        seed: Seed of the draw; the global random state is left alone.
-        optimizers: One or several. State tensors of the shape of a parameter count as its moments.
+    that belong to any of these become 0. Nothing else changes, nor does the global random state.
 
     Raises:
         ValueError: If a layer has no `reset_parameters`; the model is unchanged then.
@@ -102,20 +89,10 @@ class StepwiseReset(Generic[S]):
     Forward passes under `no_grad` do not count where the model also runs with gradients. A method subclasses it and
     writes `new_statistics` and `choose`.
 
-    Args:
-        model: Any module.
-        forward: Runs it once, on any batch, to find its units.
-        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
-
     Attributes:
-        layers: The layers of units.
-        statistics: What is known of each layer, in the same order.
+        layers: The layers of units; `statistics`, what is known of each.
         num_reset: Units re-initialized so far.
         watching: Whether forward passes count.
-
-    Raises:
-        ValueError: If `where` finds no units, or one of a layer without `reset_parameters`.
     """
 
     def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int):
@@ -129,13 +106,7 @@ class StepwiseReset(Generic[S]):
         ]
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
-        """Return the statistics of a layer: new ones, or those that `state_dict` returned.
-
-        Args:
-            layer: The layer.
-            device: Where the model is.
-            state: What `state_dict` of its statistics returned; empty for new ones.
-        """
+        """Return the statistics of a layer: new ones if `state` is empty, or those whose `state_dict` it is."""
         raise NotImplementedError
 
     def choose(self) -> Sequence[tuple[UnitLayer, Tensor]]:

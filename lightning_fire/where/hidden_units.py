@@ -15,12 +15,7 @@ from lightning_fire.where.weight_view import WeightView
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """The entries of a tensor that belong to units, one for each.
-
-    Attributes:
-        tensor: A bias, or scale, shift, running mean or running variance of a normalisation layer; shape `(units,)`.
-        start: Value for a re-initialized unit.
-    """
+    """The entries of a bias or of a tensor of a normalisation layer, one for each unit, and their start value."""
 
     tensor: Tensor
     start: float
@@ -28,24 +23,14 @@ class Entries:
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """The weight of a layer whose inputs are the units.
-
-    Attributes:
-        view: The weight, `(out, in, *kernel)`.
-        block: Inputs of each unit, side by side: more than 1 where a convolution is flattened.
-        bias: The bias of that layer, None without one.
-    """
+    """The weight (and bias) of a layer whose inputs are the units, `block` inputs of each, as where one flattens."""
 
     view: WeightView
     block: int
     bias: Parameter | None
 
     def columns(self, units: Tensor) -> Tensor:
-        """Return the inputs that belong to units, int64 (len(units) · block,).
-
-        Args:
-            units: Indices of units, int64 (n,).
-        """
+        """Return the inputs that belong to units with indices int64 (n,): int64 (n · block,)."""
         return (units.unsqueeze(1) * self.block + torch.arange(self.block, device=units.device)).flatten()
 
 
@@ -97,12 +82,7 @@ class UnitLayer:
 
 
 class UnitSelection(list[UnitLayer]):
-    """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model.
-
-    Args:
-        layers: The layers.
-        rows: The table: name, number of units and outgoing weights of each layer, and why it is not taken, or `taken`.
-    """
+    """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model."""
 
     def __init__(self, layers: Iterable[UnitLayer], rows: Sequence[tuple[str, str, str, str]]):
         super().__init__(layers)

@@ -33,14 +33,12 @@ class Candidate:
     """A weight of a model, or a tensor of a file, that could be selected.
 
     Attributes:
-        name: Its name, without `torch.compile`'s prefix.
         views: Its parts: one, several for a fused weight, none if it is not the weight of a layer.
         reason: Why it can never be selected; empty if it can.
         note: A remark for the table.
         attention: Whether it holds a query, key or value projection, in a known order or not.
         aliases: Its other names, which patterns match as well.
-        parametrization: What computes it, if it is not a parameter itself, such as `weight_norm`. Its views then only
-            have the right shapes.
+        parametrization: What computes it, such as `weight_norm`; its views then only have the right shapes.
     """
 
     name: str
@@ -56,14 +54,7 @@ class Candidate:
 
 
 def candidates_of(model: nn.Module) -> list[Candidate]:
-    """List the candidates of a model, in module order, tied weights once.
-
-    Args:
-        model: Any module, compiled or not.
-
-    Raises:
-        ValueError: If a lazy layer is not initialised yet.
-    """
+    """List the candidates of a model, in module order, tied weights once."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             name = plain(name)
@@ -122,21 +113,12 @@ def weight_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def plain(name: str) -> str:
-    """Return a name without the prefix that `torch.compile` gives.
-
-    Args:
-        name: Name of a module or parameter.
-    """
+    """Return a name without the prefix that `torch.compile` gives."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def split(whole: WeightView, parts: list[Part]) -> list[WeightView]:
-    """Return the parts of a fused weight.
-
-    Args:
-        whole: The weight.
-        parts: What `parts_of` returns.
-    """
+    """Return the parts of a fused weight."""
     named = [(f"{whole.name}[{part.role}]", part) for part in parts]
     return [replace(whole, name=n, rows=(p.first, p.last), blocks=p.blocks, role=p.role) for n, p in named]
 
@@ -256,9 +238,6 @@ def is_causal_language_model(model: nn.Module) -> bool:
     That is: a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not, and some module is
     causal, by an attribute `is_causal` (most of transformers, and `GPT`) or by "Causal" in the name of its class
     (nanoGPT's `CausalSelfAttention`), and none has `is_causal=False`, as attention in an encoder has.
-
-    Args:
-        model: Any module, compiled or not.
     """
     modules = list(model.modules())
     embeddings = {(m.num_embeddings, m.embedding_dim) for m in modules if isinstance(m, nn.Embedding)}
@@ -269,15 +248,7 @@ def is_causal_language_model(model: nn.Module) -> bool:
 
 
 def role_of(leaf: str, siblings: Collection[str]) -> str:
-    """Return the role of an unfused layer.
-
-    Args:
-        leaf: Its name within its parent.
-        siblings: Names of all layers of that parent.
-
-    Returns:
-        `q`, `k`, `v`, or empty. A query is one only beside a key, and the other way round.
-    """
+    """Return `q`, `k`, `v` or nothing for an unfused layer. A query is one only beside a key, and conversely."""
     names = set(siblings)
     has_query, has_key = names & _QUERY, names & (_KEY | _KEY_VALUE | {"c_attn"})
     if leaf in _QUERY and has_key:
@@ -288,17 +259,7 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
 
 
 def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tuple[int, ...]) -> list[Part] | str:
-    """Split the outputs of a fused projection.
-
-    Args:
-        leaf: Name of the layer within its parent.
-        siblings: Names of all layers of that parent.
-        parent: The parent.
-        shape: Shape `(out, in, *kernel)` of the weight.
-
-    Returns:
-        The parts; none if the layer is not fused; or why its parts are not known.
-    """
+    """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known."""
     out, inputs = shape[:2]
     key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
     fused = leaf in _FUSED

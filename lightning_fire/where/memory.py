@@ -27,11 +27,7 @@ def place_of(tensor: Tensor) -> Place | None:
 
 
 def overlapping(places: Mapping[str, Place]) -> dict[str, str]:
-    """Return, for the name of each tensor that overlaps another one, the name of one of those.
-
-    Args:
-        places: Where the tensors are, by name.
-    """
+    """Return, for the name of each tensor that overlaps another one, the name of one of those."""
     found: dict[str, str] = {}
     widest = ""  # of those that begin before, the one that ends last
     for name, place in sorted(places.items(), key=lambda item: item[1].first):

@@ -9,12 +9,7 @@ from lightning_fire.where.selection import ByName, columns, times
 
 
 class ParameterSelection(dict[str, nn.Parameter]):
-    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not.
-
-    Args:
-        named: Every parameter of the model, by name.
-        reasons: By name, why it is not taken; empty for those that are.
-    """
+    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]):
         super().__init__({name: parameter for name, parameter in named.items() if not reasons[name]})

@@ -36,11 +36,7 @@ class Selection(list[WeightView]):
 
 
 def about(rows: Iterable[Row]) -> str:
-    """Join the reasons of rows, each once, with the number of rows and the names of the first.
-
-    Args:
-        rows: Rows of a table.
-    """
+    """Join the reasons of rows, each once, with the number of rows and the names of the first."""
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(row.reason, []).append(row.name)
@@ -48,47 +44,25 @@ def about(rows: Iterable[Row]) -> str:
 
 
 def times(shape: Sequence[int]) -> str:
-    """Write a shape as `8×3×3×3`.
-
-    Args:
-        shape: The shape.
-    """
+    """Write a shape as `8×3×3×3`."""
     return "×".join(map(str, shape))
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Align the cells of a table.
-
-    Args:
-        rows: Rows of equally many cells, the first of them the head.
-    """
+    """Align the cells of a table."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    """Join the first few items, and say how many more there are.
-
-    Args:
-        items: The items.
-        separator: Text between two items.
-        most: How many to name.
-    """
+    """Join the first few items, and say how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(items[:most]) + more
 
 
 class ByName:
-    """Selection by name: taken is what some pattern of `include` (if given) matches, and none of `exclude` does.
-
-    Args:
-        include: Regular expressions, searched in the names; default: every name is taken.
-        exclude: Regular expressions; what one of them matches is left out.
-
-    Raises:
-        ValueError: If one of them is not a list of regular expressions.
-    """
+    """Selection by regular expressions: taken is what some of `include` (if given) finds, and none of `exclude`."""
 
     def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
         self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
@@ -104,11 +78,7 @@ class ByName:
         return hash(repr(self))
 
     def reason(self, *names: str) -> str:
-        """Return why something is not taken; empty if it is.
-
-        Args:
-            names: All its names: it is excluded if one of them is, and taken if one of them is included.
-        """
+        """Return why something of these names is not taken; empty if it is. One excluded name excludes it."""
         reasons = {self._reason(name) for name in names}
         return "excluded" if "excluded" in reasons else "" if "" in reasons else "not included"
 
@@ -118,15 +88,7 @@ class ByName:
         return "excluded" if any(re.search(pattern, name) for pattern in self.exclude or ()) else ""
 
     def check(self, names: Sequence[str], thing: str = "weight") -> None:
-        """Require that each pattern matches a name: one that matches none is misspelt.
-
-        Args:
-            names: All names there are.
-            thing: What they are names of.
-
-        Raises:
-            ValueError: Names the pattern, and what there is.
-        """
+        """Raise a ValueError if a pattern matches none of the names: it is misspelt."""
         for argument in ("include", "exclude"):
             for pattern in getattr(self, argument) or ():
                 if not any(re.search(pattern, name) for name in names):

@@ -54,15 +54,11 @@ class Producer:
     """A layer whose units are traced.
 
     Attributes:
-        name: Name of the layer.
-        layer: The layer.
-        view: Its weight.
-        entries: Its bias and tensors of normalisation layers, one entry a unit, and the value of a re-initialized unit.
+        entries: Its bias and tensors of normalisation layers, one entry a unit.
         consumers: The next layers, with the number of inputs of each unit.
         observed: Module, dimension and inputs of each unit, where the activation can be watched.
         reason: Why the units cannot be reset; empty if they can.
-        runs: Number of times that the layer ran.
-        with_gradients: Whether it ran with gradients.
+        runs: Number of times that the layer ran; `with_gradients`, whether with gradients.
     """
 
     name: str
@@ -92,14 +88,7 @@ class Track:
 
 
 def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
-    """Trace a forward pass.
-
-    Args:
-        forward: Runs it once.
-
-    Returns:
-        The layers with a trainable weight that ran, in the order in which they did.
-    """
+    """Trace a forward pass."""
     tracer = _Tracer(module)
     eager = torch.compiler.set_stance("force_eager")
     with _watching_modules(module, tracer), _watching_functions(tracer), eager, tracer:
@@ -171,12 +160,7 @@ class _Tracer(TorchFunctionMode):
         self._alive.append(tensor)
 
     def lose_all(self, things: Any, name: str) -> None:
-        """End the tracking of tensors that went into an unknown operation.
-
-        Args:
-            things: Tensors, in nested containers.
-            name: Name of the operation.
-        """
+        """End the tracking of tensors that went into an unknown operation."""
         for thing in _leaves(things):
             if (track := self._track(thing)) is not None:
                 self._block(track, f"goes into {name}")

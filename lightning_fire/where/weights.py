@@ -115,13 +115,7 @@ class Weights(ByName):
 
 
 def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[WeightView, str]) -> Row:
-    """Return the row of a candidate in the table of a selection.
-
-    Args:
-        candidate: The candidate; its `aliases` are shown as tied.
-        shape: Its shape, as stored.
-        reasons: For each of its views, why it is not taken; empty if it is.
-    """
+    """Return the row of a candidate in the table of a selection."""
     parts = {view.role: reasons[view] or "taken" for view in candidate.views} or {"": candidate.reason}
     reason = parts.popitem()[1] if len(set(parts.values())) == 1 else ", ".join(map(" ".join, parts.items()))
     notes = [candidate.note, f"tied with {', '.join(candidate.aliases)}" if candidate.aliases else ""]

@@ -172,10 +172,7 @@ class EventCallback(MethodCallback):
         )
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        """Act if it is time to. An event that fails has not been: a checkpoint that is written because of it says so.
-
-        Once the method has acted it has been, whatever fails after that, as its log may.
-        """
+        """Act if it is time to. An event that fails before it changes anything does not count, nor in checkpoints."""
         before, number, self._acted = self.progress.snapshot(), self.num_events, False
         try:
             super()._read_clock(trainer, pl_module, epoch_start)

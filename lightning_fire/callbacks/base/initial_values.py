@@ -8,15 +8,10 @@ from lightning_fire.methods.initial_values import initial_values, tensors_of
 
 
 class KeptInitialValues:
-    """The values that parameters and buffers have when the first fit of a module begins.
+    """The values that parameters and buffers have when the first fit of a module begins, on the CPU by name.
 
-    They must be taken twice. Before the checkpoint is loaded, layers made in `configure_model` do not exist yet, and
-    the ranks have not been made equal. After it, the module holds the values of the checkpoint. So they come from the
-    state in the checkpoint if it has one; otherwise, without a checkpoint, from the module when everything is set up;
-    otherwise they are those from before the checkpoint, of rank 0.
-
-    Attributes:
-        values: Tensors on the CPU by name; None before a fit.
+    They are those in the checkpoint if it has them; without a checkpoint those of the module when everything is set
+    up, as layers of `configure_model` do not exist before; otherwise those from before the checkpoint, of rank 0.
     """
 
     def __init__(self) -> None:
@@ -29,20 +24,12 @@ class KeptInitialValues:
             self.values = initial_values(module)
 
     def load(self, values: dict[str, Tensor] | None) -> None:
-        """Take the values from a checkpoint.
-
-        Args:
-            values: `values` of the run that wrote it.
-        """
+        """Take the values from a checkpoint."""
         if values is not None:
             self.values, self._settled = values, True
 
     def complete(self, trainer: Trainer, module: LightningModule) -> None:
-        """Settle the values, equal on every rank.
-
-        Raises:
-            MisconfigurationException: If the values of some layers are not known; names them.
-        """
+        """Settle the values, equal on every rank."""
         if not self._settled:
             own = initial_values(module) if trainer.ckpt_path is None else self.values
             self.values = trainer.strategy.broadcast(own)

@@ -10,14 +10,11 @@ from lightning_fire._lightning import batches_that_stepped
 
 
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
-    """Write values to all loggers immediately, on Lightning's own axis, and to `trainer.callback_metrics`.
+    """Write scalars to all loggers immediately, on Lightning's own axis, and to `trainer.callback_metrics`.
 
     `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. They are on the disk
-    before the next checkpoint: a run that is resumed from that one does not log them again.
-
-    Args:
-        values: Scalars by key.
-        at_epoch_end: Write at the last step, where Lightning writes at the end of an epoch, not at the next one.
+    before the next checkpoint: a run that is resumed from that one does not log them again. With `at_epoch_end` they
+    are at the last step, where Lightning writes at the end of an epoch.
     """
     step = batches_that_stepped(trainer) - at_epoch_end
     for logger in trainer.loggers:
@@ -31,11 +28,7 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
 
 
 def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
-    """Write histograms to the TensorBoard loggers immediately, on the axis of `log_now`.
-
-    Args:
-        values: Tensors of any shape by key.
-    """
+    """Write histograms to the TensorBoard loggers immediately, on the axis of `log_now`."""
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
             for key, tensor in values.items():
@@ -43,9 +36,5 @@ def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
 
 
 def headlines(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values without those of single layers, `group/metric/layer`.
-
-    Args:
-        values: Scalars by key.
-    """
+    """Return the values without those of single layers, `group/metric/layer`."""
     return {key: value for key, value in values.items() if key.count("/") == 1}

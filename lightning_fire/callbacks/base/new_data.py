@@ -16,10 +16,6 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
     """Return what makes data new in this fit with an advice, and whether it is known that no data will be new.
 
     The text is empty for a schedule that does not depend on new data.
-
-    Args:
-        schedule: The schedule of a method.
-        time: Its progress, restored from the checkpoint.
     """
     kinds = {isinstance(part, AtNewData) for part in _parts(schedule)}
     if True not in kinds:
@@ -72,18 +68,10 @@ def _parts(schedule: Schedule) -> Sequence[Schedule]:
 
 
 def awaits_new_data(schedule: Schedule) -> bool:
-    """Return whether a schedule is due only on data after the first.
-
-    Args:
-        schedule: The schedule.
-    """
+    """Return whether a schedule is due only on data after the first."""
     return all(isinstance(part, AtNewData) and part.skip_first for part in _parts(schedule))
 
 
 def acts_on_first(schedule: Schedule) -> bool:
-    """Return whether a schedule is due on the first data of a training.
-
-    Args:
-        schedule: The schedule.
-    """
+    """Return whether a schedule is due on the first data of a training."""
     return any(isinstance(part, AtNewData) and not part.skip_first for part in _parts(schedule))

@@ -27,12 +27,6 @@ class LambdaMax:
     """The largest eigenvalue of the Hessian of the loss on the upcoming data, before and after.
 
     Where it cannot be measured, a message says so once.
-
-    Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module.
-        prefix: Of the keys `{prefix}/lambda_max_before` and `…_after`, each with its residual, and
-            `{prefix}/lambda_max_seconds`, the time that both took.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str):
@@ -60,12 +54,7 @@ class LambdaMax:
 
 
 class SingularValues:
-    """Histograms of the singular values of the changed weights, before and after, for TensorBoard.
-
-    Args:
-        trainer: The Trainer.
-        prefix: Of the keys `{prefix}.singular_values_before/{weight}` and `…_after/…`.
-    """
+    """Histograms of the singular values of the changed weights, before and after, for TensorBoard."""
 
     def __init__(self, trainer: Trainer, prefix: str):
         self._trainer, self._prefix = trainer, prefix

@@ -15,18 +15,10 @@ class PenaltyCallback(MethodCallback):
     """Adds the gradient of a penalty to the gradients of the loss, once for each optimizer step.
 
     That equals the penalty in the loss, without a graph of it: after gradient accumulation and the unscaling of mixed
-    precision, before gradient clipping. A step whose batch gave no gradients is left alone.
+    precision, before gradient clipping. A step whose batch gave no gradients is left alone. It does nothing before the
+    data has changed `start_chunk` times.
 
-    A method subclasses it and writes `make`. Logs `{name}/penalty`, strength included, at
-    the end of each epoch in which it acts.
-
-    Args:
-        strength: λ, the factor of the penalty, at least 0.
-        start_chunk: Do nothing before the data has changed this often. The paper's warm-start runs have 1: every method
-            then begins the second chunk with the same weights.
-
-    Raises:
-        ValueError: If an argument is out of range.
+    A method subclasses it and writes `make`. Logs `{name}/penalty`, strength included, at the end of each epoch.
     """
 
     name = "penalty"

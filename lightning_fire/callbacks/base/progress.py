@@ -26,9 +26,6 @@ class Progress:
 
     Data is new when the DataModule's whole number `chunk` changes, when `fit` is called with another DataModule or
     loader than the last time, or when `announce` was called. The data that training begins with is never new.
-
-    Args:
-        watched: Keys of logged metrics to read.
     """
 
     def __init__(self, watched: Sequence[str] = ()):
@@ -64,9 +61,6 @@ class Progress:
 
         Lightning continues with the next epoch and leaves out validation and `on_train_epoch_end`, which may log those
         metrics.
-
-        Args:
-            checkpoint: The checkpoint, before Lightning restores its loops from it.
         """
         if self._watched:
             complete_last_batch(checkpoint)
@@ -93,11 +87,7 @@ class Progress:
         return dict(vars(self))
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Return to an earlier state.
-
-        Args:
-            snapshot: What `snapshot()` returned.
-        """
+        """Return to an earlier state."""
         vars(self).update(snapshot)
 
     def note_event(self, clock: Clock) -> None:
@@ -121,22 +111,15 @@ class Progress:
     def announce(self, trainer: Trainer) -> None:
         """Count the data as new at the next start of an epoch.
 
-        A resumed fit loads the data of its epoch again, and may announce it again. That is ignored if the start of that
-        epoch was read before the checkpoint.
+        A resumed fit may announce the data of its epoch again: where the start was read before, that is ignored.
         """
         again = not self._fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
     def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
-        """Read the clock.
+        """Read the clock; `epoch_start` says whether an epoch starts, and only then is the data compared.
 
         An epoch whose start was not read starts at its first batch. An epoch that is resumed does not start again.
-
-        Args:
-            epoch_start: Whether it is the start of an epoch. The data is compared only there.
-
-        Returns:
-            The present time.
         """
         epoch, horizon = trainer.current_epoch, horizon_of(trainer)
         epoch_start = epoch_start if self._epoch is None else self._epoch != epoch
@@ -223,11 +206,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
-
-        Args:
-            state: The value of `state_dict()` of the interrupted run.
-        """
+        """Restore what `state_dict` returned."""
         self.step, self._global_step = state["step"], state["global_step"]
         self._epoch, self._last_read = state["epoch"], state["moment"]
         self._changes, self._chunk = state["changes"], state["number"]

@@ -20,16 +20,7 @@ class UnitCallback(MethodCallback):
     """Lets a `StepwiseReset` watch the batches of training, and calls its `step` after each optimizer step.
 
     A method subclasses it and writes `make`. Logs what `report` returns at the end of each epoch in which it acts.
-
-    Args:
-        where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        start_chunk: Do nothing before the data has changed this often.
-        seed: Seed of the new draws, the same on every rank.
-
-    Raises:
-        ValueError: If `start_chunk` is below 0, or, when training starts, if `where` finds no units, or one of a layer
-            without `reset_parameters`.
-        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
+    It does nothing before the data has changed `start_chunk` times.
     """
 
     def __init__(self, where: HiddenUnits | None, start_chunk: int, seed: int):
@@ -43,11 +34,7 @@ class UnitCallback(MethodCallback):
         self._watched = False  # since the last step
 
     def make(self, pl_module: LightningModule, run: Any) -> StepwiseReset[Any]:
-        """Return the method.
-
-        Args:
-            run: Runs it once, on a batch.
-        """
+        """Return the method."""
         raise NotImplementedError
 
     def report(self) -> dict[str, float]:

@@ -11,14 +11,7 @@ from lightning_fire.where import weight_layers
 
 
 def features_of(layer: nn.Module, value: Tensor) -> Tensor:
-    """Return the input of a layer with one row for each sample and position.
-
-    Args:
-        layer: A Linear or convolution layer.
-        value: Its input, `(..., features)`, or `(..., features, *kernel dimensions)` of a convolution.
-
-    Returns:
-        Shape `(samples and positions, features)`.
+    """Return the input of a Linear or convolution layer as rows, shape `(samples and positions, features)`.
 
     Example:
         >>> features_of(nn.Conv2d(3, 8, 2), torch.ones(4, 3, 5, 5)).shape
@@ -31,18 +24,10 @@ def features_of(layer: nn.Module, value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> Tensor:
-    """Return the sum of hᵀh over the features h: the inputs of the Linear or convolution layer that runs last.
+    """Return the sum of hᵀh over inputs h of the Linear or convolution layer that runs last, `(features, features)`.
 
-    Features without gradients, such as those of a target network, count only if there are no others.
-
-    Args:
-        num_batches: Number of batches, at most an epoch of them.
-
-    Returns:
-        Of all samples and positions of this rank, shape `(features, features)`, float64.
-
-    Raises:
-        ValueError: If no such layer has run, or there is no batch.
+    In float64, over all samples and positions of this rank in at most `num_batches` batches. Features without
+    gradients, such as those of a target network, count only if there are no others.
     """
     last: Tensor | None = None
     gram: Tensor | None = None

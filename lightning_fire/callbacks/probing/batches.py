@@ -40,13 +40,6 @@ def gradients_on_new_data(
 
     Gradients, buffers, metrics, logs and random states stay as they are, and training gets the same batches as without.
     Each rank computes the gradients of its own batches.
-
-    Args:
-        parameters: Tensors to differentiate by.
-        num_batches: Largest number of batches.
-
-    Raises:
-        MisconfigurationException: If the module optimizes manually and has no `loss_on`.
     """
     if reason := _takes_steps(pl_module, "what the loss of a batch is"):
         raise MisconfigurationException(reason)
@@ -69,13 +62,6 @@ def forward_on_new_data(
     """Run the module on the first batches of this epoch, without side effects, for the hooks on its layers.
 
     Compiled parts run without `torch.compile`.
-
-    Args:
-        num_batches: Largest number of batches.
-        forward: Runs the module on a batch. Default: its `loss_on(batch)` if it has one, otherwise `training_step`.
-
-    Raises:
-        MisconfigurationException: If the module optimizes manually and has no `loss_on`.
     """
     if reason := _takes_steps(pl_module, "how the module runs on a batch"):
         raise MisconfigurationException(reason)
@@ -112,11 +98,7 @@ def weights_are_sharded(trainer: Trainer) -> bool:
 
 
 def batches_of(trainer: Trainer) -> Iterator[Any]:
-    """Yield this epoch's batches on the device, as many as training gets, from copies of its loaders.
-
-    The random generators of the loaders, of their samplers and data sets are restored at the end, so that training gets
-    its own order.
-    """
+    """Yield this epoch's batches on the device, from copies of its loaders; restore their random states at the end."""
     combined = combined_loader(trainer)
     own = combined_like(combined, tree_map(_copied, combined.iterables))
     number = trainer.num_training_batches
@@ -168,15 +150,7 @@ def _restore_of_generator(generator: Any) -> Callable[[], None]:
 
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
-    """Return the module's loss on a batch: of its `loss_on(batch)` if it has one, otherwise of `training_step`.
-
-    Args:
-        batch: The batch, on the device.
-        index: Index of the batch in the epoch.
-
-    Raises:
-        ValueError: If that does not return a loss.
-    """
+    """Return the module's loss on a batch: of its `loss_on(batch)` if it has one, otherwise of `training_step`."""
     output = _training_output(pl_module, batch, index)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
@@ -203,10 +177,6 @@ def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
 
 
 def on_all_ranks(trainer: Trainer, done: bool) -> bool:
-    """Return whether a flag is set on all ranks. Every rank must call this.
-
-    Args:
-        done: The flag of this rank.
-    """
+    """Return whether a flag is set on all ranks. Every rank must call this."""
     flag = torch.tensor(float(done), device=trainer.strategy.root_device)
     return bool(trainer.strategy.reduce(flag, reduce_op="mean") == 1.0)

@@ -136,12 +136,7 @@ _PRODUCTS = 8
 
 
 class UpcomingBatch:
-    """The first samples of an epoch, for measurements. Training gets the same batches as without.
-
-    Args:
-        trainer: The Trainer, its data loaded.
-        pl_module: Its module.
-    """
+    """The first samples of an epoch, for measurements. Training gets the same batches as without."""
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule):
         self._trainer, self._module = trainer, pl_module
@@ -159,9 +154,6 @@ class UpcomingBatch:
 
         With several ranks it is that of the mean of their losses. If the module is as it was at the last measurement in
         this step, that result is returned.
-
-        Raises:
-            Exception: Of any kind, on every rank, if it cannot be computed on one of them.
         """
         if not on_all_ranks(self._trainer, self._failure is None):
             raise self._failure or ValueError("another rank has no batch to look at")
@@ -177,11 +169,7 @@ class UpcomingBatch:
         return found
 
     def measured(self, key: str) -> dict[str, float]:
-        """Return λ_max and its residual, to be logged; nothing if it cannot be computed.
-
-        Args:
-            key: Key of λ_max. That of the residual is `{key}_residual`.
-        """
+        """Return λ_max and, under `{key}_residual`, its residual; nothing if it cannot be computed."""
         try:
             found = self.lambda_max()
         except ValueError as error:
@@ -210,10 +198,6 @@ def _fingerprint(module: nn.Module) -> list[Any]:
 
 def first_samples(batch: Any, number: int) -> Any:
     """Return the first samples of a batch; the whole batch if its tensors differ in length or it has strings.
-
-    Args:
-        batch: Tensors, of which scalars are not divided, and anything else, in any nesting.
-        number: Largest number of samples.
 
     Example:
         >>> import torch

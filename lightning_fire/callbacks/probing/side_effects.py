@@ -24,21 +24,16 @@ Restore = Callable[[], object]
 
 
 def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
-    """Context manager: run a module without `torch.compile`, so that hooks registered after compiling run.
-
-    Args:
-        module: The module. If it is not compiled, the compiler is not loaded, which takes seconds.
-    """
+    """Context manager: run a module without `torch.compile`, so that hooks registered after compiling run."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
 def without_side_effects(module: nn.Module) -> Iterator[None]:
-    """Context manager: run a module without side effects.
+    """Context manager: run a module, then restore random states, buffers, frozen parameters, metrics and attributes.
 
-    At the end these are as before: random states, buffers, frozen parameters, metrics, and the attributes of the
-    module, of its parts and of plain objects in them (numbers, tensors, lists, sets, dictionaries). Logs are dropped.
-    Trainable parameters are not restored.
+    Attributes of the module, of its parts and of plain objects in them. Logs are dropped. Trainable parameters are not
+    restored.
     """
     states, restores = random_states(), _restores_of(module)
     trainer = attached_trainer(module)
@@ -64,11 +59,7 @@ def without_side_effects(module: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Context manager: run a module in evaluation mode and without `torch.compile`.
-
-    Args:
-        module: The module. Its modes are restored at the end.
-    """
+    """Context manager: run a module in evaluation mode and without `torch.compile`."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
