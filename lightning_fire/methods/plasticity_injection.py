@@ -177,6 +177,12 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
     Raises:
         ValueError: If there is no such head, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout:
             two copies of it would differ in their outputs.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        >>> [head] = wrap_heads(model, ["2"])
+        >>> model[2] is head, head.trained
+        (True, Linear(in_features=8, out_features=2, bias=True))
     """
     return [_wrapped(module, name) for name in heads]
 

@@ -28,6 +28,11 @@ class Report:
             weights of the mean over the kernel positions.
         layers: By metric, the value of each weight or layer by its name.
         zeros: Names of the weights that hold a matrix of zeros.
+
+    Example:
+        >>> report = Report(values={"sfe": 2.0}, layers={"sfe": {"0.weight": 2.0}})
+        >>> report.keyed("fire")
+        {'fire/sfe': 2.0, 'fire.layers/sfe/0.weight': 2.0}
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
