@@ -88,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
-    images = options.batch * (options.rounds + 1)
+    images = options.batch * (options.rounds + 2)  # no event before the first, and the first event warms up
     data = TensorDataset(torch.randn(images, 3, options.size, options.size), torch.randint(0, 200, (images,)))
     module = Classifier(NETS[options.net](num_classes=200), num_classes=200, warmup=0, channels_last=True)
     found: dict[str, list[float]] = defaultdict(list)
@@ -113,7 +113,7 @@ def main() -> None:
         quiet_trainer(Rounds(found), fire, max_epochs=1, logger=logger).fit(
             module, DataLoader(data, batch_size=options.batch)
         )
-    medians = {part: statistics.median(values[1:]) for part, values in found.items()}  # the first round warms up
+    medians = {part: statistics.median(values[1:]) for part, values in found.items()}
     step = medians["training step"]
     for part, median in medians.items():
         print(f"{part:15s} {median:9.4f} s   {median / step:8.2f} training steps")

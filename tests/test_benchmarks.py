@@ -44,6 +44,12 @@ CASES = {
         {"loop", "Lightning", "with FIRE and TensorBoard", "as the recipes"},
     ),
     "event_cost": ("--net small --batch 2 --rounds 1 --methods step fire", "medians", {"step", "fire"}),
+    "event_parts": (
+        "--net small --batch 4 --rounds 1",
+        "medians",
+        {"training step", "published loop", "event", "other", "select", "read", "project", "measure", "write", "log"}
+        | {"λ_max before", "λ_max after", "histograms"},
+    ),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "interval_coverage": (
         "--repetitions 50 --resamples 50",
