@@ -12,7 +12,6 @@ import statistics
 import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -64,18 +63,14 @@ def everything_timed() -> ExitStack:
 
 def small_warm_start(root: str) -> dict[str, float]:
     """Run the small warm start with FIRE; return shares of the time of its second chunk, and of a mean epoch."""
-    recipe, watch = (
-        Path("recipes/vision/warm_start/fashion_mnist_small_resnet"),
-        Stopwatch("on_train_epoch_start", "on_train_epoch_end"),
-    )
+    watch = Stopwatch("on_train_epoch_start", "on_train_epoch_end")
     watched = patch.object(Classifier, "configure_callbacks", lambda self: [watch])
     with tempfile.TemporaryDirectory() as folder, watched:
         words = [
             "fit",
-            "-c",
-            f"{recipe}/base.yaml",
-            "-c",
-            f"{recipe}/fire.yaml",
+            "vision/warm_start/fashion_mnist_small_resnet",
+            "--method",
+            "fire",
             f"--data.init_args.root={root}",
             "--trainer.logger",
             "TensorBoardLogger",

@@ -6,7 +6,7 @@ import reprlib
 import sys
 import traceback
 import warnings
-from argparse import RawDescriptionHelpFormatter
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from lightning_fire.compare import ablation, aggregate, sweep
 from lightning_fire.compare import command as compare
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.parser import RecipeParser
+from lightning_fire.recipe.recipe import VANILLA, find_recipe
 from lightning_fire.text import prepare_command
 
 
@@ -57,7 +58,8 @@ class RecipeCLI(LightningCLI):
                 "prog": "lightning-fire" if run else "lightning-fire select",
                 "description": "Keep networks able to learn when their data grows or changes.\n\n"
                 f"Further commands (lightning-fire COMMAND --help):\n{own}\n\n"
-                "Recipes are YAML files, later ones override: lightning-fire fit -c base.yaml -c fire.yaml",
+                "A recipe is a YAML file, or the name of a shipped one: lightning-fire fit quick_start --method fire\n"
+                "Without a recipe, plain configuration, of which later files override: fit -c mine.yaml -c more.yaml",
             },
         )
 
@@ -112,19 +114,19 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
-_SELECT_HELP = """usage: lightning-fire select -c BASE.yaml [-c OVERLAY.yaml ...] [--KEY VALUE ...]
+_SELECT_HELP = """usage: lightning-fire select RECIPE --method NAME [-c MORE.yaml ...] [--KEY VALUE ...]
 
 Show which weights, parameters or units the methods of a recipe would act on, and why not on the others. Takes the same
 files and keys as lightning-fire fit, and trains nothing.
 
-  lightning-fire select -c recipes/quick_start/base.yaml -c recipes/quick_start/fire.yaml"""
+  lightning-fire select quick_start --method fire"""
 
 
 def select(args: Sequence[str]) -> str:
     """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others.
 
     Args:
-        args: As for `fit`: `-c base.yaml -c fire.yaml`.
+        args: As for `fit`: `quick_start --method fire`.
 
     Returns:
         What was printed.
@@ -135,13 +137,13 @@ def select(args: Sequence[str]) -> str:
     if not args or {"-h", "--help"} & set(args):
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
-    cli = RecipeCLI(args, run=False)
+    cli = RecipeCLI(_without_recipe(args), run=False)
     methods = [
         method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.MethodCallback)
     ]
     tables = [table for method in methods if (table := method.show_selection(cli.model))]
     if not tables:
-        cli.parser.error("the recipe has no method that selects weights: add one, such as -c fire.yaml")
+        cli.parser.error("the recipe has no method that selects weights: add one, such as --method fire")
     print("\n\n".join(tables))
     return "\n\n".join(tables)
 
@@ -175,7 +177,22 @@ def main(args: Sequence[str] | None = None) -> Any:
     if not words or not (words[0] in known or words[0].startswith("-")):
         given = f"no command {words[0]!r}" if words else "a command is needed"
         raise SystemExit(f"lightning-fire: error: {given}; there are {', '.join(known)} (lightning-fire --help)")
-    return RecipeCLI(args)
+    return RecipeCLI([*words[:1], *_without_recipe(words[1:])])
+
+
+def _without_recipe(words: Sequence[str]) -> list[str]:
+    """Replace a recipe, which comes first, and `--method NAME` by the configuration that they mean."""
+    if not words or words[0].startswith("-"):
+        return list(words)
+    usage = "lightning-fire fit RECIPE [--method NAME] [-c MORE.yaml ...] [--KEY VALUE ...]"
+    parser = ArgumentParser("lightning-fire", usage, add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default=VANILLA)
+    options, others = parser.parse_known_args(words[1:])
+    try:
+        layers = find_recipe(words[0]).layers(options.method)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    return [*(word for layer in layers for word in ("-c", layer)), *others]
 
 
 def _as_list(one_or_several: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tiny_recipe import BASE, FIRE, refused
+from tiny_recipe import BASE, FIRE, refused, write_recipe
 from torch import nn
 
 from lightning_fire import FIRECallback, FullReset
@@ -45,6 +45,49 @@ def test_an_overlay_chooses_schedule_selection_and_options(recipe):
     assert method.when == AtNewData()
     assert method.steps == 5
     assert method.where.exclude == ["net.head"]
+
+
+def test_a_recipe_and_one_of_its_methods_are_the_same_files_one_after_the_other(recipe):
+    write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE, "two": "[{class_path: FullReset}, {class_path: DASH}]"})
+    words = ["--trainer.limit_val_batches", "0"]
+    by_files, by_name = main([*recipe, *words]), main(["fit", "tiny.yaml", "--method", "fire", *words])
+    assert method_of(by_name).num_events == 2 and method_of(by_name).steps == 5
+    weights = by_files.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in by_name.model.state_dict().items())
+    plain = main(["fit", "tiny.yaml", "--trainer.fast_dev_run", "1"])
+    assert not any(isinstance(callback, FIRECallback) for callback in plain.trainer.callbacks)
+    both = main(["fit", "tiny.yaml", "--method=two", "--trainer.fast_dev_run", "1"]).trainer.callbacks
+    assert {"FullReset", "DASH"} <= {type(callback).__name__ for callback in both}
+
+
+def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert method_of(main(["fit", "quick_start", "--method", "fire", "--trainer.fast_dev_run", "1"])).steps == 10
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tiny.yaml", "--method", "fier"], "tiny.yaml has no method fier; there are vanilla, fire"),
+        (["tinny.yaml"], "there is no recipe tinny.yaml; its file, or one of "),
+        (["permuted"], "one of streams/permuted_inputs, streams/permuted_labels"),
+        (["-c", "tiny.yaml"], "is a recipe with methods: give it without -c, as in fit tiny.yaml --method NAME"),
+        (["broken.yaml"], "broken.yaml, line 1: "),
+        (["list.yaml"], "list.yaml must hold keys with values, got [1]"),
+        (["three.yaml"], "`methods` in three.yaml must give each method by its name, got [1]"),
+        (["four.yaml"], "four.yaml: the method fire must be a class_path with init_args, or keys, got 10"),
+    ],
+)
+def test_what_is_no_recipe_or_method_is_refused(recipe, words, message, capsys):
+    write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
+    texts = {"broken": "{a: [", "list": "[1]", "three": "methods: [1]", "four": "methods: {fire: 10}"}
+    for name, text in texts.items():
+        Path(f"{name}.yaml").write_text(text)
+    for command in ("fit", "select"):
+        with pytest.raises(SystemExit) as error:
+            main([command, *words])
+        assert error.value.code == 2
+        assert message in capsys.readouterr().err
 
 
 def test_the_command_line_overrides_the_method(recipe):
@@ -293,4 +336,4 @@ def test_select_says_what_it_is(capsys):
         with pytest.raises(SystemExit) as leaving:
             main(["select", *words])
         assert leaving.value.code == code
-        assert "usage: lightning-fire select -c BASE.yaml" in capsys.readouterr().out
+        assert "usage: lightning-fire select RECIPE --method NAME" in capsys.readouterr().out

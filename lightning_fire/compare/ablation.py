@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from lightning_fire.compare import report
 from lightning_fire.compare.command import add_common_arguments, nested, require_counts
 from lightning_fire.compare.deliver import deliver, title_of
-from lightning_fire.compare.runs import Run, merged, plan, recipe_name
+from lightning_fire.compare.runs import Run, merged, plan
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
-from lightning_fire.recipe.strict_yaml import read_yaml
+from lightning_fire.recipe.recipe import Recipe, find_recipe
 
 SUMMARY = "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure"
 _DEFAULT_STEPS = 10
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
         "--methods",
         nargs="+",
         default=["vanilla", "full_reset", "shrink_and_perturb", "dash", "fire"],
-        help="overlays to set side by side; vanilla is the base alone, fire must be among them",
+        help="methods to set side by side; vanilla is the recipe without one, fire must be among them",
     )
     parser.add_argument(
         "--steps", nargs="+", type=_steps, default=[1, 2, 3, 5, 10, 20], help="numbers of Newton–Schulz steps, or exact"
@@ -62,13 +62,14 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         SystemExit: If an argument is wrong, or any run failed.
     """
     options = parser().parse_args(args)
-    output = options.output or Path("runs", f"{recipe_name(options.recipe)}_ablation")
     try:
+        recipe = find_recipe(options.recipe)
+        output = options.output or Path("runs", f"{recipe.name}_ablation")
         require_counts(options)
         if "fire" not in options.methods:
             raise ValueError(f"--methods must have fire among them, got {' '.join(options.methods)}")
         seeds = range(options.first_seed, options.first_seed + options.seeds)
-        runs = plan(options.recipe, options.methods, seeds, output)
+        runs = plan(recipe, options.methods, seeds, output)
         extra = nested(options.set)
         variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -82,7 +83,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     if failed:
         raise SystemExit(f"{len(failed)} of {len(every)} runs failed")
     by_method = {method: numbers[method] for method in options.methods}
-    _publish(histories, reference, by_method, by_steps, options.recipe, output)
+    _publish(histories, reference, by_method, by_steps, recipe, output)
     return numbers
 
 
@@ -99,18 +100,16 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
         ValueError: If the overlay is not of one FIRECallback alone.
     """
     own = [run for run in runs if run.method == "fire"]
-    overlay = read_yaml(own[0].configs[-1])
+    overlay = yaml.safe_load(own[0].configs[-1])
     method = overlay.get("intervention") if isinstance(overlay, Mapping) else None
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
-        raise ValueError(f"{own[0].configs[-1]} has not one FIRECallback as its intervention: {method}")
+        raise ValueError(f"the method fire is not one FIRECallback: {method}")
     if (method.get("init_args") or {}).get("steps", _DEFAULT_STEPS) == steps:
         return own
     label = f"fire,steps={steps}"
-    file = output / "overlays" / f"{label}.yaml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump(merged(overlay, {"intervention": {"init_args": {"steps": steps}}})))
+    layer = yaml.safe_dump(merged(overlay, {"intervention": {"init_args": {"steps": steps}}}))
     return [
-        replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], file))
+        replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], layer))
         for run in own
     ]
 
@@ -120,7 +119,7 @@ def _publish(
     reference: str,
     by_method: Numbers,
     by_steps: Numbers,
-    recipe: Path,
+    recipe: Recipe,
     output: Path,
 ) -> None:
     tables = [table(rows, head, reference, by_method) for head, rows in (("method", by_method), ("steps", by_steps))]

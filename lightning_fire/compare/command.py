@@ -13,10 +13,11 @@ from lightning_fire.compare.history import read_history
 from lightning_fire.compare.phases import compare_phases
 from lightning_fire.compare.publish import publish
 from lightning_fire.compare.return_history import has_returns, read_returns
-from lightning_fire.compare.runs import STARTS, Run, default_jobs, plan, recipe_name
+from lightning_fire.compare.runs import Run, default_jobs, plan
 from lightning_fire.compare.shared_start import with_shared_starts
-from lightning_fire.compare.starts import chosen_starts, first_phases, read_starts
+from lightning_fire.compare.starts import chosen_starts, first_phases
 from lightning_fire.compare.train import train
+from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
@@ -32,7 +33,10 @@ def parser() -> argparse.ArgumentParser:
         " Finished runs are not run again; a run that fails is reported and does not stop the others.",
     )
     parser.add_argument(
-        "--methods", nargs="+", default=["vanilla", "full_reset", "fire"], help="overlays; vanilla is the base alone"
+        "--methods",
+        nargs="+",
+        default=["vanilla", "full_reset", "fire"],
+        help="of the recipe; vanilla is the recipe without one",
     )
     add_common_arguments(parser)
     parser.add_argument(
@@ -42,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--starts",
         nargs="+",
-        help="of a recipe with starts.yaml: go on only from these of its checkpoints of phase 1 (default: all)",
+        help="of a recipe with `starts`: go on only from these of its checkpoints of phase 1 (default: all)",
     )
     parser.add_argument(
         "--no-shared-start",
@@ -72,7 +76,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
         parser: The parser.
         output: What to say of the folder for results.
     """
-    parser.add_argument("recipe", type=Path, help="folder with base.yaml and one overlay <method>.yaml for each method")
+    parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one, as quick_start")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
@@ -111,30 +115,30 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         args: The words after `lightning-fire compare`. Default: those of the process.
 
     Returns:
-        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts.yaml`, of each start; of
+        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts`, of each start; of
         reinforcement learning see `return_report.numbers`.
 
     Raises:
         SystemExit: If an argument is wrong, or any run failed.
     """
     options = parser().parse_args(args)
-    output = options.output or Path("runs") / recipe_name(options.recipe)
     try:
+        recipe = find_recipe(options.recipe)
+        output = options.output or Path("runs") / recipe.name
         require_counts(options)
         reference = report.reference_of(options.reference, options.methods)
         seeds = range(options.first_seed, options.first_seed + options.seeds)
-        runs = plan(options.recipe, options.methods, seeds, output)
+        runs = plan(recipe, options.methods, seeds, output)
         extra = nested(options.set)
-        every_start = read_starts(options.recipe)
-        starts = chosen_starts(every_start, options.starts)
+        starts = chosen_starts(recipe.starts, options.starts)
         if starts and (options.list or options.no_shared_start):
-            raise ValueError(f"{options.recipe} has {STARTS}: --list and --no-shared-start are not for it")
-        before = first_phases(options.recipe, every_start, seeds, output, extra) if starts else []
+            raise ValueError(f"{recipe.path} has `starts`: --list and --no-shared-start are not for it")
+        before = first_phases(recipe, seeds, output, extra) if starts else []
     except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
     if starts:
         publishes = not options.no_report
-        return compare_phases(before, runs, reference, options.recipe, starts, output, options.jobs, extra, publishes)
+        return compare_phases(before, runs, reference, recipe, starts, output, options.jobs, extra, publishes)
     if options.list:
         print("\n".join(_command_of(run, options) for run in runs))
         return {}
@@ -146,7 +150,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
         raise SystemExit("no run finished")
     histories = {method: histories[method] for method in options.methods if method in histories}
     if not options.no_report:
-        (return_report.publish if with_returns else publish)(histories, reference, options.recipe, output)
+        (return_report.publish if with_returns else publish)(histories, reference, recipe, output)
     if failed:
         raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
     numbers = return_report.all_numbers(histories) if with_returns else report.all_numbers(histories, reference)

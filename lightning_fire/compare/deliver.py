@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from lightning_fire.compare.runs import recipe_name
 from lightning_fire.compare.whole_file import whole_file
+from lightning_fire.recipe.recipe import Recipe
 
 _WHAT = {".png": "picture", ".csv": "every run"}
 
@@ -43,10 +43,6 @@ def place(what: str, where: object) -> None:
     print(f"{what + ':':12} {where}")
 
 
-def title_of(recipe: Path) -> str:
-    """Return the title of a picture.
-
-    Args:
-        recipe: The folder of the recipe.
-    """
-    return " / ".join(recipe_name(recipe).parts).replace("_", " ")
+def title_of(recipe: Recipe) -> str:
+    """Return the title of a picture."""
+    return " / ".join(recipe.name.parts).replace("_", " ")

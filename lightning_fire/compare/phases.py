@@ -1,4 +1,4 @@
-"""The comparison of a recipe with `starts.yaml`: phase 1 once for each seed, then phase 2 from each checkpoint."""
+"""The comparison of a recipe with `starts`: phase 1 once for each seed, then phase 2 from each checkpoint."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,13 +12,14 @@ from lightning_fire.compare.report import MINUS
 from lightning_fire.compare.runs import Run
 from lightning_fire.compare.starts import FIRST_PHASE, checkpoint_of, epochs_and_steps_of, second_phases
 from lightning_fire.compare.train import train_each
+from lightning_fire.recipe.recipe import Recipe
 
 
 def compare_phases(
     before: Sequence[Run],
     runs: Sequence[Run],
     reference: str,
-    recipe: Path,
+    recipe: Recipe,
     starts: Mapping[str, int | str],
     output: Path,
     jobs: int,
@@ -31,7 +32,7 @@ def compare_phases(
         before: The trainings of phase 1.
         runs: Methods with seeds, for phase 2.
         reference: The method that the others are compared with.
-        recipe: Folder of the recipe.
+        recipe: The recipe.
         starts: When checkpoints of phase 1 are taken, by name.
         output: Folder of the comparison.
         jobs: Number of processes at a time.
@@ -75,7 +76,7 @@ def _publish(
     phases: phase_report.Phases,
     reference: str,
     firsts: phase_report.Firsts,
-    recipe: Path,
+    recipe: Recipe,
     starts: Mapping[str, int | str],
     output: Path,
 ) -> None:

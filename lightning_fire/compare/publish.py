@@ -7,15 +7,16 @@ from lightning_fire.compare import report, stream_report
 from lightning_fire.compare.deliver import deliver, place, title_of
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.whole_file import whole_file
+from lightning_fire.recipe.recipe import Recipe
 
 
-def publish(histories: report.Histories, reference: str, recipe: Path, output: Path) -> None:
+def publish(histories: report.Histories, reference: str, recipe: Recipe, output: Path) -> None:
     """Write everything, print the table and say where the rest is.
 
     Args:
         histories: The runs.
         reference: The method that the others are compared with.
-        recipe: The folder of the recipe, which gives the title.
+        recipe: The recipe, which gives the title.
         output: Where to.
 
     Raises:

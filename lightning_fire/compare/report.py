@@ -14,15 +14,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from lightning_fire.compare.history import History, Series, epochs_to
+from lightning_fire.recipe.recipe import VANILLA
 
 Histories = Mapping[str, Mapping[int, History]]  # by method and seed
 Numbers = Mapping[str, Mapping[int, Mapping[str, float]]]  # by method, seed and column
-VANILLA = "vanilla"  # the base of a recipe alone
 NOTE = (
     "accuracies: on the test set, mean ± standard deviation (n - 1) over the seeds; first epoch: after an event; area:"
     " mean of all epochs since the first event; epochs to it: in the last chunk, until the reference's final accuracy;"
     " DfI: normalised deviation from isometry"
 )
+
 NEVER_ACTED = "never acted"
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
 MINUS = "minus: difference with the same seed, its mean and 95 % Student-t interval"

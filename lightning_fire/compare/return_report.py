@@ -24,6 +24,7 @@ from lightning_fire.compare.report import (
     with_spread,
 )
 from lightning_fire.compare.return_history import ReturnHistory
+from lightning_fire.recipe.recipe import Recipe
 
 Runs = Mapping[str, Mapping[int, ReturnHistory]]  # by method and seed
 COLUMNS = ("before", "final", "since", "dfi_before", "dfi_after", "sfe")
@@ -126,13 +127,13 @@ def draw(runs: Runs, path: Path, title: str) -> None:
     plt.close(figure)
 
 
-def publish(runs: Runs, reference: str, recipe: Path, output: Path) -> None:
+def publish(runs: Runs, reference: str, recipe: Recipe, output: Path) -> None:
     """Write everything, print the table and say where the rest is.
 
     Args:
         runs: The runs.
         reference: The method that the others are compared with.
-        recipe: The folder of the recipe, which gives the title.
+        recipe: The recipe, which gives the title.
         output: Where to.
 
     Raises:

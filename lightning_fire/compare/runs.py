@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from lightning_fire._lightning import tree_leaves
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.compare.processes import Fork, begin
 from lightning_fire.compare.progress import Progress, read_progress
+from lightning_fire.recipe.recipe import Recipe
 
 SHARED_START = "shared_start"
-SEARCH_SPACE = "search_space.yaml"
-STARTS = "starts.yaml"
 MARKER = "finished.json"
 _SETTINGS = "run.yaml"
 _PROGRESS = "progress.json"
@@ -38,10 +36,10 @@ class Run:
     """One training: a method with a seed.
 
     Attributes:
-        method: Name of the overlay, or `"vanilla"` for the base alone.
+        method: Its name; `"vanilla"` is the recipe without one.
         seed: Seed of the initial weights, the order of batches and the split of the data.
         folder: Where its logs go.
-        configs: YAML files, later ones override.
+        configs: Configuration as YAML texts, later ones override.
         start: The training on the first chunk of data that it goes on from; None if it begins by itself.
         checkpoint: Of such a training: what it leaves to those that go on.
         checkpoint_epochs: After how many epochs; None: at the end of the first chunk of data.
@@ -58,7 +56,7 @@ class Run:
     method: str
     seed: int
     folder: Path
-    configs: tuple[Path, ...]
+    configs: tuple[str, ...]
     start: "Run | None" = field(default=None, compare=False)
     checkpoint: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -113,12 +111,12 @@ class Run:
         return merged(merged(own, extra), self.overrides)
 
 
-def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
+def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
     """List the runs of a comparison.
 
     Args:
-        recipe: Folder with `base.yaml` and an overlay `<method>.yaml` for each method but `vanilla`.
-        methods: Names of overlays, or `vanilla`.
+        recipe: The recipe.
+        methods: Names of its methods, or `vanilla`.
         seeds: Seeds; each method runs with each.
         output: Folder of the comparison; a run logs to `<output>/<method>/seed<k>`.
 
@@ -126,22 +124,13 @@ def plan(recipe: Path, methods: Sequence[str], seeds: Sequence[int], output: Pat
         The runs, seed by seed; a method that is named twice, once.
 
     Raises:
-        FileNotFoundError: If `recipe` has no `base.yaml`, or no overlay for a method; names those there are.
+        ValueError: If the recipe lacks a method; names those there are.
     """
-    base = recipe / "base.yaml"
-    if not base.is_file():
-        raise FileNotFoundError(f"{recipe} is no recipe: it has no base.yaml")
-    others = (SEARCH_SPACE, STARTS, f"{SHARED_START}.yaml", "base.yaml")
-    overlays = {path.stem: path for path in sorted(recipe.glob("*.yaml")) if path.name not in others}
-    for method in methods:
-        if method != "vanilla" and method not in overlays:
-            raise FileNotFoundError(
-                f"no {method}.yaml in {recipe}; there are vanilla (the base) and {sorted(overlays)}"
-            )
+    layers = {method: recipe.layers(method) for method in methods}
     return [
-        Run(method, seed, output / method / f"seed{seed}", (base, *([overlays[method]] if method != "vanilla" else [])))
+        Run(method, seed, output / method / f"seed{seed}", configs)
         for seed in seeds
-        for method in dict.fromkeys(methods)
+        for method, configs in layers.items()
     ]
 
 
@@ -280,16 +269,6 @@ def is_outdated(run: Run, extra: dict[str, Any]) -> bool:
     return (run.folder / MARKER).is_file() and not is_finished(run, extra)
 
 
-def recipe_name(recipe: Path) -> Path:
-    """Return the path of a recipe below the folder `recipes`, or else its own name.
-
-    Args:
-        recipe: Its folder.
-    """
-    parts = recipe.resolve().parts
-    return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
-
-
 def default_jobs() -> int:
     """Return how many processes a machine takes: one for each GPU, or else one for each core."""
     return torch.cuda.device_count() or os.cpu_count() or 1
@@ -303,12 +282,14 @@ def _start(run: Run, extra: dict[str, Any], slot: int, jobs: int) -> _Active:
         settings["ckpt_path"] = str(run.start.checkpoint)
     if run.resumed is not None:
         settings["ckpt_path"] = str(run.resumed)
-    settings_file = run.folder / _SETTINGS
-    settings_file.write_text(yaml.safe_dump(settings))  # first: it says whose folder this is
+    layers = {_SETTINGS: yaml.safe_dump(settings)}  # the first to be written: it says whose folder this is
+    layers |= {name: text for name, text in zip(("base.yaml", "method.yaml"), run.configs, strict=False)}
+    for name, text in layers.items():
+        (run.folder / name).write_text(text, encoding="utf-8")
     if run.start is not None:
         for events in run.start.folder.glob("events.out.tfevents.*"):
             shutil.copy(events, run.folder)  # TensorBoard shows the curves as one
-    files = [word for path in (*run.configs, settings_file) for word in ("-c", str(path))]
+    files = [word for name in (*list(layers)[1:], _SETTINGS) for word in ("-c", str(run.folder / name))]
     process = begin(["fit", *files], run.log, {**os.environ, **_share(slot, jobs)})
     return _Active(process, slot, fingerprint)
 
@@ -397,21 +378,10 @@ def _fingerprint(run: Run, extra: dict[str, Any]) -> str:
         checkpoint=run.checkpoint and Path("checkpoint"),
         saving={},  # another training it is not, and what it saves is looked for
     )
-    parts = [*(_meaning(path.read_bytes()) for path in run.configs), yaml.safe_dump(run.settings(extra)).encode()]
+    parts = [*run.configs, yaml.safe_dump(run.settings(extra))]
     if run.before is not None:
-        parts.append(_fingerprint(run.before, extra).encode())
-    return hashlib.sha256(b"\n".join(parts)).hexdigest()
-
-
-@lru_cache(maxsize=1000)
-def _meaning(recipe: bytes) -> bytes:
-    """Return YAML without its comments and layout, which train nothing; what is no YAML as it is."""
-    kept = ("anchor", "tag", "implicit", "value")
-    try:
-        events = [(type(event).__name__, [getattr(event, name, None) for name in kept]) for event in yaml.parse(recipe)]
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return recipe
-    return repr(events).encode()
+        parts.append(_fingerprint(run.before, extra))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _make_room(run: Run) -> None:

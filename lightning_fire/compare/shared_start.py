@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import random_states, set_random_states
 from lightning_fire.compare.runs import SHARED_START, Run, is_finished, merged
 from lightning_fire.contracts import HasChunkAt, offers
-from lightning_fire.recipe.strict_yaml import read_yaml
 
 # what does nothing until the data changes, if `when` is AtNewData, or if `start_chunk` is at least 1
 _EVENTS = {"FIRECallback", "FullReset", "ShrinkAndPerturb", "DASH", "PlasticityInjection", "OptimizerReset"}
@@ -133,7 +133,7 @@ def _start_of(run: Run, keep: bool, epochs: int | None = None) -> Run:
 def _waits_of(run: Run, extra: Mapping[str, Any]) -> set[_Wait] | None:
     """Tell what the methods of a run wait for; None if it is not the base with methods that all wait, and no more."""
     try:
-        base, *overlays = (read_yaml(path) for path in run.configs)
+        base, *overlays = map(yaml.safe_load, run.configs)
         methods = [overlay["intervention"] for overlay in overlays if set(overlay) == {"intervention"}]
         if "intervention" in base or len(methods) != len(overlays):
             return None

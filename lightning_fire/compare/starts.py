@@ -9,10 +9,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire.compare.runs import STARTS, Run, merged
-from lightning_fire.recipe.strict_yaml import read_yaml
+from lightning_fire.compare.runs import Run, merged
+from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
 
-BEST = "best"
 FIRST_PHASE = "first_phase"
 _MONITOR = "val/loss"
 
@@ -53,28 +52,6 @@ class SaveStarts(Callback):
             trainer.save_checkpoint(_best(folder))
 
 
-def read_starts(recipe: Path) -> dict[str, int | str]:
-    """Read from which checkpoints of phase 1 the runs of a recipe go on.
-
-    Args:
-        recipe: Its folder. A file `starts.yaml` in it gives each checkpoint a name and says after how many epochs of
-            the first phase it is taken: a whole number, or `best`, after that with the lowest `val/loss`.
-
-    Returns:
-        By name; nothing if there is no such file.
-
-    Raises:
-        ValueError: If it cannot be understood.
-    """
-    file = recipe / STARTS
-    if not file.is_file():
-        return {}
-    starts = read_yaml(file)
-    if not isinstance(starts, dict) or not starts or not all(_is_start(when) for when in starts.values()):
-        raise ValueError(f"{file} must give names to numbers of epochs or {BEST!r}, as in `late: 20`, got {starts}")
-    return {str(name): when for name, when in starts.items()}
-
-
 def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) -> dict[str, int | str]:
     """Keep those that were named.
 
@@ -86,17 +63,16 @@ def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) 
         ValueError: If there is no such start.
     """
     if unknown := sorted(set(names or ()) - set(starts)):
-        there = f"there are {', '.join(starts)}" if starts else f"the recipe has no {STARTS}"
+        there = f"there are {', '.join(starts)}" if starts else "the recipe has no `starts`"
         raise ValueError(f"--starts: no {', '.join(unknown)}; {there}")
     return {name: when for name, when in starts.items() if names is None or name in names}
 
 
-def first_phases(recipe: Path, starts: Mapping[str, int | str], seeds: Sequence[int], output: Path, extra: Any) -> list:
+def first_phases(recipe: Recipe, seeds: Sequence[int], output: Path, extra: Any) -> list[Run]:
     """List the trainings of the first phase alone, one for each seed, which leave the checkpoints.
 
     Args:
-        recipe: Folder of the recipe; its data must take `phases` and `epochs`, as `TextDataModule` does.
-        starts: When checkpoints are taken, by name: all of the recipe, whichever are gone on from.
+        recipe: A recipe with starts; its data must take `phases` and `epochs`, as `TextDataModule` does.
         seeds: The seeds.
         output: Folder of the comparison.
         extra: Configuration on top of each run's own, as for YAML.
@@ -108,30 +84,33 @@ def first_phases(recipe: Path, starts: Mapping[str, int | str], seeds: Sequence[
         ValueError: If the data of the recipe does not have two phases or more, or the first is shorter than a start.
     """
     phases, epochs = _plan_of(recipe, extra)
+    starts = recipe.starts
     numbers = sorted({when for when in starts.values() if when != BEST})
     if numbers and numbers[-1] > epochs[0]:
-        raise ValueError(f"{STARTS} asks for a checkpoint after {numbers[-1]} epochs, but phase 1 has {epochs[0]}")
+        raise ValueError(f"`starts` asks for a checkpoint after {numbers[-1]} epochs, but phase 1 has {epochs[0]}")
     keep = {"epochs": numbers, "best": BEST in starts.values()}
     own = {"data": {"init_args": {"phases": phases[:1], "epochs": epochs[:1]}}}
     runs = []
     for seed in seeds:
         folder = output / FIRST_PHASE / f"seed{seed}"
         files = tuple(checkpoint_of(folder, when) for when in starts.values())
-        runs.append(Run(FIRST_PHASE, seed, folder, (recipe / "base.yaml",), overrides=own, products=files, saving=keep))
+        runs.append(
+            Run(FIRST_PHASE, seed, folder, recipe.layers(VANILLA)[:1], overrides=own, products=files, saving=keep)
+        )
     return runs
 
 
 def second_phases(
-    runs: Sequence[Run], before: Sequence[Run], recipe: Path, starts: Mapping[str, int | str], extra: dict[str, Any]
+    runs: Sequence[Run], before: Sequence[Run], recipe: Recipe, starts: Mapping[str, int | str], extra: dict[str, Any]
 ) -> list[Run]:
     """Let each run go on from each checkpoint, with the phases that follow.
 
-    An overlay `<method>.<start>.yaml` takes the place of `<method>.yaml` for that start.
+    A method `<method>.<start>` takes the place of `<method>` for that start.
 
     Args:
         runs: Runs of methods with seeds. Those without a first phase are left out.
         before: Their first phases, which have been trained.
-        recipe: Folder of the recipe.
+        recipe: The recipe.
         starts: When the checkpoints were taken, by name.
         extra: Configuration on top of each run's own, as for YAML.
     """
@@ -144,8 +123,8 @@ def second_phases(
                 continue
             checkpoint = checkpoint_of(first[run.seed].folder, when)
             done, _ = epochs_and_steps_of(checkpoint)
-            special = recipe / f"{run.method}.{name}.yaml"
-            configs = (run.configs[0], special) if special.is_file() else run.configs
+            special = f"{run.method}.{name}"
+            configs = recipe.layers(special) if special in recipe.methods else run.configs
             every.append(
                 replace(
                     run,
@@ -189,19 +168,13 @@ def _after(folder: Path, epochs: int) -> Path:
     return folder / f"epoch={epochs}.ckpt"
 
 
-def _is_start(when: Any) -> bool:
-    return when == BEST or (isinstance(when, int) and not isinstance(when, bool) and when >= 1)
-
-
-def _plan_of(recipe: Path, extra: Mapping[str, Any]) -> tuple[list, list[int]]:
-    data = merged(read_yaml(recipe / "base.yaml") or {}, dict(extra)).get("data")
+def _plan_of(recipe: Recipe, extra: Mapping[str, Any]) -> tuple[list, list[int]]:
+    data = merged(dict(recipe.base), dict(extra)).get("data")
     arguments = data.get("init_args") if isinstance(data, dict) else None
     phases, epochs = (arguments.get(key) if isinstance(arguments, dict) else None for key in ("phases", "epochs"))
     if not isinstance(phases, list) or len(phases) < 2:
-        raise ValueError(f"{recipe} has a {STARTS}, which needs data with two `phases` or more in base.yaml")
+        raise ValueError(f"{recipe.path} has `starts`, which need data with two `phases` or more")
     epochs = [epochs] * len(phases) if isinstance(epochs, int) else epochs
     if not isinstance(epochs, list) or len(epochs) != len(phases) or not all(isinstance(n, int) for n in epochs):
-        raise ValueError(
-            f"`epochs` of the data in {recipe / 'base.yaml'} must be a number for each phase, got {epochs}"
-        )
+        raise ValueError(f"`epochs` of the data in {recipe.path} must be a number for each phase, got {epochs}")
     return phases, epochs

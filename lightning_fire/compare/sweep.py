@@ -14,8 +14,9 @@ from lightning_fire.compare import report
 from lightning_fire.compare.command import add_common_arguments, nested, require_counts
 from lightning_fire.compare.history import History
 from lightning_fire.compare.publish import publish
-from lightning_fire.compare.runs import SEARCH_SPACE, Run, merged, plan, recipe_name
+from lightning_fire.compare.runs import Run, merged, plan
 from lightning_fire.compare.train import train
+from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 SUMMARY = "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'"
@@ -38,12 +39,12 @@ def parser() -> argparse.ArgumentParser:
         " not run again. What is best is read off the test set: report it with seeds that had no part in the choice"
         " (compare --first-seed).",
     )
-    parser.add_argument("--method", required=True, help="the overlay whose hyper-parameters are tried")
+    parser.add_argument("--method", required=True, help="the method whose hyper-parameters are tried")
     parser.add_argument(
         "--space",
         type=Path,
         help=f"YAML file: by method, for each hyper-parameter a list of values, or low, high and maybe log (default:"
-        f" {SEARCH_SPACE} in the recipe's folder or above it)",
+        f" {SEARCH_SPACE} beside the recipe or above it)",
     )
     parser.add_argument("--trials", type=int, help="settings to try (default: the whole grid; needed for ranges)")
     parser.add_argument(
@@ -69,11 +70,12 @@ def main(args: Sequence[str] | None = None) -> Setting:
         SystemExit: If an argument is wrong, or no setting could be trained.
     """
     options = parser().parse_args(args)
-    output = options.output or Path("runs", f"{recipe_name(options.recipe)}_{options.method}")
     try:
+        recipe = find_recipe(options.recipe)
+        output = options.output or Path("runs", f"{recipe.name}_{options.method}")
         require_counts(options)
-        (example, *_) = plan(options.recipe, [options.method], [0], output)  # refuses what there is not
-        space = read_space(options.space or _find(options.recipe), options.method)
+        (example, *_) = plan(recipe, [options.method], [0], output)  # refuses what there is not
+        space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
         extra = nested(options.set)
         study = _study(space, options.trials)
@@ -105,7 +107,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
         raise SystemExit("no setting could be trained")
     best_first = dict(sorted(done.items(), key=lambda item: -_score(item[1], options.measure)))
     best = next(iter(best_first))
-    publish(best_first, best, options.recipe, output)
+    publish(best_first, best, recipe, output)
     print(f"best {options.measure} accuracy: {best}; chosen on the test set, so report it with other seeds")
     return tried[best][0]
 
@@ -165,18 +167,17 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    overlays = [read_yaml(path) for path in run.configs[1:]]
+    overlays = list(map(yaml.safe_load, run.configs[1:]))
     methods = [overlay.get("intervention") if isinstance(overlay, Mapping) else None for overlay in overlays]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
 
 
-def _find(recipe: Path) -> Path:
-    folder = recipe.resolve()
-    for place in (folder, *folder.parents):
+def _find(recipe: Recipe) -> Path:
+    for place in recipe.path.resolve().parents:
         if (place / SEARCH_SPACE).is_file():
             return place / SEARCH_SPACE
-    raise ValueError(f"no {SEARCH_SPACE} in {recipe} or above it: name one with --space")
+    raise ValueError(f"no {SEARCH_SPACE} beside {recipe.path} or above it: name one with --space")
 
 
 def _study(space: Mapping[str, Any], trials: int | None) -> Any:

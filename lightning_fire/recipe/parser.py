@@ -9,6 +9,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_fire.recipe.recipe import refuse_own_keys
 from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
 
 _MODE = "lightning-fire"
@@ -47,12 +48,24 @@ class RecipeParser(LightningArgumentParser):
         if Path(path).is_file():
             try:
                 content = read_yaml(Path(path), load=get_loader("yaml"))
+                refuse_own_keys(path, content)
             except (ValueError, OSError) as error:
                 self.error(str(error))
             if not isinstance(content, dict):
                 self.error(f"{path} must hold keys with values, got {content!r}")
-            self.empty += _empty(content)
         return super().parse_path(path, *args, **options)
+
+    def parse_string(self, *args: Any, **options: Any) -> argparse.Namespace:
+        """Parse a text, also that of a file.
+
+        Args:
+            *args: As for jsonargparse.
+            **options: Likewise; the text is called `cfg_str` or, later, `content`.
+        """
+        text = args[0] if args else options.get("content", options.get("cfg_str"))
+        if isinstance(content := _load(text), dict):
+            self.empty += _empty(content)
+        return super().parse_string(*args, **options)
 
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
         """Say what is wrong, without empty lines, and exit.
@@ -73,7 +86,7 @@ class RecipeParser(LightningArgumentParser):
         if self._subcommands_action:
             return super().print_usage(file)
         command = self.prog.replace(" [options]", "")
-        self._print_message(f"usage: {command} -c BASE.yaml [-c OVERLAY.yaml ...] [--KEY VALUE ...]\n", file)
+        self._print_message(f"usage: {command} RECIPE [--method NAME] [-c MORE.yaml ...] [--KEY VALUE ...]\n", file)
 
 
 def _empty(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

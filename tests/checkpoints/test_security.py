@@ -28,7 +28,7 @@ from history import HISTORY
 from matplotlib.figure import Figure
 from PIL import Image
 from small_training import GrowingData, PlainModule, trainer
-from tiny_recipe import BASE, FIRE
+from tiny_recipe import BASE, FIRE, write_recipe
 from tiny_recipe import refused as parser_refused
 
 from lightning_fire import data
@@ -228,10 +228,11 @@ RUNS = "!!python/object/apply:os.mkdir [done]"
         ["fit", "-c", "tiny/evil.yaml"],
         ["fit", "-c", "tiny/base.yaml", "--trainer.logger", RUNS],
         ["select", "-c", "tiny/base.yaml", "-c", "tiny/evil.yaml"],
-        ["compare", "tiny", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
-        ["sweep", "tiny", "--method", "evil", "--space", "tiny/base.yaml"],
-        ["sweep", "tiny", "--method", "fire", "--space", "tiny/evil.yaml"],
-        ["ablation", "tiny", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
+        ["fit", "evil.yaml", "--method", "evil"],
+        ["compare", "evil.yaml", "--methods", "evil"],
+        ["compare", "tiny.yaml", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
+        ["sweep", "tiny.yaml", "--method", "fire", "--space", "tiny/evil.yaml"],
+        ["ablation", "tiny.yaml", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
     ],
     ids=lambda words: " ".join(words[:4]),
 )
@@ -240,6 +241,8 @@ def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys, words):
     Path("tiny").mkdir()
     for name, text in {"base": BASE, "fire": FIRE, "evil": f"intervention: {RUNS}\nfire: {RUNS}\n"}.items():
         Path("tiny", f"{name}.yaml").write_text(text)
+    write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
+    Path("evil.yaml").write_text(f"{BASE}methods:\n  evil:\n    intervention: {RUNS}\n")
     message = parser_refused(words, capsys)
     assert re.search(r"python/object/apply|has no search space", message)
     assert not Path("done").exists()

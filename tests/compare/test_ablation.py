@@ -5,7 +5,7 @@ import csv
 import pytest
 import yaml
 from matplotlib.axes import Axes
-from tiny_recipe import tiny_recipe
+from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import ablation
@@ -105,8 +105,8 @@ def test_what_makes_no_sense_is_refused(recipe, capsys, words, message):
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_an_overlay_of_something_else_is_refused(recipe, capsys):
-    (recipe / "fire.yaml").write_text(RESET)
+def test_a_fire_that_is_something_else_is_refused(recipe, capsys):
+    set_method(recipe, "fire", RESET)
     with pytest.raises(SystemExit):
         ablate(recipe, "--methods", "fire")
-    assert "has not one FIRECallback as its intervention" in " ".join(capsys.readouterr().err.split())
+    assert "the method fire is not one FIRECallback" in " ".join(capsys.readouterr().err.split())

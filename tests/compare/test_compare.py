@@ -21,7 +21,7 @@ import yaml
 from history import HISTORY, series
 from matplotlib.axes import Axes
 from scipy.stats import ttest_rel
-from tiny_recipe import BASE, FIRE, MONITOR, tiny_recipe
+from tiny_recipe import BASE, FIRE, MONITOR, set_base, set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import report, runs, train
@@ -30,6 +30,7 @@ from lightning_fire.compare.history import History, read_history
 from lightning_fire.compare.page import write_page
 from lightning_fire.compare.progress import Progress
 from lightning_fire.compare.shared_start import with_shared_starts
+from lightning_fire.recipe.recipe import Recipe, find_recipe
 
 
 @pytest.fixture
@@ -116,7 +117,7 @@ class Dies(Callback):
 @pytest.mark.slow
 def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys):
     (tmp_path / "dies.py").write_text(DIES)
-    (recipe / "killed.yaml").write_text("intervention: {class_path: dies.Dies}\n")
+    set_method(recipe, "killed", "intervention: {class_path: dies.Dies}\n")
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         compare(recipe, "--methods", "killed", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     text = capsys.readouterr().out
@@ -130,7 +131,7 @@ def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys)
 def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, signal_name):
     """Lightning leaves with exit code 0 then."""
     (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", signal_name).replace("Dies", "Stops"))
-    (recipe / "stopped.yaml").write_text("intervention: {class_path: stops.Stops}\n")
+    set_method(recipe, "stopped", "intervention: {class_path: stops.Stops}\n")
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "stopped", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     assert "stopped seed 0 FAILED: stopped from outside before its end" in capsys.readouterr().out
@@ -144,7 +145,7 @@ def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
         "    def on_train_start(self, trainer, pl_module):\n"
         "        pathlib.Path('pid').write_text(str(os.getpid()))\n        time.sleep(120)\n"
     )
-    (recipe / "waiting.yaml").write_text("intervention: {class_path: waits.Waits}\n")
+    set_method(recipe, "waiting", "intervention: {class_path: waits.Waits}\n")
     words = ["compare", str(recipe), "--output", "out", "--methods", "waiting", "--seeds", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     parent = subprocess.Popen([sys.executable, "-m", "lightning_fire", *words], cwd=tmp_path, env=environment)
@@ -160,7 +161,7 @@ def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
 
 
 def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
-    (recipe / "base.yaml").write_text(BASE)
+    set_base(recipe, BASE)
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     assert re.search("vanilla seed 0 FAILED: .* has not logged .*plasticity/chunk", capsys.readouterr().out)
@@ -171,7 +172,7 @@ def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys)
     [
         (
             ["--methods", "fier"],
-            r"no fier.yaml in .*; there are vanilla \(the base\) and \['broken', 'fire', 'full_reset'\]",
+            r"tiny.yaml has no method fier; there are vanilla, broken, fire, full_reset",
         ),
         (["--seeds", "0"], "must be at least 1"),
         (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
@@ -188,10 +189,11 @@ def test_wrong_arguments(recipe, words, message, capsys):
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_a_folder_that_is_no_recipe(tmp_path, capsys):
+def test_what_is_no_recipe(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
-    assert "is no recipe: it has no base.yaml" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert f"there is no recipe {tmp_path}; its file, or one of language/" in error and "quick_start" in error
 
 
 def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
@@ -322,7 +324,7 @@ def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
     where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
     for name, threshold in (("redo", 0.0), ("resets", 0.9)):
         arguments = f"{{threshold: {threshold}, start_chunk: 1, where: {where}}}"
-        (recipe / f"{name}.yaml").write_text(f"intervention: {{class_path: ReDo, init_args: {arguments}}}\n")
+        set_method(recipe, name, f"intervention: {{class_path: ReDo, init_args: {arguments}}}\n")
     compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
     lines = (tmp_path / "out/table.txt").read_text().splitlines()[2:]
     assert ["never acted" in line for line in lines] == [False, True, False]
@@ -450,7 +452,7 @@ def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path,
 
 
 def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
-    assert len(runs.plan(recipe, ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
+    assert len(runs.plan(find_recipe(recipe), ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
 
 
 def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
@@ -476,7 +478,7 @@ def test_several_processes_share_the_gpus(monkeypatch, jobs, expected):
 
 
 def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
-    for run in runs.plan(recipe, ["vanilla"], range(3), tmp_path):
+    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path):
         settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
         assert settings["seed_everything"] == run.seed
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
@@ -502,7 +504,7 @@ SHARING = {
 @pytest.mark.slow
 def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
     for name, overlay in SHARING.items():
-        (recipe / f"{name}.yaml").write_text(overlay)
+        set_method(recipe, name, overlay)
     methods = ["vanilla", *SHARING]
     monkeypatch.setattr(report, "draw", lambda *args, **options: None)
     shared = main(["compare", str(recipe), "--output", "shared", "--seeds", "1", "--methods", *methods])
@@ -537,15 +539,16 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
         "muon": "intervention: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
     }
     for name, overlay in overlays.items():
-        (recipe / f"{name}.yaml").write_text(overlay)
-    planned = runs.plan(recipe, ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
+        set_method(recipe, name, overlay)
+    planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
     shared = with_shared_starts(planned, {})
     assert [run.method for run in shared] == [run.method for run in planned]
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
     assert not any(run.start for run in with_shared_starts(planned, {"intervention": {"init_args": {"steps": 3}}}))
     assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # nobody to share with
-    (recipe / "base.yaml").write_text(BASE + MONITOR + "intervention: {class_path: ReDo}\n")
+    set_base(recipe, BASE + MONITOR + "intervention: {class_path: ReDo}\n")
+    planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
     assert not any(run.start for run in with_shared_starts(planned, {}))
 
 
@@ -562,9 +565,9 @@ def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe,
 
 
 @pytest.mark.slow
-def test_an_overlay_that_cannot_be_read_fails_alone(recipe, capsys):
-    (recipe / "typo.yaml").write_text("intervention: {class_path: [")
-    (recipe / "empty.yaml").write_text("intervention: {class_path: FullReset, init_args: }\n")
+def test_a_method_that_cannot_be_built_fails_alone(recipe, capsys):
+    set_method(recipe, "typo", "intervention: {class_path: FullRest}")
+    set_method(recipe, "empty", "intervention: {class_path: FullReset, init_args: }\n")
     with pytest.raises(SystemExit, match="2 of 3 runs failed"):
         compare(recipe, "--methods", "typo", "empty", "vanilla", "--seeds", "1")
     text = capsys.readouterr().out
@@ -574,46 +577,52 @@ def test_an_overlay_that_cannot_be_read_fails_alone(recipe, capsys):
 
 @pytest.mark.slow
 def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, monkeypatch):
-    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    """What runs is the recipe as it was."""
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     close = runs._close
 
     def edit_and_close(*args):
-        (recipe / "fire.yaml").write_text(FIRE.replace("steps: 5", "steps: 6"))
+        set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
         return close(*args)
 
     monkeypatch.setattr(runs, "_close", edit_and_close)
     assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
-    assert not runs.is_finished(run, {})
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["intervention"]["init_args"]["steps"] == 5
+    (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    assert runs.is_finished(run, {}) and not runs.is_finished(edited, {})
 
 
 @pytest.mark.slow
 def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
-    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
-    for same in (f"# what came of it\n{FIRE}\n", re.sub("^( +)", r"\1\1", FIRE, flags=re.MULTILINE)):
-        assert same != FIRE
-        (recipe / "fire.yaml").write_text(same)
-        assert runs.is_finished(run, {})
-    for new in ("steps: 6", "steps: '5'", "steps: [5", ""):  # the third is no YAML
-        other = FIRE.replace("steps: 5", new)
-        assert other != FIRE
-        (recipe / "fire.yaml").write_text(other)
-        assert not runs.is_finished(run, {})
+    text = recipe.read_text()
+    for same in (f"# what came of it\n{text}\n", re.sub("^( +)", r"\1\1", text, flags=re.MULTILINE)):
+        assert same != text
+        recipe.write_text(same)
+        (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+        assert runs.is_finished(again, {})
+    for new in ("steps: 6", "steps: '5'", ""):
+        other = text.replace("steps: 5", new)
+        assert other != text
+        recipe.write_text(other)
+        (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+        assert not runs.is_finished(changed, {})
 
 
 def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
-    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
-    (elsewhere,) = runs.plan(recipe, ["fire"], [0], Path("out"))
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
     assert runs._fingerprint(run, {}) == runs._fingerprint(elsewhere, {})
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
-    assert runs.recipe_name(tmp_path / "recipes/vision/warm_start/a") == Path("vision/warm_start/a")
-    assert runs.recipe_name(tmp_path / "mine") == Path("mine")
+    assert Recipe(tmp_path / "recipes/vision/warm_start/a.yaml", {}).name == Path("vision/warm_start/a")
+    assert Recipe(tmp_path / "mine.yaml", {}).name == Path("mine")
 
 
 def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
-    (run,) = runs.plan(recipe, ["fire"], [0], tmp_path / "out")
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
     assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ProgressReport", "Timer"]
 
@@ -629,7 +638,7 @@ def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
 
 
 def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
-    planned = with_shared_starts(runs.plan(recipe, ["vanilla", "fire"], [0], tmp_path / "out"), {})
+    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
     (start,) = {run.start for run in planned}
     at = lambda epoch: Progress(epoch, 110, 1, 2)  # noqa: E731
     assert train._amount(planned, {start}, {start: at(50)}, [start]) == (None, 50)
@@ -645,11 +654,11 @@ def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
 @pytest.mark.slow
 def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):
     compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
-    (recipe / "shrink.yaml").write_text(SHARING["shrink"])
-    (recipe / "full_reset.yaml").write_text(SHARING["full_reset"])
+    set_method(recipe, "shrink", SHARING["shrink"])
+    set_method(recipe, "full_reset", SHARING["full_reset"])
     compare(recipe, "--methods", "vanilla", "fire", "shrink", "full_reset", "--seeds", "1")
     assert "ckpt_path" in yaml.safe_load((tmp_path / "out/shrink/seed0/run.yaml").read_text())
-    (recipe / "dash.yaml").write_text(SHARING["dash"])
+    set_method(recipe, "dash", SHARING["dash"])
     compare(recipe, "--methods", "fire", "dash", "--seeds", "1")
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())
 

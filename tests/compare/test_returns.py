@@ -16,8 +16,9 @@ from lightning_fire.compare.return_report import numbers, place_of_events, table
 from lightning_fire.compare.runs import plan
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.task_scores import curves_of, read_task
+from lightning_fire.recipe.recipe import Recipe
 
-RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp"
+RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp.yaml"
 TINY = (
     "trainer.max_epochs=4 data.init_args.steps_per_epoch=16 data.init_args.initial_steps=16 data.init_args.capacity=64"
     " data.init_args.batch_size=4 data.init_args.evaluation_episodes=2 data.init_args.replay_ratio=1"
@@ -121,22 +122,19 @@ def test_the_event_is_at_half_of_training(compared):
     assert scalars["fire/event"][0].tolist() == [4]  # rounds of 8 steps
 
 
-def overlay(folder, name: str, *fractions: float) -> None:
+def resets(*fractions: float) -> dict:
     methods = [
         {"class_path": "FullReset", "init_args": {"when": {"class_path": "AtFraction", "init_args": {"fraction": f}}}}
         for f in fractions
     ]
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"intervention": methods}))
+    return {"intervention": methods}
 
 
 @pytest.mark.parametrize("epochs, until", [(10, 5), (9, 5), (30, 15), (1, None)])
 def test_methods_that_wait_for_the_same_share_of_training_have_one_start(tmp_path, epochs, until):
-    (tmp_path / "base.yaml").write_text(yaml.safe_dump({"trainer": {"max_epochs": epochs}}))
-    overlay(tmp_path, "first", 0.5)
-    overlay(tmp_path, "second", 0.5, 0.5)
-    overlay(tmp_path, "later", 0.9)
-    overlay(tmp_path, "mixed", 0.5, 0.9)
-    runs = plan(tmp_path, ["vanilla", "first", "second", "later", "mixed"], [0], tmp_path / "out")
+    methods = {"first": resets(0.5), "second": resets(0.5, 0.5), "later": resets(0.9), "mixed": resets(0.5, 0.9)}
+    recipe = Recipe(tmp_path / "mine.yaml", {"trainer": {"max_epochs": epochs}}, methods)
+    runs = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out")
     starts = {run.method: run.start for run in with_shared_starts(runs, {})}
     sharing = {method for method, start in starts.items() if start is not None}
     assert sharing == ({"vanilla", "first", "second"} if until else set())

@@ -1,6 +1,7 @@
-"""`lightning-fire compare` of a recipe with `starts.yaml`: a second phase from several checkpoints of the first."""
+"""`lightning-fire compare` of a recipe with `starts`: a second phase from several checkpoints of the first."""
 
 import csv
+from dataclasses import replace
 
 import matplotlib.image
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import PlainData, PlainModule, trainer
+from tiny_recipe import set_method, write_recipe
 from token_files import write_tokens
 
 from lightning_fire import FIRECallback, Log, OptimizerReset
@@ -15,10 +17,11 @@ from lightning_fire.cli import main
 from lightning_fire.compare import phase_report
 from lightning_fire.compare.phase_history import PhaseHistory, read_phase_history
 from lightning_fire.compare.runs import _fingerprint, plan
-from lightning_fire.compare.starts import SaveStarts, first_phases, read_starts, second_phases
+from lightning_fire.compare.starts import SaveStarts, first_phases, second_phases
 from lightning_fire.data import TextDataModule
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
+from lightning_fire.recipe.recipe import find_recipe
 
 BASE = """
 model:
@@ -54,11 +57,9 @@ def recipe(tmp_path, monkeypatch):
     rising = np.tile(np.arange(16), 60)
     write_tokens(tmp_path / "texts" / "a", rising, rising[:100], vocab_size=16)
     write_tokens(tmp_path / "texts" / "b", rising[::-1], rising[99::-1], vocab_size=16)
-    folder = tmp_path / "recipes" / "small"
-    folder.mkdir(parents=True)
-    for name, text in {"base": BASE, "fire": FIRE, "starts": "{best: best, early: 1, late: 3}\n"}.items():
-        (folder / f"{name}.yaml").write_text(text)
-    return folder
+    return write_recipe(
+        tmp_path / "recipes" / "small.yaml", BASE, {"fire": FIRE}, starts="{best: best, early: 1, late: 3}"
+    )
 
 
 def compare(recipe, *words):
@@ -154,14 +155,15 @@ def checkpoint(path, epochs):
 
 
 def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
-    (recipe / "fire.late.yaml").write_text(FIRE.replace("steps: 5", "steps: 7"))
+    set_method(recipe, "fire.late", FIRE.replace("steps: 5", "steps: 7"))
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "best.ckpt", 2)
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "late" / "x", 1)
     torch.save({"epoch": 2, "global_step": 15}, tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt")
-    runs = plan(recipe, ["vanilla", "fire"], [0], tmp_path / "out")
     starts = {"best": "best", "late": 3}
-    before = first_phases(recipe, starts, [0], tmp_path / "out", {})
-    later = second_phases(runs, before, recipe, starts, {})
+    small = replace(find_recipe(recipe), starts=starts)
+    runs = plan(small, ["vanilla", "fire"], [0], tmp_path / "out")
+    before = first_phases(small, [0], tmp_path / "out", {})
+    later = second_phases(runs, before, small, starts, {})
     assert [run.name for run in later] == [
         "best vanilla seed 0",
         "best fire seed 0",
@@ -169,12 +171,14 @@ def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
         "late fire seed 0",
     ]
     assert [run.overrides["data"]["init_args"]["epochs"] for run in later] == [[2, 2], [2, 2], [3, 2], [3, 2]]
-    assert [run.configs[-1].name for run in later] == ["base.yaml", "fire.yaml", "base.yaml", "fire.late.yaml"]
+    assert [len(run.configs) for run in later] == [1, 2, 1, 2]
+    assert ["steps: 5" in later[1].configs[1], "steps: 7" in later[3].configs[1]] == [True, True]
     assert later[3].folder == tmp_path / "out" / "late" / "fire" / "seed0"
 
 
 def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp_path):
-    (run,) = first_phases(recipe, {"early": 1}, [0], tmp_path, {"data": {"init_args": {"epochs": [4, 1]}}})
+    small = replace(find_recipe(recipe), starts={"early": 1})
+    (run,) = first_phases(small, [0], tmp_path, {"data": {"init_args": {"epochs": [4, 1]}}})
     assert run.overrides["data"]["init_args"] == {"phases": [{"a": 1}], "epochs": [4]}
     assert run.products == (tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt",)
 
@@ -184,8 +188,9 @@ def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "epoch=1.ckpt", 1)
 
     def fingerprint(extra, starts):
-        before = first_phases(recipe, starts, [0], tmp_path / "out", extra)
-        later = second_phases(plan(recipe, ["fire"], [0], tmp_path / "out"), before, recipe, {"early": 1}, extra)
+        small = replace(find_recipe(recipe), starts=starts)
+        before = first_phases(small, [0], tmp_path / "out", extra)
+        later = second_phases(plan(small, ["fire"], [0], tmp_path / "out"), before, small, {"early": 1}, extra)
         assert later[0].overrides["data"]["init_args"]["epochs"] == [1, 2]
         return [_fingerprint(run, extra) for run in (*before, *later)]
 
@@ -206,16 +211,15 @@ def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
     "starts, message",
     [
         ("[1, 2]", "must give names to numbers of epochs or 'best'"),
-        ("{}", "must give names to numbers of epochs or 'best'"),
         ("{late: 0}", "must give names to numbers of epochs or 'best'"),
         ("{late: worst}", "must give names to numbers of epochs or 'best'"),
         ("{late: true}", "must give names to numbers of epochs or 'best'"),
     ],
 )
 def test_starts_that_say_nothing_are_refused(recipe, starts, message):
-    (recipe / "starts.yaml").write_text(starts)
+    write_recipe(recipe, BASE, {"fire": FIRE}, starts)
     with pytest.raises(ValueError, match=message):
-        read_starts(recipe)
+        find_recipe(recipe)
 
 
 def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
@@ -227,12 +231,12 @@ def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
     assert "--starts: no latest; there are best, early, late" in refused("--starts", "latest")
     assert "--list and --no-shared-start are not for it" in refused("--list")
     assert "checkpoint after 3 epochs, but phase 1 has 2" in refused("--set", "data.init_args.epochs=[2, 2]")
-    assert "needs data with two `phases` or more" in refused("--set", "data.init_args.phases=[{a: 1}]")
+    assert "need data with two `phases` or more" in refused("--set", "data.init_args.phases=[{a: 1}]")
     assert "must be a number for each phase, got [1]" in refused("--set", "data.init_args.epochs=[1]")
-    assert "needs data with two `phases` or more" in refused("--set", "data=rubbish")
+    assert "need data with two `phases` or more" in refused("--set", "data=rubbish")
     assert "must be a number for each phase, got ['a', 2]" in refused("--set", "data.init_args.epochs=[a, 2]")
-    (recipe / "starts.yaml").unlink()
-    assert "the recipe has no starts.yaml" in refused("--starts", "late")
+    write_recipe(recipe, BASE, {"fire": FIRE})
+    assert "the recipe has no `starts`" in refused("--starts", "late")
 
 
 def history(*losses, seconds=float("nan")) -> PhaseHistory:

@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 from lightning_fire.compare import stream_report
 from lightning_fire.compare.history import read_history
 from lightning_fire.compare.publish import publish
+from lightning_fire.recipe.recipe import find_recipe
 
 TASKS, EPOCHS = 10, 2
 
@@ -76,7 +77,7 @@ def test_sentence(histories):
 
 
 def test_everything_is_written(histories, tmp_path, capsys):
-    publish(histories, "vanilla", Path("recipes/quick_start"), tmp_path)
+    publish(histories, "vanilla", find_recipe("quick_start"), tmp_path)
     assert "From the first tasks to the last, lost" in capsys.readouterr().out
     with open(tmp_path / "results.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["method"] == "vanilla" and row["seed"] == "0"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import yaml
-from tiny_recipe import tiny_recipe
+from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.compare import sweep
@@ -124,7 +124,7 @@ def test_labels_tell_settings_apart_and_are_names_of_folders():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--method", "nothing"], "no nothing.yaml in"),
+        (["--method", "nothing"], "has no method nothing; there are vanilla, anywhere"),
         (
             ["--method", "wrong"],
             "wrong.strength must be a list of values, or numbers low and high, above 0 with log: true; got 0.3",
@@ -146,14 +146,14 @@ def test_wrong_arguments(recipe, words, message, capsys):
 
 
 def test_a_method_without_a_space_and_a_recipe_without_spaces(recipe, capsys):
-    (recipe / "other.yaml").write_text(OVERLAY)
+    set_method(recipe, "other", OVERLAY)
     with pytest.raises(SystemExit):
         tune(recipe, "--method", "other")
     assert "has no search space for 'other'; there are ['anywhere', 'backwards'" in capsys.readouterr().err
     (recipe.parent / "search_space.yaml").unlink()
     with pytest.raises(SystemExit):
         tune(recipe, "--method", "other")
-    assert "no search_space.yaml in" in capsys.readouterr().err
+    assert "no search_space.yaml beside" in capsys.readouterr().err
 
 
 def test_without_optuna(recipe, monkeypatch, capsys):

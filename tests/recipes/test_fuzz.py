@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from lightning_fire.cli import RecipeCLI, console, main
 from lightning_fire.compare import ablation, sweep
-from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
+from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 few, some, many = (settings(max_examples=n, deadline=None, derandomize=True) for n in (25, 40, 60))
 
@@ -534,7 +535,7 @@ def test_what_is_said_is_short():
 @example(text=b"- a")
 @example(text=b"\xff")
 @example(text=b"intervention: {class_path: FIRECallback, class_path: FullReset}")
-def test_an_overlay_of_any_kind_in_the_other_commands(words, text):
+def test_a_method_of_any_kind_in_the_other_commands(words, text):
     """They read it themselves; what they take goes on to the training, which is left out here."""
 
     class Reached(BaseException):
@@ -545,8 +546,8 @@ def test_an_overlay_of_any_kind_in_the_other_commands(words, text):
 
     err = io.StringIO()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(err), contextlib.ExitStack() as stack:
-        Path(folder, "base.yaml").write_text("{}")
-        Path(folder, "fire.yaml").write_bytes(text)
+        indented = b"".join(b"    " + line for line in text.splitlines(keepends=True))
+        Path(folder, "recipe.yaml").write_bytes(b"methods:\n  fire:\n" + indented)
         Path(folder, "search_space.yaml").write_text("fire: {steps: [1, 2]}")
         for module, name in (
             (sweep, "train"),
@@ -556,13 +557,12 @@ def test_an_overlay_of_any_kind_in_the_other_commands(words, text):
         ):
             stack.enter_context(patch.object(module, name, reach))
         try:
-            main([words[0], folder, *words[1:], "--output", f"{folder}/out"])
+            main([words[0], f"{folder}/recipe.yaml", *words[1:], "--output", f"{folder}/out"])
         except SystemExit as leaving:
             assert leaving.code == 2
-            assert "fire" in err.getvalue().partition("error: ")[2]
+            assert re.search("fire|recipe.yaml", err.getvalue().partition("error: ")[2])
         except Reached:
-            overlay = read_yaml(Path(folder, "fire.yaml"))
-            assert isinstance(overlay["intervention"], dict)
+            assert isinstance(find_recipe(Path(folder, "recipe.yaml")).methods["fire"]["intervention"], dict)
 
 
 @some

@@ -3,20 +3,25 @@
 import numpy as np
 import pytest
 import yaml
-from recipe_files import ROOT, name_of
+from recipe_files import ROOT, arguments_of, methods_of, name_of
 from token_files import write_tokens
 
 from lightning_fire.cli import main
-from lightning_fire.compare.starts import read_starts
+from lightning_fire.recipe.recipe import find_recipe
 
-FOLDERS = sorted(path.parent for path in (ROOT / "language").rglob("base.yaml"))
+PATHS = sorted((ROOT / "language").rglob("*.yaml"))
 METHODS = {
     "fire": "FIRECallback",
     "fire_query_key": "FIRECallback",
     "full_reset": "FullReset",
     "shrink_and_perturb": "ShrinkAndPerturb",
 }
-RUNS = [(folder, path) for folder in FOLDERS for path in sorted(folder.glob("*.yaml")) if path.name != "starts.yaml"]
+RUNS = [(path, method) for path in PATHS for method in methods_of(path)]
+
+
+def kind_of(method: str) -> str:
+    """Return the name without a start, as in `.30k`, and without a strength, as in `_0.5`."""
+    return method.split(".")[0].removesuffix("_0")
 
 
 @pytest.fixture
@@ -30,68 +35,64 @@ def texts(tmp_path, monkeypatch):
 
 
 def test_there_are_recipes():
-    assert {folder.name for folder in FOLDERS} == {
+    assert {path.stem for path in PATHS} == {
         "king_james_python_huggingface",
         "king_james_python_small_gpt",
         "wikitext103_openwebtext_gpt2",
     }
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_every_recipe_has_its_methods_and_starts(folder):
-    overlays = {path.stem.split(".")[0].removesuffix("_0") for path in folder.glob("*.yaml")}
-    assert overlays == {"base", "starts", *METHODS}
-    starts = read_starts(folder)
-    epochs = yaml.safe_load((folder / "base.yaml").read_text())["data"]["init_args"]["epochs"]
+@pytest.mark.parametrize("path", PATHS, ids=name_of)
+def test_every_recipe_has_its_methods_and_starts(path):
+    assert {kind_of(method) for method in methods_of(path)} == {"vanilla", *METHODS}
+    starts = find_recipe(path).starts
+    epochs = find_recipe(path).base["data"]["init_args"]["epochs"]
     presets = {"fire": "gpt", "fire_query_key": "vit"}  # said, whatever `auto` is
     for name, preset in presets.items():
-        fire = yaml.safe_load((folder / f"{name}.yaml").read_text())["intervention"]
-        assert fire["init_args"]["where"]["init_args"] == {"preset": preset}
+        assert arguments_of(path, name)["where"]["init_args"] == {"preset": preset}
     early, late = (when for when in starts.values() if when != "best")
     assert next(iter(starts.values())) == "best" and early < late == epochs[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder, path", RUNS, ids=[name_of(path) for _, path in RUNS])
-def test_it_runs_over_both_phases(texts, folder, path):
+@pytest.mark.parametrize("path, method", RUNS, ids=[f"{name_of(path)} {method}" for path, method in RUNS])
+def test_it_runs_over_both_phases(texts, path, method):
     """Two steps of each phase, with a network as small as it gets; the method acts once, where the phase changes."""
     small = "--data.init_args.steps_per_epoch 2 --data.init_args.val_blocks 2 --data.init_args.epochs [1,1]"
     small += " --data.init_args.batch_size 2 --trainer.accumulate_grad_batches 1 --trainer.accelerator cpu"
     small += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
     small += " --trainer.enable_checkpointing false --trainer.logger false"
-    base = yaml.safe_load((folder / "base.yaml").read_text())
+    base = yaml.safe_load(path.read_text())
     base["trainer"]["callbacks"] = [c for c in base["trainer"]["callbacks"] if "LearningRateMonitor" not in str(c)]
-    if folder.name == "wikitext103_openwebtext_gpt2":
+    if path.stem == "wikitext103_openwebtext_gpt2":
         base["model"]["init_args"]["net"]["init_args"] |= {"depth": 1, "dim": 8, "heads": 2}
         base["data"]["init_args"]["block_size"] = 64  # 1024 tokens × 50304 logits take a GB
-    with open("base.yaml", "w") as file:
+    with open("small.yaml", "w") as file:
         yaml.safe_dump(base, file)
-    overlay = ["-c", str(path)] if path.name != "base.yaml" else []
-    cli = main(["fit", "-c", "base.yaml", *overlay, *small.split()])
+    cli = main(["fit", "small.yaml", "--method", method, *small.split()])
     assert cli.trainer.global_step == 4
     acted = {type(callback).__name__: getattr(callback, "num_events", None) for callback in cli.trainer.callbacks}
     assert acted["OptimizerReset"] == 1
-    if path.name != "base.yaml":
-        assert acted[METHODS[path.stem.split(".")[0].removesuffix("_0")]] == 1
+    if method != "vanilla":
+        assert acted[METHODS[kind_of(method)]] == 1
 
 
 def test_the_papers_numbers():
     """Table "Detailed settings in continual pretraining of LLMs", the text below it, and "Hyperparameters for …"."""
-    folder = ROOT / "language" / "continual_pretraining" / "wikitext103_openwebtext_gpt2"
-    base = yaml.safe_load((folder / "base.yaml").read_text())
+    path = ROOT / "language" / "continual_pretraining" / "wikitext103_openwebtext_gpt2.yaml"
+    base = find_recipe(path).base
     model, data, trainer = base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
     assert (model["learning_rate"], model["min_learning_rate"], model["weight_decay"]) == (6e-4, 6e-5, 0.1)
     assert (model["warmup"], model["decay"]) == ([2000, 0.1], "linear")
     assert data["batch_size"] * trainer["accumulate_grad_batches"] == 480 and trainer["gradient_clip_val"] == 1.0
     assert data["phases"] == [{"wikitext103": 1.0}, {"openwebtext": 9.0, "wikitext103": 0.1}]
-    starts = read_starts(folder)
+    starts = find_recipe(path).starts
     assert {name: when if when == "best" else when * data["steps_per_epoch"] for name, when in starts.items()} == {
         "best": "best",
         "30k": 30_000,
         "60k": 60_000,
     }
-    method = {path.stem: yaml.safe_load(path.read_text()) for path in folder.glob("*.yaml")}
-    fire = method["fire"]["intervention"]["init_args"]
+    fire = arguments_of(path, "fire")
     assert fire["steps"] == 5 and fire["where"]["init_args"]["preset"] == "gpt"
-    strengths = {stem: method[stem]["intervention"]["init_args"]["strength"] for stem in method if "shrink" in stem}
+    strengths = {name: arguments_of(path, name)["strength"] for name in methods_of(path) if "shrink" in name}
     assert strengths == {"shrink_and_perturb": 0.5, "shrink_and_perturb.30k": 0.8}

@@ -10,16 +10,14 @@ import torch
 import torchvision
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
-from recipe_files import ROOT, name_of
+from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
 from torch import nn
 
 from lightning_fire.cli import RecipeCLI, main
+from lightning_fire.recipe.recipe import find_recipe
 
-EVERY = sorted(path for path in ROOT.rglob("*.yaml") if path.name not in ("search_space.yaml", "starts.yaml"))
-OTHERS = {"language", "reinforcement_learning"}  # test_language_recipes.py, test_reinforcement_recipes.py
+OTHERS = {"language", "reinforcement_learning"}  # test_language.py, test_reinforcement_learning.py
 OF_IMAGES = [path for path in EVERY if not OTHERS & set(path.parts)]
-BASES = [path for path in OF_IMAGES if path.name == "base.yaml"]
-OVERLAYS = [path for path in OF_IMAGES if path.name != "base.yaml"]
 METHODS = {
     "vanilla": set(),
     "full_reset": {"FullReset"},
@@ -63,23 +61,21 @@ def image_files(tmp_path, monkeypatch):
 
 def test_there_are_recipes():
     assert len(PAPER_SIZED) == 8  # warm-start and continual: 3 nets each, class-incremental: 2
-    assert len(BASES) >= 14
-    assert {base.parent.name for base in BASES} >= STREAMS
+    assert len(OF_IMAGES) >= 14
+    assert {path.stem for path in OF_IMAGES} >= STREAMS
 
 
-@pytest.mark.parametrize("base", BASES, ids=name_of)
-def test_every_base_has_the_methods(base):
-    assert {path.stem for path in base.parent.glob("*.yaml")} >= {"base", *METHODS} - {"vanilla"}
+@pytest.mark.parametrize("path", OF_IMAGES, ids=name_of)
+def test_every_recipe_has_the_methods(path):
+    assert set(methods_of(path)) >= METHODS.keys()
 
 
 @pytest.mark.parametrize("path", EVERY, ids=name_of)
 def test_every_recipe_starts_with_its_source_its_command_and_what_to_expect(path):
     text = path.read_text()
-    folder = f"recipes/{path.parent.relative_to(ROOT)}"
     assert text.startswith("# ")
-    assert folder in text  # the exact command
-    if path.name == "base.yaml":
-        assert "# Expected:" in text
+    assert re.search(f"#   lightning-fire (compare|fit) {name_of(path)}", text)
+    assert "# Expected:" in text
 
 
 class Unbuilt(RecipeCLI):
@@ -91,38 +87,42 @@ class Unbuilt(RecipeCLI):
 
 @pytest.fixture(scope="module")
 def parser():
-    return Unbuilt(["-c", str(BASES[0])], run=False).parser
+    return Unbuilt(["-c", find_recipe("quick_start").layers("vanilla")[0]], run=False).parser
 
 
-@pytest.mark.parametrize("path", EVERY, ids=name_of)
-def test_every_recipe_is_parsed(parser, path):
+@pytest.mark.parametrize(
+    ("path", "method"),
+    [(path, method) for path in EVERY for method in methods_of(path)],
+    ids=lambda value: value if isinstance(value, str) else name_of(value),
+)
+def test_every_method_of_every_recipe_is_parsed(parser, path, method):
     """Every class that it names is in the configuration."""
-    files = dict.fromkeys([path.with_name("base.yaml"), path])
-    config = str(parser.parse_args([word for file in files for word in ("-c", str(file))]))
-    named = re.findall(r"class_path: ([\w.]+)", re.sub("#.*", "", path.read_text()))
-    assert named
+    layers = find_recipe(path).layers(method)
+    config = str(parser.parse_args([word for layer in layers for word in ("-c", layer)]))
+    named = re.findall(r"class_path: ([\w.]+)", layers[-1])
+    assert named or method == "muon"
     assert all(name.rsplit(".", 1)[-1] in config for name in named)
 
 
-def settings_of(base: Path) -> tuple[str, dict]:
-    config = yaml.safe_load(base.read_text())
-    return config["data"]["class_path"].rsplit(".", 1)[1], config["data"]["init_args"]
+def settings_of(path: Path) -> tuple[str, dict]:
+    data = find_recipe(path).base["data"]
+    return data["class_path"].rsplit(".", 1)[1], data["init_args"]
 
 
 FASTER = re.compile(r"# (channels_last|compile|precision): ")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("base", [base for base in BASES if base.parent.name not in STREAMS], ids=name_of)
-def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
+@pytest.mark.parametrize("recipe", [path for path in OF_IMAGES if path.stem not in STREAMS], ids=name_of)
+def test_what_makes_a_recipe_faster_is_there_as_comments(recipe, tmp_path):
     """Without their comment signs they are in force."""
-    path = tmp_path / "base.yaml"
-    path.write_text(FASTER.sub(r"\1: ", base.read_text()))
-    cli = RecipeCLI(["-c", str(path), "--trainer.accelerator", "cpu"], run=False)
-    assert (cli.model.memory_format == torch.channels_last) == ("vit" not in base.parent.name)
+    path = tmp_path / "faster.yaml"
+    path.write_text(FASTER.sub(r"\1: ", recipe.read_text()))
+    cli = RecipeCLI(["-c", find_recipe(path).layers("vanilla")[0], "--trainer.accelerator", "cpu"], run=False)
+    assert (cli.model.memory_format == torch.channels_last) == ("vit" not in recipe.stem)
     assert cli.model.net._compiled_call_impl is not None
     assert cli.trainer.precision == "bf16-mixed"
-    plain = yaml.safe_load(base.read_text())
+    plain = find_recipe(recipe).base
     assert "compile" not in plain["model"]["init_args"]
     assert "precision" not in plain["trainer"]
 
@@ -131,13 +131,13 @@ def test_what_makes_a_recipe_faster_is_there_as_comments(base, tmp_path):
 def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_files):
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="aot_eager"))
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "base.yaml"
-    recipe = ROOT / "vision" / "warm_start" / "fashion_mnist_small_resnet"
-    path.write_text(FASTER.sub(r"\1: ", (recipe / "base.yaml").read_text()))
+    path = tmp_path / "faster.yaml"
+    recipe = ROOT / "vision" / "warm_start" / "fashion_mnist_small_resnet.yaml"
+    path.write_text(FASTER.sub(r"\1: ", recipe.read_text()))
     root = image_files("FashionMNISTDataModule")
     words = "--trainer.fast_dev_run 2 --trainer.enable_progress_bar false --trainer.enable_model_summary false"
     words += f" --data.init_args.root {root} --data.init_args.subset 60 --data.init_args.batch_size 4"
-    cli = main(["fit", "-c", str(path), "-c", str(recipe / "fire.yaml"), *words.split()])
+    cli = main(["fit", str(path), "--method", "fire", *words.split()])
     assert cli.trainer.global_step == 2
     torch.compiler.reset()
 
@@ -149,21 +149,21 @@ PAPER_PROTOCOLS = {
 }
 
 
-PAPER_SIZED = [base for base in BASES if "fashion" not in str(base) and base.parent.name not in STREAMS]
+PAPER_SIZED = [path for path in OF_IMAGES if "fashion" not in path.stem and path.stem not in STREAMS]
 
 
-@pytest.mark.parametrize("base", PAPER_SIZED, ids=name_of)
-def test_paper_sized_recipes_carry_the_papers_numbers(base):
+@pytest.mark.parametrize("path", PAPER_SIZED, ids=name_of)
+def test_paper_sized_recipes_carry_the_papers_numbers(path):
     """Table "Detailed settings in continual visual learning" and the appendix' text."""
-    config = yaml.safe_load(base.read_text())
-    assert config["data"]["init_args"]["protocol"]["init_args"] == PAPER_PROTOCOLS[base.parent.parent.name]
+    config = find_recipe(path).base
+    assert config["data"]["init_args"]["protocol"]["init_args"] == PAPER_PROTOCOLS[path.parent.name]
     assert config["data"]["init_args"]["batch_size"] == 256
     assert config["trainer"]["gradient_clip_val"] == 0.5
     assert config["model"]["init_args"]["warmup"] == 0.1
     assert config["model"]["init_args"]["optimizer"] == {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001}}
-    fire = yaml.safe_load((base.parent / "fire.yaml").read_text())["intervention"]["init_args"]
+    fire = arguments_of(path, "fire")
     assert fire["steps"] == 10
-    assert fire["where"]["init_args"]["preset"] == ("vit" if "vit" in base.parent.name else "cnn")
+    assert fire["where"]["init_args"]["preset"] == ("vit" if "vit" in path.stem else "cnn")
 
 
 # tables "Hyperparameters for Warm-Start setting", "… Continual Setting", "… Class-Incremental Setting"
@@ -183,7 +183,7 @@ TUNED = {
 @pytest.mark.parametrize("recipe", sorted(TUNED))
 def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     def settings(method):
-        return yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())["intervention"]["init_args"]
+        return arguments_of(ROOT / "vision" / f"{recipe}.yaml", method)
 
     shrink, alpha, minimum, parseval, l2, redo, rate, maturity, snr = TUNED[recipe]
     assert settings("shrink_and_perturb")["strength"] == shrink
@@ -213,25 +213,20 @@ def test_the_search_space_is_that_of_the_paper():
     }
     for recipe in TUNED:  # what was found best lies in it
         for method, arguments in space.items():
-            chosen = yaml.safe_load((ROOT / "vision" / recipe / f"{method}.yaml").read_text())
+            chosen = arguments_of(ROOT / "vision" / f"{recipe}.yaml", method)
             for name, values in arguments.items():
-                assert chosen["intervention"]["init_args"][name] in [pytest.approx(value) for value in values]
-
-
-def runs() -> list[tuple[Path, str]]:
-    overlays = [(path.with_name("base.yaml"), path.stem) for path in OVERLAYS]
-    return [*((base, "vanilla") for base in BASES), *overlays]
+                assert chosen[name] in [pytest.approx(value) for value in values]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("base", "method"), runs(), ids=lambda value: value if isinstance(value, str) else name_of(value)
+    ("path", "method"),
+    [(path, method) for path in OF_IMAGES for method in methods_of(path)],
+    ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, image_files):
-    data, arguments = settings_of(base)
-    words = ["fit", "-c", str(base)]
-    if method != "vanilla":
-        words += ["-c", str(base.parent / f"{method}.yaml")]
+def test_every_recipe_runs_two_batches(path, method, tmp_path, monkeypatch, image_files):
+    data, arguments = settings_of(path)
+    words = ["fit", str(path), "--method", method]
     words += [
         "--trainer.fast_dev_run",
         "2",
@@ -249,8 +244,8 @@ def test_every_recipe_runs_two_batches(base, method, tmp_path, monkeypatch, imag
     cli = main(words)
     assert cli.trainer.global_step == 2
     named = {type(callback).__name__ for callback in cli.trainer.callbacks}
-    assert {"PlasticityMonitor", *([] if base.parent.name in STREAMS else ["OptimizerReset"])} <= named
+    assert {"PlasticityMonitor", *([] if path.stem in STREAMS else ["OptimizerReset"])} <= named
     assert {**METHODS, **BESIDE}[method] <= named
     if method == "muon":
         assert type(cli.trainer.optimizers[0]).__name__ == "Muon"
-        assert ("UseMuon" in named) == (base.parent.parent.name == "warm_start")
+        assert ("UseMuon" in named) == (path.parent.name == "warm_start")

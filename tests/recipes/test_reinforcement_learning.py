@@ -1,15 +1,16 @@
 """Recipes of reinforcement learning: the paper's numbers, and some rounds of each."""
 
 import pytest
-import yaml
-from recipe_files import ROOT, name_of
+from recipe_files import ROOT, methods_of, name_of
 
 from lightning_fire.cli import main
 from lightning_fire.compare.runs import plan
 from lightning_fire.compare.shared_start import with_shared_starts
+from lightning_fire.recipe.recipe import find_recipe
 
 FOLDER = ROOT / "reinforcement_learning"
-RUNS = sorted(FOLDER.rglob("*.yaml"))
+PATHS = sorted(FOLDER.rglob("*.yaml"))
+RUNS = [(path, method) for path in PATHS for method in methods_of(path)]
 METHODS = {
     "fire": "FIRECallback",
     "fire_everywhere": "FIRECallback",
@@ -35,42 +36,36 @@ SMALL = (
 
 
 def test_there_are_recipes():
-    folders = {path.parent.name: path.parent for path in RUNS}
-    without_methods = folders.pop("cartpole_solved")
-    assert [path.name for path in without_methods.iterdir()] == ["base.yaml"]
-    assert set(folders) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba", "lunar_lander_mlp"}
-    for folder in folders.values():
-        variants = {"fire_everywhere", "fire_procrustes", "fire_reset_head", "optimizer_reset"}
-        assert {path.stem for path in folder.iterdir()} >= {"base", *METHODS} - variants
+    methods = {path.stem: set(methods_of(path)) for path in PATHS}
+    assert methods.pop("cartpole_solved") == {"vanilla"}
+    assert set(methods) == {"atari_nature_cnn", "cartpole_mlp", "h1_simba", "humanoid_simba", "lunar_lander_mlp"}
+    variants = {"fire_everywhere", "fire_procrustes", "fire_reset_head", "optimizer_reset"}
+    assert all(there >= {"vanilla", *METHODS} - variants for there in methods.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", RUNS, ids=name_of)
-def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path):
-    for package in NEEDS.get(path.parent.name, ()):
+@pytest.mark.parametrize("path, method", RUNS, ids=[f"{name_of(path)} {method}" for path, method in RUNS])
+def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path, method):
+    for package in NEEDS.get(path.stem, ()):
         pytest.importorskip(package, reason=f"{package} is not installed")
-    overlay = ["-c", str(path)] if path.name != "base.yaml" else []
-    steps = 20 if path.parent.name == "cartpole_solved" else 8
+    steps = 20 if path.stem == "cartpole_solved" else 8
     words = [*SMALL.split(), f"--data.init_args.steps_per_epoch={steps}", f"--trainer.default_root_dir={tmp_path}"]
-    cli = main(["fit", "-c", str(path.parent / "base.yaml"), *overlay, *words])
+    cli = main(["fit", str(path), "--method", method, *words])
     assert cli.datamodule.environment_steps == 8 + 2 * steps
     events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
     assert all(callback.num_events == 1 for callback in events.values())
-    assert path.name == "base.yaml" or METHODS[path.stem] in events
+    assert method == "vanilla" or METHODS[method] in events
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "folder", sorted({path.parent for path in RUNS} - {FOLDER / "dqn/cartpole_solved"}), ids=name_of
-)
-def test_all_methods_are_branches_of_one_training(tmp_path, folder):
-    methods = ["vanilla", *(path.stem for path in folder.glob("*.yaml") if path.name != "base.yaml")]
-    runs = with_shared_starts(plan(folder, methods, [0], tmp_path), {})
+@pytest.mark.parametrize("path", [path for path in PATHS if path.stem != "cartpole_solved"], ids=name_of)
+def test_all_methods_are_branches_of_one_training(tmp_path, path):
+    runs = with_shared_starts(plan(find_recipe(path), methods_of(path), [0], tmp_path), {})
     assert [run.method for run in runs if run.start is None] == []
 
 
-def settings(folder: str) -> tuple[dict, dict, dict]:
-    base = yaml.safe_load((FOLDER / folder / "base.yaml").read_text())
+def settings(name: str) -> tuple[dict, dict, dict]:
+    base = find_recipe(f"reinforcement_learning/{name}").base
     return base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
 
 

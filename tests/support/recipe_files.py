@@ -2,7 +2,20 @@
 
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "recipes"
+from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED, find_recipe
+
+ROOT = SHIPPED
+EVERY = sorted(path for path in ROOT.rglob("*.yaml") if path.name != SEARCH_SPACE)
+
+
+def methods_of(path: Path) -> list[str]:
+    """Return the names of a recipe's methods, `vanilla` first."""
+    return ["vanilla", *find_recipe(path).methods]
+
+
+def arguments_of(path: Path, method: str) -> dict:
+    """Return the arguments of a method that is one callback."""
+    return find_recipe(path).methods[method]["intervention"]["init_args"]
 
 
 def name_of(path: Path) -> str:

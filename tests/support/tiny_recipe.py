@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lightning_fire.cli import main
 
@@ -40,13 +41,31 @@ intervention:
 MONITOR = "    - class_path: PlasticityMonitor\n"
 
 
-def tiny_recipe(folder: Path, overlays: Mapping[str, str]) -> Path:
-    """Write `folder/recipes/tiny` with a base and overlays by name; return it."""
-    recipe = folder / "recipes" / "tiny"
-    recipe.mkdir(parents=True)
-    for name, text in {"base": BASE + MONITOR, **overlays}.items():
-        (recipe / f"{name}.yaml").write_text(text)
-    return recipe
+def write_recipe(file: Path, base: str, methods: Mapping[str, str], starts: str = "") -> Path:
+    """Write a recipe of YAML texts: its base, and what each method adds to it; return its file."""
+    content = yaml.safe_load(base)
+    content |= {"starts": yaml.safe_load(starts)} if starts else {}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump({**content, "methods": {k: yaml.safe_load(v) for k, v in methods.items()}}))
+    return file
+
+
+def tiny_recipe(folder: Path, methods: Mapping[str, str]) -> Path:
+    """Write `folder/recipes/tiny.yaml`, a recipe with methods by name; return it."""
+    return write_recipe(folder / "recipes" / "tiny.yaml", BASE + MONITOR, methods)
+
+
+def set_method(recipe: Path, name: str, text: str) -> None:
+    """Add a method to a recipe, or replace it."""
+    content = yaml.safe_load(recipe.read_text())
+    content["methods"][name] = yaml.safe_load(text)
+    recipe.write_text(yaml.safe_dump(content))
+
+
+def set_base(recipe: Path, text: str) -> None:
+    """Replace all of a recipe but its methods."""
+    methods = yaml.safe_load(recipe.read_text())["methods"]
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(text), "methods": methods}))
 
 
 def refused(words, capsys) -> str:

@@ -1,0 +1,108 @@
+"""A recipe: one YAML file of an experiment, with a model, data, a Trainer, and the methods to compare on them."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader
+
+from lightning_fire.recipe.strict_yaml import read_yaml
+
+SHIPPED = Path(__file__).parents[1] / "recipes"
+VANILLA = "vanilla"  # the recipe without a method
+SEARCH_SPACE = "search_space.yaml"
+BEST = "best"
+_OWN_KEYS = ("methods", "starts")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment.
+
+    Attributes:
+        path: Its file.
+        base: Configuration of all runs, as for `lightning-fire fit -c`.
+        methods: By name, what a method adds to `base`: more configuration.
+        starts: Of two phases of training: by name, after how many epochs of the first the second begins, or `best`,
+            after that with the lowest `val/loss`.
+    """
+
+    path: Path
+    base: Mapping[str, Any]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    starts: Mapping[str, int | str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> Path:
+        """Its path below a folder `recipes`, or else its own name, without `.yaml`."""
+        parts = self.path.resolve().with_suffix("").parts
+        return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
+
+    def layers(self, method: str) -> tuple[str, ...]:
+        """Return the configuration of a method as YAML texts, of which later ones override.
+
+        Raises:
+            ValueError: If there is no such method; names those there are.
+        """
+        if method not in self.methods and method != VANILLA:
+            raise ValueError(f"{self.path} has no method {method}; there are {', '.join([VANILLA, *self.methods])}")
+        above = self.methods.get(method)
+        return tuple(yaml.safe_dump(dict(layer), sort_keys=False) for layer in (self.base, *([above] if above else [])))
+
+
+def find_recipe(name: str | Path) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        name: Its file, or the short name of one that comes with this package, such as `quick_start`.
+
+    Raises:
+        FileNotFoundError: If there is none; names those that come with this package.
+        ValueError: If it is no recipe.
+    """
+    for path in (Path(name), SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            return _read(path)
+    shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
+    shipped = [one for one in shipped if Path(one).name != Path(SEARCH_SPACE).stem]
+    near = [one for one in shipped if str(name) in one] or difflib.get_close_matches(str(name), shipped)
+    raise FileNotFoundError(f"there is no recipe {name}; its file, or one of {', '.join(near or shipped)}")
+
+
+def refuse_own_keys(path: Path, content: Any) -> None:
+    """Refuse a recipe where plain configuration is needed.
+
+    Raises:
+        ValueError: If it has methods or starts.
+    """
+    if isinstance(content, Mapping) and any(key in content for key in _OWN_KEYS):
+        raise ValueError(f"{path} is a recipe with methods: give it without -c, as in fit {path} --method NAME")
+
+
+def _read(path: Path) -> Recipe:
+    content = read_yaml(path, load=get_loader("yaml"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold keys with values, got {content!r}")
+    methods, starts = (content.pop(key, None) or {} for key in _OWN_KEYS)
+    if not isinstance(methods, dict):
+        raise ValueError(f"`methods` in {path} must give each method by its name, got {methods!r}")
+    if not isinstance(starts, dict) or not all(_is_start(when) for when in starts.values()):
+        raise ValueError(f"`starts` in {path} must give names to numbers of epochs or {BEST!r}, got {starts}")
+    layers = {str(name): _layer(path, str(name), content) for name, content in methods.items()}
+    return Recipe(path, content, layers, {str(name): when for name, when in starts.items()})
+
+
+def _layer(path: Path, name: str, content: Any) -> Mapping[str, Any]:
+    """Return what a method adds: `{class_path: …}`, or a list of them, is short for `intervention: …`."""
+    if isinstance(content, list) or (isinstance(content, dict) and "class_path" in content):
+        return {"intervention": content}
+    if content is not None and not isinstance(content, dict):
+        raise ValueError(f"{path}: the method {name} must be a class_path with init_args, or keys, got {content!r}")
+    return content or {}
+
+
+def _is_start(when: Any) -> bool:
+    return when == BEST or (isinstance(when, int) and not isinstance(when, bool) and when >= 1)
