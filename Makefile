@@ -17,7 +17,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 .PHONY: quickstart test test-all test-lowest lint clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
-	$(BIN)/lightning-fire compare recipes/quick_start \
+	$(BIN)/lightning-fire compare quick_start \
 		--methods vanilla full_reset reset_head shrink_and_perturb fire fire_procrustes --seeds 5 --output runs/quickstart
 
 test: $(VENV)/.test  ## the fast tests

@@ -97,7 +97,7 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
     """Return the runs of FIRE with another number of steps; its own where the recipe has this number.
 
     Raises:
-        ValueError: If the overlay is not of one FIRECallback alone.
+        ValueError: If the method `fire` is not one FIRECallback alone.
     """
     own = [run for run in runs if run.method == "fire"]
     overlay = yaml.safe_load(own[0].configs[-1])

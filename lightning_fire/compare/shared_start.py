@@ -87,7 +87,7 @@ class GoOnFromStart(Callback):
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:
     """Let runs that are the same up to the first event go on from one training up to there.
 
-    These are the runs whose overlay adds nothing but methods of this package that wait: for new data (`when` is
+    These are the runs whose method adds nothing but callbacks of this package that wait: for new data (`when` is
     `AtNewData`, or `start_chunk` at least 1), or all for the same share of training (`AtFraction`, of `max_epochs`).
 
     Args:
