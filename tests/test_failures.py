@@ -326,9 +326,11 @@ def test_a_run_that_cannot_be_marked_as_finished_is_none_and_stops_no_other(comp
     for method in ("vanilla", "fire"):
         assert f"{method} seed 0 FAILED: out/{method}/seed0/finished.json: [Errno 28] No space left" in told
         assert sorted(path.name for path in (tmp_path / "out" / method / "seed0").iterdir()) == [
+            "base.yaml",
             "events.out.tfevents.0",
             "events.out.tfevents.1",
             "log.txt",
+            *(["method.yaml"] if method == "fire" else []),
             "progress.json",
             "run.yaml",
         ]

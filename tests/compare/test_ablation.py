@@ -25,6 +25,7 @@ def ablate(recipe, *words):
     return main(["ablation", str(recipe), "--output", "out", "--jobs", "2", "--seeds", "1", *words])
 
 
+@pytest.mark.slow
 def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recipe, tmp_path, capsys):
     methods = ["--methods", "vanilla", "fire"]
     numbers = ablate(recipe, *methods, "--steps", "5", "exact")

@@ -38,6 +38,7 @@ def tune(recipe, *words):
     return main(["sweep", str(recipe), "--output", "out", "--jobs", "2", *words])
 
 
+@pytest.mark.slow
 def test_a_grid_is_tried_as_a_whole_and_gone_on_with(recipe, tmp_path, capsys):
     best = tune(recipe, "--method", "shrink", "--seeds", "1", "--measure", "average")
     text = capsys.readouterr().out

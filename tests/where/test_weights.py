@@ -818,6 +818,7 @@ def write_one_part_of_two_shards(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_an_interleaved_part_of_a_sharded_weight_is_read_and_written(tmp_path):
     call = f"write_one_part_of_two_shards(int(os.environ['LOCAL_RANK']), {str(tmp_path)!r})"
     run(f"import os\nfrom test_weights import write_one_part_of_two_shards\n{call}\n", tmp_path, ranks=2)
