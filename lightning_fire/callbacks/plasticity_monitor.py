@@ -208,20 +208,16 @@ class PlasticityMonitor(MethodCallback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._layers = ()
 
-    @property
-    def state_key(self) -> str:
-        """Key in the checkpoint: several monitors may stand side by side."""
-        return f"PlasticityMonitor({self.where!r}, name={self.name!r})"
+    def describe(self) -> str:
+        return f"{self.where!r}, name={self.name!r}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the layers of the module out of copies and pickles."""
         return {**super().__getstate__(), "_layers": (), "_gradients": {}}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values only, so that a checkpoint loads with `weights_only=True`."""
         return {**super().state_dict(), "last_look": self._last_look}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state_dict)
         self._last_look = state_dict["last_look"]

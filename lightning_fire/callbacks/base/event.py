@@ -13,7 +13,7 @@ from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
-from lightning_fire.callbacks.base.observers import LambdaMax, Observer, SingularValues
+from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
@@ -69,14 +69,10 @@ class EventCallback(MethodCallback):
         raise NotImplementedError
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """Run the whole event: plan, look, change, look again.
-
-        Returns:
-            What to log, by key.
-        """
+        """Run the whole event, plan, look, change, look again, and return what to log, by key."""
         reshard(pl_module)
         change = self.plan(trainer, pl_module)
-        observers: list[Observer] = [SingularValues(trainer, self.name)] if self.logs.layers else []
+        observers: list[SingularValues | LambdaMax] = [SingularValues(trainer, self.name)] if self.logs.layers else []
         observers += [LambdaMax(trainer, pl_module, self.name)] if self.curvature else []
         for observer in observers:
             observer.before(change)
@@ -148,11 +144,7 @@ class EventCallback(MethodCallback):
             )
 
     def aim_at(self, fresh_seed: int | None) -> None:
-        """Choose the values to which events move the module.
-
-        Args:
-            fresh_seed: Seed of fresh draws; None: the initial values.
-        """
+        """Choose the values to which events move the module: fresh draws from a seed, or None, the initial values."""
         self.fresh_seed = fresh_seed
         self.initial = KeptInitialValues() if fresh_seed is None else None
 
@@ -162,23 +154,14 @@ class EventCallback(MethodCallback):
             return fresh_values(pl_module, self.fresh_seed + self.num_events)
         return self.initial.values
 
-    def why_unchanged(self) -> str:
-        """Return, for people, why an event may have changed no weight, and what to do."""
-        if self.initial is None:
-            return "they already have the values that it gives them"
-        return (
-            "they are the initial values, with which the first fit of this callback began; if that fit went on from"
-            " weights trained before, use fresh_seed=0"
-        )
-
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         """Act if it is time to. An event that fails before it changes anything does not count, nor in checkpoints."""
-        before, number, self._acted = self.progress.snapshot(), self.num_events, False
+        before, number, self._acted = dict(vars(self.progress)), self.num_events, False
         try:
             super()._read_clock(trainer, pl_module, epoch_start)
         except BaseException:
             if not self._acted:
-                self.progress.restore(before)
+                vars(self.progress).update(before)
                 self.num_events = number
             raise
 
@@ -191,9 +174,16 @@ class EventCallback(MethodCallback):
         self.progress.note_event(clock)
         self.num_events += 1
         values = self.act(trainer, pl_module)
-        rank_zero_info(f"{type(self).__name__} acted at {_when(clock)}{_summary(values, self.name)}")
+        name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
+        rank_zero_info(f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}")
         if values.get(f"{self.name}/sfe") == 0:
-            rank_zero_warn(f"{type(self).__name__} has changed no weight: {self.why_unchanged()}.")
+            why = "they already have the values that it gives them"
+            if self.initial is not None:
+                why = (
+                    "they are the initial values, with which the first fit of this callback began; if that fit went on"
+                    " from weights trained before, use fresh_seed=0"
+                )
+            rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
 
     def _loader_is_stale(self, trainer: Trainer) -> bool:
@@ -202,11 +192,9 @@ class EventCallback(MethodCallback):
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
         return {**super().state_dict(), "num_events": self.num_events}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state_dict)
         self.num_events = state_dict["num_events"]
 
@@ -236,11 +224,6 @@ def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
     for schedule in schedules:
         require_schedule(schedule)
     return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
-
-
-def _when(clock: Clock) -> str:
-    new = f", new data: chunk {clock.chunk}" if clock.new_data else ""
-    return f"epoch {clock.epoch}, step {clock.step}{new}"
 
 
 def _summary(values: Mapping[str, float], name: str) -> str:

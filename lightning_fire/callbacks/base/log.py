@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
 
 from lightning_fire._lightning import batches_that_stepped
 
@@ -21,20 +19,8 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
         logger.log_metrics(dict(values), step=step)
         logger.save()
     distributed = trainer.world_size > 1
-    for key, value in headlines(values).items():
+    headlines = {key: value for key, value in values.items() if key.count("/") == 1}  # not `group/metric/layer`
+    for key, value in headlines.items():
         trainer.lightning_module.log(
             key, value, logger=False, on_step=False, on_epoch=True, batch_size=1, sync_dist=distributed
         )
-
-
-def log_histograms_now(trainer: Trainer, values: Mapping[str, Tensor]) -> None:
-    """Write histograms to the TensorBoard loggers immediately, on the axis of `log_now`."""
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
-            for key, tensor in values.items():
-                logger.experiment.add_histogram(key, tensor, batches_that_stepped(trainer))
-
-
-def headlines(values: Mapping[str, float]) -> dict[str, float]:
-    """Return the values without those of single layers, `group/metric/layer`."""
-    return {key: value for key, value in values.items() if key.count("/") == 1}

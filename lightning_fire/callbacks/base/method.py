@@ -24,7 +24,6 @@ class MethodCallback(Callback):
         progress: Counts steps and changes of the data.
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
-
     """
 
     acts_on_shards = False
@@ -133,7 +132,6 @@ class MethodCallback(Callback):
         return {"time": self.progress.state_dict(), **initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.progress.load_state_dict(state_dict["time"])
         if self.initial is not None:
             self.initial.load(state_dict.get("initial"))

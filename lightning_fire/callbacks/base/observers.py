@@ -1,26 +1,15 @@
 """What an event logs beside its report: λ_max, and histograms of singular values."""
 
 import time
-from typing import Protocol
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_fire.callbacks.base.log import log_histograms_now
+from lightning_fire._lightning import batches_that_stepped
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
 from lightning_fire.methods.change import Change
-
-
-class Observer(Protocol):
-    """Looks at a module before and after an event."""
-
-    def before(self, change: Change) -> None:
-        """Look at the module and at the change that will be made."""
-
-    def after(self) -> dict[str, float]:
-        """Look at the changed module, and return what to log, by key."""
 
 
 class LambdaMax:
@@ -45,7 +34,7 @@ class LambdaMax:
         self._seconds = time.perf_counter() - start
 
     def after(self) -> dict[str, float]:
-        if self._batch is None or not self._values:
+        if not self._values:
             return {}
         start = time.perf_counter()
         after = self._batch.measured(f"{self._prefix}/lambda_max_after")
@@ -60,15 +49,17 @@ class SingularValues:
         self._trainer, self._prefix = trainer, prefix
         self._spectra: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         # Rank 0 alone writes the log, and cannot gather sharded weights alone.
-        shown = any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers)
-        self._shown = shown and trainer.is_global_zero and not weights_are_sharded(trainer)
+        writes = trainer.is_global_zero and not weights_are_sharded(trainer)
+        self._loggers = [logger for logger in trainer.loggers if writes and isinstance(logger, TensorBoardLogger)]
 
     def before(self, change: Change) -> None:
-        if self._shown:
+        if self._loggers:
             self._spectra = change.spectra()
 
     def after(self) -> dict[str, float]:
         for time_of, spectra in zip(("before", "after"), self._spectra, strict=True):
-            key = f"{self._prefix}.singular_values_{time_of}"
-            log_histograms_now(self._trainer, {f"{key}/{name}": values for name, values in spectra.items()})
+            for name, values in spectra.items():
+                key = f"{self._prefix}.singular_values_{time_of}/{name}"
+                for logger in self._loggers:
+                    logger.experiment.add_histogram(key, values, batches_that_stepped(self._trainer))
         return {}

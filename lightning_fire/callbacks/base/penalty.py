@@ -63,6 +63,4 @@ class PenaltyCallback(MethodCallback):
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
     """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves."""
     scaler = loss_scaler(trainer)
-    if scaler is None or not unscales_gradients(optimizer):
-        return 1.0
-    return scaler.get_scale()
+    return scaler.get_scale() if scaler is not None and unscales_gradients(optimizer) else 1.0

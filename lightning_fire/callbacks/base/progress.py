@@ -57,11 +57,7 @@ class Progress:
         self._fitting = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
-        """Let Lightning finish an epoch if the checkpoint is of its last batch and a schedule waits for metrics.
-
-        Lightning continues with the next epoch and leaves out validation and `on_train_epoch_end`, which may log those
-        metrics.
-        """
+        """Let Lightning finish an epoch after its last batch, if a schedule waits for metrics logged at its end."""
         if self._watched:
             complete_last_batch(checkpoint)
 
@@ -81,14 +77,6 @@ class Progress:
         self._global_step, self._horizon = trainer.global_step, horizon_of(trainer)
         self._trainer = weakref.ref(trainer)
         self._fitting = True
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the whole state, for `restore`."""
-        return dict(vars(self))
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """Return to an earlier state."""
-        vars(self).update(snapshot)
 
     def note_event(self, clock: Clock) -> None:
         """Remember that the method acts."""
@@ -206,7 +194,6 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.step, self._global_step = state["step"], state["global_step"]
         self._epoch, self._last_read = state["epoch"], state["moment"]
         self._changes, self._chunk = state["changes"], state["number"]

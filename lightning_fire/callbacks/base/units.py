@@ -94,11 +94,9 @@ class UnitCallback(MethodCallback):
         self._method, self._watched = None, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and the statistics of the units."""
         return {**super().state_dict(), **(self._state if self._method is None else self._method.state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         super().load_state_dict(state_dict)
         self._state = {name: state_dict[name] for name in ("num_reset", "records")}
 
