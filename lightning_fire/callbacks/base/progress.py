@@ -178,7 +178,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values; after the last batch, also what has been logged."""
-        trainer = self._trainer() if self._fitting and self._watched else None
+        trainer = self._trainer() if self._fitting and self._watched and self._trainer else None  # a copy has none
         readings = self._updated_readings({} if trainer is None else logged_after_last_batch(trainer))
         return {
             "step": self.step,

@@ -1,5 +1,7 @@
 """`WhenMetric` in real fits: it reads the logged metric, acts on it, and continues after a resume."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import Callback
@@ -138,6 +140,25 @@ def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs
         acted, path = [*acted, *getattr(method, "epochs", [])], folder / "saved.ckpt"
     assert acted == [2, 6]
     assert_same_weights(fitted(spy(above=0.5), module=kind(way), ckpt_path=path, **options), whole)
+
+
+class Copies(Callback):
+    """Copies a callback in the middle of an epoch, as a strategy may."""
+
+    def __init__(self, callback):
+        self.callback = callback
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.global_step == 8:
+            self.state = copy.deepcopy(self.callback).state_dict()["time"]
+            self.own = self.callback.state_dict()["time"]
+
+
+def test_a_copy_made_during_a_fit_has_the_state_of_the_original():
+    method = spy(above=0.5)
+    copies = Copies(method)
+    fitted(method, copies, data=PlainData(), module=Logging(), max_epochs=4)
+    assert copies.state["readings"] and copies.state == copies.own
 
 
 def test_a_metric_that_is_never_logged_is_warned_about():
