@@ -1,6 +1,8 @@
 """The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
 
 import contextlib
+import importlib
+import importlib.metadata
 import io
 import os
 import re
@@ -15,6 +17,7 @@ from tiny_recipe import BASE, FIRE, refused, write_recipe
 from torch import nn
 
 from lightning_fire import FIRECallback, FullReset
+from lightning_fire import cli as program
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import console, main
 from lightning_fire.when import AnyOf, AtEpochs, AtNewData, WhenMetric
@@ -245,7 +248,7 @@ def test_what_is_refused_before_training_is_one_line_without_a_traceback(recipe,
 def test_without_a_gpu_no_step_of_an_optimizer_searches_for_one(gpu, searched, monkeypatch):
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning sets it
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    monkeypatch.setattr(sys, "argv", ["lightning-fire", "--help"])
+    monkeypatch.setattr(sys, "argv", ["lightning-fire", "compare", "--help"])
     with pytest.raises(SystemExit):
         console()
     assert os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] == searched
@@ -320,15 +323,33 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are fit, validate, test, compare, sweep, ablation, aggregate, diagnose,"
-            " reinit, prepare-text, select",
+            "no command 'nonsense'; there are fit, validate, test, select, compare, sweep, ablation, aggregate,"
+            " diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
     ],
 )
-def test_commands_that_there_are_not(words, message):
-    with pytest.raises(SystemExit, match=message):
+def test_commands_that_there_are_not(words, message, capsys):
+    with pytest.raises(SystemExit) as error:
         main(words)
+    assert error.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["--help", "--version"])
+def test_what_the_program_is_does_not_wait_for_torch(word):
+    code = "import sys; from lightning_fire.cli import main\ntry:\n    main([sys.argv[1]])\nfinally:\n"
+    code += "    assert not {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules)"
+    words = [sys.executable, "-c", code, word]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    version = importlib.metadata.version("lightning-fire")
+    assert result.stdout.strip() == version if word == "--version" else "fit quick_start --method fire" in result.stdout
+
+
+def test_every_command_is_where_the_program_looks_for_it():
+    for place, _ in program.COMMANDS.values():
+        module, function = place.split(":")
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_select_says_what_it_is(capsys):

@@ -14,8 +14,6 @@ from lightning_fire.checkpoints.weights import not_taken, select_weights
 from lightning_fire.where import Selection, Weights
 from lightning_fire.where.selection import about
 
-SUMMARY = "show how healthy the weights of a checkpoint are, and what FIRE would do to them"
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""

@@ -24,8 +24,6 @@ from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.where import Weights
 from lightning_fire.where.selection import some
 
-SUMMARY = "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one"
-
 _OWN = {  # method: the options that only some methods have
     "fire": {"preset", "steps", "coefficients", "scale"},
     "shrink_and_perturb": {"initial", "strength", "perturb"},

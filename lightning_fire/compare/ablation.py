@@ -20,7 +20,6 @@ from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.train import train
 from lightning_fire.recipe.recipe import Recipe, find_recipe
 
-SUMMARY = "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure"
 _DEFAULT_STEPS = 10
 
 Numbers = Mapping[str, Sequence[Mapping[str, float]]]  # by method, of each run

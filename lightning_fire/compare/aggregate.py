@@ -9,8 +9,6 @@ from lightning_fire.compare.aggregate_report import Estimate, publish, statistic
 from lightning_fire.compare.report import reference_of
 from lightning_fire.compare.task_scores import MEASURES, curves_of, read_task, scores_of
 
-SUMMARY = "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals"
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""

@@ -20,8 +20,6 @@ from lightning_fire.compare.train import train
 from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
-SUMMARY = "run a recipe with several methods and seeds; print a table, draw a picture"
-
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""

@@ -204,6 +204,7 @@ def serve() -> None:
     requests, answers = os.dup(0), os.dup(1)
     os.dup2(2, 1)  # what an import prints is no answer
     program = importlib.import_module("lightning_fire.__main__")
+    importlib.import_module("lightning_fire.recipe.cli")
     gc.freeze()  # the forks share this memory as long as nobody touches it
     for number, request in _requests(requests, parent):
         if "wait" in request:

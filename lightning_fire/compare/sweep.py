@@ -19,7 +19,6 @@ from lightning_fire.compare.train import train
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
-SUMMARY = "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'"
 _ARGUMENTS = "intervention.init_args"
 
 Setting = dict[str, Any]

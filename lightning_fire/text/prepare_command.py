@@ -16,8 +16,6 @@ from lightning_fire.text.text_files import TextFiles
 from lightning_fire.text.token_folder import TokenFolder
 from lightning_fire.text.tokenizer import END_OF_TEXT, ByteTokenizer, TokenizerFile
 
-SUMMARY = "tokenise texts into the files that language models train on"
-
 _BATCH = 1 << 21  # characters that are tokenised together, on all cores
 
 

@@ -13,7 +13,8 @@ from image_files import write_cifar10, write_cifar100, write_fashion_mnist, writ
 from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
 from torch import nn
 
-from lightning_fire.cli import RecipeCLI, main
+from lightning_fire.cli import main
+from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
 
 OTHERS = {"language", "reinforcement_learning"}  # test_language.py, test_reinforcement_learning.py

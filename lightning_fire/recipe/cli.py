@@ -1,0 +1,187 @@
+"""`lightning-fire fit`, `validate`, `test`, Lightning's own commands over recipes, and `select`."""
+
+import os
+import reprlib
+import traceback
+import warnings
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any
+
+from jsonargparse import DefaultHelpFormatter
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+import lightning_fire.callbacks
+import lightning_fire.data
+import lightning_fire.modules
+import lightning_fire.nets
+import lightning_fire.optim  # these five make short class names known to the parser
+from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.cli import DESCRIPTION, is_ours
+from lightning_fire.recipe.check import check_recipe
+from lightning_fire.recipe.parser import RecipeParser
+from lightning_fire.recipe.recipe import VANILLA, find_recipe
+
+
+class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
+    """Keeps the line breaks of the description."""
+
+
+class RecipeCLI(LightningCLI):
+    """`LightningCLI` that knows data in chunks, and has a key of its own for the method: `intervention`."""
+
+    def __init__(self, args: Sequence[str] | None = None, run: bool = True):
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            args=list(args) if args is not None else None,
+            run=run,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            seed_everything_default=0,
+            save_config_kwargs={"overwrite": True},
+            parser_class=RecipeParser,
+            parser_kwargs={
+                "formatter_class": _HelpFormatter,
+                "prog": "lightning-fire" if run else "lightning-fire select",
+                "description": DESCRIPTION,
+            },
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return Lightning's commands that make sense for a recipe."""
+        return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse; `main(args)` from Python is meant so, whatever words the process itself was started with."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
+            super().parse_arguments(parser, args)
+        command = self.config.get("subcommand")
+        recipes = self._parser(command)
+        try:
+            check_recipe((self.config[command] if command else self.config).as_dict(), recipes.empty)
+        except (ValueError, OSError) as error:
+            recipes.error(str(error))
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the key of the method."""
+        parser.add_argument(
+            "--intervention",
+            type=Callback | list[Callback] | None,
+            default=None,
+            help="The method: one callback such as FIRECallback, or a list. It is added to trainer.callbacks.",
+        )
+
+    def instantiate_classes(self) -> None:
+        """Build all objects; turn what they refuse into an error message of the command."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:  # what a constructor gets that its author did not think of can raise anything
+            if "JSONARGPARSE_DEBUG" in os.environ:
+                raise
+            self._parser(self.subcommand).error(_refusal(_root_cause(error)))
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Give the Trainer the method, and the length that the data has."""
+        config = self._get(self.config_init, "trainer")
+        total_epochs = getattr(self.datamodule, "total_epochs", None)
+        if total_epochs is not None and config["max_epochs"] is None and config["max_steps"] == -1:
+            kwargs["max_epochs"] = total_epochs
+        if getattr(self.datamodule, "num_chunks", 1) > 1 and config["reload_dataloaders_every_n_epochs"] == 0:
+            kwargs["reload_dataloaders_every_n_epochs"] = 1
+        method = self._get(self.config_init, "intervention") or []
+        callbacks = _as_list(config["callbacks"] or [])
+        kwargs["callbacks"] = [*callbacks, *_as_list(method)]
+        if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            kwargs["callbacks"].append(ChunkProgressBar())
+        return super().instantiate_trainer(**kwargs)
+
+
+_SELECT_HELP = """usage: lightning-fire select RECIPE --method NAME [-c MORE.yaml ...] [--KEY VALUE ...]
+
+Show which weights, parameters or units the methods of a recipe would act on, and why not on the others. Takes the same
+files and keys as lightning-fire fit, and trains nothing.
+
+  lightning-fire select quick_start --method fire"""
+
+
+def select(args: Sequence[str]) -> str:
+    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others.
+
+    Args:
+        args: As for `fit`: `quick_start --method fire`.
+
+    Returns:
+        What was printed.
+
+    Raises:
+        SystemExit: If the recipe has no method that selects weights.
+    """
+    if not args or {"-h", "--help"} & set(args):
+        print(_SELECT_HELP)
+        raise SystemExit(0 if args else 2)
+    cli = RecipeCLI(_without_recipe(args), run=False)
+    methods = [
+        method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.MethodCallback)
+    ]
+    tables = [table for method in methods if (table := method.show_selection(cli.model))]
+    if not tables:
+        cli.parser.error("the recipe has no method that selects weights: add one, such as --method fire")
+    print("\n\n".join(tables))
+    return "\n\n".join(tables)
+
+
+def run(words: Sequence[str]) -> RecipeCLI:
+    """Run `lightning-fire fit`, `validate` or `test`, the first of the words."""
+    return RecipeCLI([*words[:1], *_without_recipe(words[1:])])
+
+
+def _without_recipe(words: Sequence[str]) -> list[str]:
+    """Replace a recipe, which comes first, and `--method NAME` by the configuration that they mean."""
+    if not words or words[0].startswith("-"):
+        return list(words)
+    usage = "lightning-fire fit RECIPE [--method NAME] [-c MORE.yaml ...] [--KEY VALUE ...]"
+    parser = ArgumentParser("lightning-fire", usage, add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", default=VANILLA)
+    options, others = parser.parse_known_args(words[1:])
+    try:
+        layers = find_recipe(words[0]).layers(options.method)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    return [*(word for layer in layers for word in ("-c", layer)), *others]
+
+
+def _as_list(one_or_several: Any) -> list[Any]:
+    return list(one_or_several) if isinstance(one_or_several, list | tuple) else [one_or_several]
+
+
+def _refusal(error: BaseException) -> str:
+    """Say what is wrong; of an error from elsewhere also what was being built, and from what."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    refused = isinstance(error, ValueError | TypeError) and frames and is_ours(frames[-1].f_code.co_filename)
+    if refused or isinstance(error, MisconfigurationException):
+        return str(error)
+    message = next(iter(str(error).splitlines()), "")
+    problem = f"{type(error).__name__}: {message} (JSONARGPARSE_DEBUG=true shows where)"
+    for places in (frame.f_locals for frame in reversed(frames)):
+        if isinstance(kind := places.get("class_type"), type):  # of jsonargparse, which calls constructors
+            given = ", ".join(f"{name}={_brief(value)}" for name, value in places.get("kwargs", {}).items())
+            return f"{kind.__qualname__}({given}) cannot be built: {problem}"
+    return problem
+
+
+def _brief(value: Any) -> str:
+    plain = isinstance(value, str | int | float | list | tuple | dict | None)
+    return reprlib.repr(value) if plain else type(value).__name__
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
