@@ -112,6 +112,8 @@ def console() -> None:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # not what a caller has put there
         sys.stdout.reconfigure(errors="replace")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as by `python -m`: a recipe may name a class of a file in this folder
     try:
         function, words = _command(sys.argv[1:])
         ask_cuda_itself()

@@ -13,12 +13,15 @@ from lightning_fire.compare.history import read_history
 from lightning_fire.compare.phases import compare_phases
 from lightning_fire.compare.publish import publish
 from lightning_fire.compare.return_history import has_returns, read_returns
-from lightning_fire.compare.runs import Run, default_jobs, plan
+from lightning_fire.compare.runs import Run, default_jobs, merged, plan
 from lightning_fire.compare.shared_start import with_shared_starts
 from lightning_fire.compare.starts import chosen_starts, first_phases
 from lightning_fire.compare.train import train
 from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
+
+# what the table needs, where a recipe has none: it measures the weights, at the end of each epoch
+_MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -140,9 +143,11 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     if options.list:
         print("\n".join(_command_of(run, options) for run in runs))
         return {}
+    with_returns = has_returns(runs, extra)
+    if not with_returns and not any("PlasticityMonitor" in text for text in runs[0].configs):
+        extra = merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
     if not options.no_shared_start:
         runs = with_shared_starts(runs, extra, options.keep_starts)
-    with_returns = has_returns(runs, extra)
     histories, failed = train(runs, options.jobs, extra, read_returns if with_returns else read_history)
     if not histories:
         raise SystemExit("no run finished")

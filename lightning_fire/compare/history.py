@@ -136,7 +136,9 @@ def read_history(folder: Path) -> History:
     tags = set(scalars)
     accuracy = "val/accuracy_seen" if "val/accuracy_seen" in tags else "val/accuracy"
     if missing := {accuracy, "plasticity/chunk", "plasticity/dfi_normalized"} - tags:
-        raise ValueError(f"{folder} has not logged {sorted(missing)}: a recipe needs Classifier and PlasticityMonitor")
+        raise ValueError(
+            f"{folder} has not logged {sorted(missing)}: the module must log val/accuracy, as Classifier does"
+        )
 
     def of_events(measure: str) -> np.ndarray | None:
         tag = next((tag for tag in sorted(tags) if re.fullmatch(rf"[\w-]+/{measure}", tag)), None)

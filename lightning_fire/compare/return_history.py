@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from lightning_fire.compare.history import Series, read_scalars
-from lightning_fire.compare.runs import Run, merged
+from lightning_fire.compare.runs import Run
 
 EVALUATION = "val/episode_return"
 _DATA = "ReplayDataModule"
@@ -99,7 +98,7 @@ def has_returns(runs: Sequence[Run], extra: Mapping[str, Any]) -> bool:
         extra: Configuration on top of each run's own, as for YAML.
     """
     try:
-        data = merged(yaml.safe_load(runs[0].configs[0]), dict(extra)).get("data")
+        data = runs[0].recipe(extra).get("data")
         return data["class_path"].rpartition(".")[2] == _DATA
     except (AttributeError, KeyError, TypeError, ValueError):  # the runs themselves will say what is wrong
         return False

@@ -104,11 +104,23 @@ class Run:
             "enable_progress_bar": False,
             "enable_checkpointing": False,
             "enable_model_summary": False,
-            "logger": {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger},
             "callbacks+": added,
         }
-        own = {"seed_everything": self.seed, "data": {"init_args": {"seed": self.seed}}, "trainer": trainer}
-        return merged(merged(own, extra), self.overrides)
+        recipe = self.recipe(extra)
+        own = {"seed_everything": self.seed, "trainer": trainer}
+        if _takes_seed(recipe.get("data")):
+            own["data"] = {"init_args": {"seed": self.seed}}
+        settings = merged(merged(own, extra), self.overrides)
+        ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
+        settings["trainer"]["logger"] = [ours, *_loggers(recipe.get("trainer"))]
+        return settings
+
+    def recipe(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration that people have written, with more of it on top."""
+        result: dict[str, Any] = {}
+        for layer in (*map(yaml.safe_load, self.configs), extra):
+            result = merged(result, layer or {})
+        return result
 
 
 def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
@@ -212,6 +224,22 @@ def _replay_files(checkpoint: Path) -> list[Path]:
     except Exception:  # of any kind, as the file may be anything; cleaning up must not fail
         return []
     return [Path(leaf) for leaf in tree_leaves(content) if isinstance(leaf, str) and leaf.endswith(".replay")]
+
+
+def _takes_seed(data: Any) -> bool:
+    """Return whether the seed of a run is also that of its data: where the recipe gives one, or the data is ours."""
+    if not isinstance(data, dict):
+        return True  # the run itself will say what is wrong
+    name, arguments = str(data.get("class_path")), data.get("init_args") or {}
+    return "." not in name or name.startswith("lightning_fire.") or "seed" in arguments
+
+
+def _loggers(trainer: Any) -> list[Any]:
+    """Return the recipe's own loggers, which stay beside ours."""
+    given = trainer.get("logger") if isinstance(trainer, dict) else None
+    loggers = given if isinstance(given, list) else [given]
+    named = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
+    return [logger for logger in named if isinstance(logger, dict)]
 
 
 @dataclass

@@ -161,10 +161,72 @@ def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
 
 
 def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
-    set_base(recipe, BASE)
     with pytest.raises(SystemExit, match="no run finished"):
-        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
-    assert re.search("vanilla seed 0 FAILED: .* has not logged .*plasticity/chunk", capsys.readouterr().out)
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_val_batches=0")
+    assert re.search("vanilla seed 0 FAILED: .* has not logged .*val/accuracy", capsys.readouterr().out)
+
+
+OWN = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Data(LightningDataModule):
+    chunk, num_chunks, epochs = 0, 2, 2
+
+    def train_dataloader(self):
+        self.chunk = self.trainer.current_epoch // self.epochs
+        return DataLoader(TensorDataset(torch.rand(12, 4), torch.arange(12) % 3), 4)
+
+    def val_dataloader(self):
+        return self.train_dataloader()
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.log("val/accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+
+
+def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, capsys):
+    """Data without an argument `seed`, a recipe without `PlasticityMonitor`, and a logger that stays beside ours."""
+    (tmp_path / "own.py").write_text(OWN)
+    base = """
+        model: {class_path: own.Net}
+        data: {class_path: own.Data}
+        trainer: {max_epochs: 4, accelerator: cpu, reload_dataloaders_every_n_epochs: 1,
+            logger: {class_path: CSVLogger, init_args: {save_dir: mine, version: one}}}
+    """
+    set_base(recipe, base)
+    set_method(recipe, "fire", "intervention: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
+    results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--no-shared-start", "--jobs", "1")
+    assert 0 <= results["fire"][0]["final"] <= 1 and results["fire"][0]["sfe"] > 0
+    assert "val/accuracy" in (tmp_path / "mine/lightning_logs/one/metrics.csv").read_text().splitlines()[0]
+    assert list((tmp_path / "out/fire/seed0").glob("events.out.tfevents.*"))
+
+
+def test_every_logger_of_a_recipe_stays_beside_ours():
+    def loggers(trainer, extra=None):
+        run = runs.Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
+        names = [logger["class_path"] for logger in run.settings(extra or {})["trainer"]["logger"]]
+        assert names[0] == "lightning.pytorch.loggers.TensorBoardLogger"
+        return names[1:]
+
+    csv = {"class_path": "CSVLogger"}
+    assert loggers({}) == loggers({"logger": True}) == loggers({"logger": False}) == loggers({"logger": None}) == []
+    assert loggers({"logger": csv}) == loggers({"logger": "CSVLogger"}) == ["CSVLogger"]
+    assert loggers({"logger": [csv, {"class_path": "WandbLogger"}]}) == ["CSVLogger", "WandbLogger"]
+    assert loggers({"logger": csv}, {"trainer": {"logger": {"class_path": "MLFlowLogger"}}}) == ["MLFlowLogger"]
 
 
 @pytest.mark.parametrize(
@@ -432,7 +494,7 @@ def test_runs_of_different_length_are_drawn_together(tmp_path, monkeypatch):
 
 
 def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
-    with pytest.raises(ValueError, match="a recipe needs Classifier and PlasticityMonitor"):
+    with pytest.raises(ValueError, match="the module must log val/accuracy, as Classifier does"):
         read_history(tmp_path)
 
 
