@@ -13,6 +13,7 @@ from typing import Any
 # command: module, function, whether it is given the name of the command too, and what it does
 _RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
+    "init": ("lightning_fire.recipe.init:main", "write a recipe to begin with, for your own data and network"),
     "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
     "validate": (f"{_RECIPE}:run", "measure a model of a recipe on the validation data"),
     "test": (f"{_RECIPE}:run", "measure a model of a recipe on the test data"),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from PIL import Image
 from tiny_recipe import BASE, FIRE, refused, write_recipe
 from torch import nn
 
@@ -20,6 +21,7 @@ from lightning_fire import FIRECallback, FullReset
 from lightning_fire import cli as program
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import console, main
+from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.when import AnyOf, AtEpochs, AtNewData, WhenMetric
 
 
@@ -323,7 +325,7 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are fit, validate, test, select, compare, sweep, ablation, aggregate,"
+            "no command 'nonsense'; there are init, fit, validate, test, select, compare, sweep, ablation, aggregate,"
             " diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
@@ -344,6 +346,29 @@ def test_what_the_program_is_does_not_wait_for_torch(word):
     assert result.returncode == 0, result.stderr
     version = importlib.metadata.version("lightning-fire")
     assert result.stdout.strip() == version if word == "--version" else "fit quick_start --method fire" in result.stdout
+
+
+def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, capsys):
+    """What `init` writes, on six images: a run of FIRE that acts once."""
+    monkeypatch.chdir(tmp_path)
+    main(["init", "."])
+    with pytest.raises(SystemExit) as error:
+        main(["init", "."])
+    assert error.value.code == 2 and "mine.py, recipe.yaml: there already" in capsys.readouterr().err
+    for number in range(6):
+        for part in ("train", "test"):
+            place = tmp_path / "images" / part / f"class{number % 2}"
+            place.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (40 * number, 9, 9)).save(place / f"{number}.png")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = "--data.protocol.fraction 0.5 --data.protocol.epochs [1,1] --trainer.accelerator cpu --data.batch_size 2"
+    words += " --trainer.enable_progress_bar false --trainer.logger false"
+    trained = main(["fit", "recipe.yaml", "--method", "fire", *words.split()])
+    assert method_of(trained).num_events == 1 and trained.trainer.current_epoch == 2
+    assert {"vanilla", "full_reset", "shrink_and_perturb"} <= {"vanilla", *find_recipe("recipe.yaml").methods}
+    for name in find_recipe("recipe.yaml").methods:
+        main(["fit", "recipe.yaml", "--method", name, *words.split(), "--trainer.fast_dev_run", "1"])
+    sys.modules.pop("mine")
 
 
 def test_every_command_is_where_the_program_looks_for_it():

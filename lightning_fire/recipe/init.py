@@ -1,0 +1,42 @@
+"""`lightning-fire init`: a recipe to begin with."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+_TEMPLATE = Path(__file__).parent / "template"
+
+
+def main(args: Sequence[str] | None = None) -> Path:
+    """Run the command: write `recipe.yaml` and `mine.py` into a folder.
+
+    Args:
+        args: The words after `lightning-fire init`.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        SystemExit: If one of the files is there.
+    """
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire init",
+        allow_abbrev=False,
+        description="Write a recipe to begin with, for images and a network of your own: recipe.yaml and mine.py, with"
+        " comments that say what to change.",
+    )
+    parser.add_argument("folder", type=Path, help="where to; made if it is not there")
+    folder = parser.parse_args(args).folder
+    files = {path: folder / path.name for path in sorted(_TEMPLATE.glob("*.*"))}
+    if there := [str(new) for new in files.values() if new.exists()]:
+        parser.error(f"{', '.join(there)}: there already, and left as it is")
+    folder.mkdir(parents=True, exist_ok=True)
+    for template, new in files.items():
+        shutil.copyfile(template, new)
+    print(f"wrote {', '.join(map(str, files.values()))}")
+    print(
+        f"next: cd {folder}, put images into images/train/<class> and images/test/<class>, change what is yours, then"
+    )
+    print("  lightning-fire compare recipe.yaml --methods vanilla full_reset fire --seeds 3")
+    return folder / "recipe.yaml"
