@@ -46,7 +46,9 @@ def write_recipe(file: Path, base: str, methods: Mapping[str, str], starts: str 
     content = yaml.safe_load(base)
     content |= {"starts": yaml.safe_load(starts)} if starts else {}
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump({**content, "methods": {k: yaml.safe_load(v) for k, v in methods.items()}}))
+    file.write_text(
+        yaml.safe_dump({**content, "methods": {k: yaml.safe_load(v) for k, v in methods.items()}}, sort_keys=False)
+    )
     return file
 
 
@@ -59,13 +61,13 @@ def set_method(recipe: Path, name: str, text: str) -> None:
     """Add a method to a recipe, or replace it."""
     content = yaml.safe_load(recipe.read_text())
     content["methods"][name] = yaml.safe_load(text)
-    recipe.write_text(yaml.safe_dump(content))
+    recipe.write_text(yaml.safe_dump(content, sort_keys=False))
 
 
 def set_base(recipe: Path, text: str) -> None:
     """Replace all of a recipe but its methods."""
     methods = yaml.safe_load(recipe.read_text())["methods"]
-    recipe.write_text(yaml.safe_dump({**yaml.safe_load(text), "methods": methods}))
+    recipe.write_text(yaml.safe_dump({**yaml.safe_load(text), "methods": methods}, sort_keys=False))
 
 
 def refused(words, capsys) -> str:
