@@ -20,7 +20,7 @@ import yaml
 
 from lightning_fire._lightning import tree_leaves
 from lightning_fire.checkpoints.atomic import atomic_file
-from lightning_fire.compare.processes import Fork, begin
+from lightning_fire.compare.processes import Training, begin
 from lightning_fire.compare.progress import Progress, read_progress
 from lightning_fire.recipe.recipe import Recipe
 
@@ -246,7 +246,7 @@ def _loggers(trainer: Any) -> list[Any]:
 class _Active:
     """A training under way, and what the recipe was when it began."""
 
-    process: subprocess.Popen | Fork
+    process: Training
     slot: int
     fingerprint: str
 
@@ -276,7 +276,7 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _stop(processes: Sequence[subprocess.Popen | Fork]) -> None:
+def _stop(processes: Sequence[Training]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:

@@ -234,7 +234,7 @@ def test_every_logger_of_a_recipe_stays_beside_ours():
     [
         (
             ["--methods", "fier"],
-            r"tiny.yaml has no method fier; there are vanilla, broken, fire, full_reset",
+            r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken",
         ),
         (["--seeds", "0"], "must be at least 1"),
         (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ import torch
 from killed_processes import wait_for_end_of
 from tiny_recipe import BASE, FIRE
 
-from lightning_fire.compare import processes
-from lightning_fire.compare.processes import Fork, begin
+from lightning_fire.compare.processes import Training, begin
 from lightning_fire.compare.progress import COMPARISON
 
 linux = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def environment():
     return dict(os.environ)
 
 
-def waiting(place: Path, environment: dict, seconds: float) -> tuple[Fork, int]:
+def waiting(place: Path, environment: dict, seconds: float) -> tuple[Training, int]:
     """Return a training in the middle of its first batch, which takes long, and its process."""
     training = begin(
         ["fit", "-c", "base.yaml", "-c", "waiting.yaml"],
@@ -91,13 +91,12 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(place, environment, mon
             if kind == "interpreter":
                 patch.setattr(torch.cuda, "is_available", lambda: True)
             training = begin(words, place / "log", {**environment, "OMP_NUM_THREADS": "1", "SAID": kind})
-        assert isinstance(training, Fork) == (kind == "fork")
         assert training.wait(timeout=200) == 0
         seen[kind] = json.loads((place / "seen.json").read_text())
         logs[kind] = (place / "log").read_text()
     parent = {kind: str(told["parent"]) for kind, told in seen.items()}
     assert {kind: told["environment"].pop(COMPARISON) for kind, told in seen.items()} == parent
-    assert parent["interpreter"] == str(os.getpid()) != parent["fork"]
+    assert parent["interpreter"] == str(os.getpid()) != parent["fork"]  # that of the server
     assert {kind: told["environment"].pop("SAID") for kind, told in seen.items()} == {kind: kind for kind in seen}
     for told in seen.values():
         del told["parent"]
@@ -119,13 +118,10 @@ def test_threads_environment_and_place_are_those_asked_for(place, environment):
         (folder / "spy.py").write_text(SPY)
         os.chdir(folder)
         training = begin(words, place / "log", {**environment, "OMP_NUM_THREADS": threads})
-        server = training.server
         assert training.wait(timeout=200) == 0, (place / "log").read_text()
         told = json.loads((folder / "seen.json").read_text())
         seen.append((told["threads"], told["environment"]["OMP_NUM_THREADS"], told["cwd"]))
     assert seen == [(1, "1", str(place / "1")), (2, "2", str(place / "2"))]
-    assert server.serves(environment)
-    assert not server.serves({**environment, "PYTHONWARNINGS": "always"})
 
 
 @linux
@@ -154,36 +150,24 @@ def test_how_a_fork_ends_is_told(place, environment):
 @pytest.mark.slow
 def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(place, environment):
     training, process = waiting(place, environment, seconds=1)
-    training.server.process.kill()
-    assert training.wait(timeout=10) == -signal.SIGKILL
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    assert training.wait(timeout=10) != 0
     wait_for_end_of(process)
     assert begin(["fit", "-c", "no.yaml"], place / "log", environment).wait(timeout=100) == 2
 
 
-@pytest.mark.slow
 @linux
-def test_an_answer_to_an_interrupted_request_is_not_taken_for_the_next(place, environment):
-    first = begin(["fit", "-c", "no.yaml"], place / "log", environment)
-    server = first.server
-    server.asked += 1
-    server.process.stdin.write(json.dumps([server.asked, {"wait": first.pid}]).encode() + b"\n")
-    server.process.stdin.flush()  # and the answer is not read
-    second = begin(["fit", "-c", "no.yaml"], place / "log", environment)
-    assert second.pid != first.pid
-    assert second.wait(timeout=100) == 2
+@pytest.mark.slow
+def test_a_script_that_compares_is_not_run_again_by_its_trainings(place, environment):
+    """Without `if __name__ == "__main__"`, too."""
+    code = "import os, pathlib\nfrom lightning_fire.compare.processes import begin\nprint('once')\n"
+    code += "log = pathlib.Path('log')\ntraining = begin(['fit', '-c', 'no.yaml'], log, os.environ)\n"
+    (place / "script.py").write_text(code + "print(training.wait(100), log.read_text().count('once'))\n")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.split() == ["once", "2", "0"]
 
 
 @linux
 def test_a_log_that_cannot_be_written_is_an_error(place, environment):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         begin(["fit"], place / "nowhere" / "log", environment)
-
-
-@linux
-def test_where_the_server_cannot_start_a_process_by_itself_tells_why(place, environment, monkeypatch):
-    monkeypatch.setattr(processes._Server, "current", None)  # the one of other tests goes on after this
-    (place / "json.py").write_text("raise RuntimeError('a broken installation')\n")
-    training = begin(["fit"], place / "log", environment)
-    assert not isinstance(training, Fork)
-    assert training.wait(timeout=100) == 1
-    assert "RuntimeError: a broken installation" in (place / "log").read_text()
