@@ -9,15 +9,7 @@ from pathlib import Path
 
 
 def require_free(output: Path, force: bool) -> None:
-    """Require that an output can be written: its folder exists, and it replaces nothing unless `force`.
-
-    Args:
-        output: File or folder to be written.
-        force: Whether it may replace an existing one.
-
-    Raises:
-        OSError: If its folder does not exist, or it exists and `force` is False.
-    """
+    """Require that an output can be written: its folder exists, and it replaces nothing unless `force`."""
     if not output.parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
     if os.path.lexists(output) and not force:
@@ -30,14 +22,8 @@ def atomic_file(output: Path) -> Iterator[Path]:
 
     Readers of `output` see the old file or the complete new one. A link is replaced, not its target.
 
-    Args:
-        output: The file to write; an existing one is replaced.
-
     Yields:
         The temporary file, empty. It does not exist afterwards, also after an error.
-
-    Raises:
-        OSError: If `output` is a folder, or cannot be written.
     """
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: name a file")
@@ -59,14 +45,8 @@ def atomic_folder(output: Path) -> Iterator[Path]:
     An existing folder is renamed first: between the two renames there is no `output`. If the machine stops just then,
     both folders remain beside it, with names that begin with a dot.
 
-    Args:
-        output: The folder to write; an existing one is replaced.
-
     Yields:
         The path of the temporary folder, which does not exist yet, nor afterwards, also after an error.
-
-    Raises:
-        OSError: If `output` is a file, or cannot be written.
     """
     if output.exists() and not output.is_dir():
         raise NotADirectoryError(f"{output} is a file: name a folder")
@@ -92,11 +72,7 @@ def atomic_folder(output: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Wait until a file or a folder is on the disk.
-
-    Args:
-        path: The file or folder.
-    """
+    """Wait until a file or a folder is on the disk."""
     if path.is_dir() and os.name == "nt":  # Windows opens no folders
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)

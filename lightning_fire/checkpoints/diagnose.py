@@ -65,11 +65,7 @@ def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> li
 
 
 def table(rows: Sequence[Diagnosis]) -> str:
-    """Format a diagnosis as a table, with means.
-
-    Args:
-        rows: The weights, at least one.
-    """
+    """Format a diagnosis as a table, with means."""
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
         values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 4]
@@ -93,11 +89,7 @@ def _short(value: float) -> str:
 
 
 def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
-    """Return a diagnosis as JSON values: null instead of NaN and Inf.
-
-    Args:
-        rows: The weights.
-    """
+    """Return a diagnosis as JSON values: null instead of NaN and Inf."""
     return [_entry(row) for row in rows]
 
 

@@ -35,17 +35,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire diagnose`. Default: those of the process.
-
-    Returns:
-        A row for each weight, in the order of the table.
-
-    Raises:
-        SystemExit: If an argument is wrong, or the checkpoint cannot be read.
-    """
+    """Run the command."""
     options = parser().parse_args(args)
     try:
         return _run(options)

@@ -21,9 +21,6 @@ _PARAMETRISED = re.compile(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$
 def path_of(name: str) -> tuple[str, str, str]:
     """Split a name into the path of the parent layer, the layer and the tensor.
 
-    Args:
-        name: Such as `h.0.attn.c_attn.weight`; `torch.compile`'s prefix is left out.
-
     Example:
         >>> path_of("h.0.attn.c_attn.weight")
         ('h.0.attn', 'c_attn', 'weight')
@@ -34,12 +31,6 @@ def path_of(name: str) -> tuple[str, str, str]:
 
 def why_not(stored: Stored) -> str:
     """Return why a tensor is not the weight matrix of a layer, the first reason in the order of `_REASONS`.
-
-    Args:
-        stored: The tensor.
-
-    Returns:
-        The reason; empty if it is one. Those of `UNLESS_NAMED` come last, when there is no other.
 
     Example:
         >>> why_not(Stored("wte.weight", (50257, 768), "F32"))

@@ -14,11 +14,7 @@ CHECKPOINT_HELP = (
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the checkpoint and how to read it.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the arguments that name the checkpoint and how to read it."""
     parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
     parser.add_argument(
         "--unsafe-pickle",
@@ -28,11 +24,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select weights.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the arguments that select weights."""
     parser.add_argument(
         "--preset",
         choices=["auto", *PRESETS],
@@ -44,22 +36,14 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fire(parser: argparse.ArgumentParser) -> None:
-    """Add the options of FIRE. Those not given are None.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the options of FIRE. Those not given are None."""
     parser.add_argument("--steps", type=_steps, metavar="N", help="Newton-Schulz steps, or exact (default: 10)")
     parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
     parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
 
 
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of FIRE that were given.
-
-    Args:
-        options: What was parsed.
-    """
+    """Return the options of FIRE that were given."""
     return {name: value for name in ("steps", "coefficients", "scale") if (value := getattr(options, name)) is not None}
 
 

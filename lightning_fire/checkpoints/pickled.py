@@ -20,17 +20,9 @@ _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
 class PickledCheckpoint:
     """The weights in a file of `torch.save`. They are mapped into memory, not read, where the file allows it.
 
-    Args:
-        path: The file.
-        unsafe: Whether to unpickle any Python object in it, which runs any code in it.
-
     Attributes:
         tensors: The tensors of its state dict, in order, tied ones once.
         description: Its kind and number of tensors, for messages.
-
-    Raises:
-        ValueError: If it is broken, holds no tensors by name, or what only `unsafe` loads.
-        OSError: If it cannot be read.
     """
 
     def __init__(self, path: Path, unsafe: bool = False):
@@ -46,14 +38,7 @@ class PickledCheckpoint:
         self.description = f"{kind}, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
-        """Return one tensor.
-
-        Args:
-            name: Its name.
-
-        Returns:
-            The tensor. Writing into it changes what `save` writes, not the file.
-        """
+        """Return one tensor."""
         return self._state[name].detach()
 
     def optimizer_states(self) -> list[dict[str, Any]]:
@@ -65,16 +50,7 @@ class PickledCheckpoint:
         return [entry for entry in entries if {"state", "param_groups"} <= set(entry)]
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy with some tensors changed; all else in the file is kept.
-
-        Args:
-            output: Where to; may be this file.
-            names: The tensors to change.
-            change: Gets a name and a tensor, and changes the tensor in place.
-
-        Raises:
-            OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
-        """
+        """Write a copy with some tensors changed; all else in the file is kept."""
         for name in names:
             change(name, self.read(name))
         with atomic_file(output) as part:
@@ -85,17 +61,7 @@ class PickledCheckpoint:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, mapped into memory where it allows that.
-
-    Args:
-        path: The file.
-        unsafe: Whether to unpickle any Python object in it, which runs any code in it.
-        way_out: Sentence for the error if only `unsafe` loads it.
-
-    Raises:
-        ValueError: If it is broken, compressed, or what only `unsafe` loads.
-        OSError: If it cannot be read.
-    """
+    """Load a file of `torch.save`, mapped into memory where it allows that."""
     with path.open("rb") as file:
         if not file.read(1):
             raise ValueError(f"{path} is empty")

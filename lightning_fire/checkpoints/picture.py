@@ -20,17 +20,7 @@ _BLUE, _ORANGE, _GREY = "#2c6fad", "#d9822b", "#9db8cf"
 
 
 def draw(rows: Sequence[Diagnosis], path: Path, title: str) -> None:
-    """Draw the spread of the singular values, DfI and SFE of each weight, one in a row.
-
-    Args:
-        rows: The weights, the first on top. What is not finite stays empty.
-        path: Image file; its suffix is the format.
-        title: Title of the figure.
-
-    Raises:
-        ValueError: If matplotlib does not know the format.
-        OSError: If it cannot be written.
-    """
+    """Draw the spread of the singular values, DfI and SFE of each weight, one in a row."""
     height = 1.4 + _ROW * len(rows)
     figure, (spread, deviation, cost) = plt.subplots(
         1, 3, figsize=(12, height), sharey=True, layout="constrained", width_ratios=[3, 1.5, 1.5]

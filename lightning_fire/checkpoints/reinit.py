@@ -40,12 +40,7 @@ class Tally:
         return self.error / self.norm if self.norm else inf if self.error else 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        """Add one weight.
-
-        Args:
-            before: Its values before, any shape.
-            after: Its values now.
-        """
+        """Add one weight."""
         self.changed += 1
         if before.is_floating_point():
             pieces = zip(before.flatten().split(_PIECE), after.flatten().split(_PIECE), strict=True)
@@ -55,16 +50,7 @@ class Tally:
 
 
 def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
-    """Replace the selected weights by FIRE.
-
-    Args:
-        selection: Weights of a checkpoint.
-        tally: Counts what is done.
-        options: `steps`, `coefficients`, `scale`, see `functional.fire`.
-
-    Returns:
-        Changes a tensor in place; raises ValueError for a weight with a NaN or Inf.
-    """
+    """Replace the selected weights by FIRE, in place; a ValueError for a weight with a NaN or Inf."""
     views = by_tensor(selection)
 
     def change(name: str, tensor: Tensor) -> None:
@@ -83,20 +69,7 @@ def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
 def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
 ) -> Change:
-    """Move tensors towards initial values.
-
-    Args:
-        initial: Holds the initial values, under the same names.
-        tensors: The tensors that will be changed.
-        new: From the old and the initial values of a tensor to the new ones.
-        tally: Counts what is done.
-
-    Returns:
-        Changes a tensor in place; raises ValueError for a NaN or Inf in what it would become.
-
-    Raises:
-        ValueError: If a tensor has no initial values, or of another shape.
-    """
+    """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in what they would become."""
     sources = _sources(initial, tensors)
 
     @torch.no_grad()

@@ -59,17 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> Tally:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire reinit`. Default: those of the process.
-
-    Returns:
-        What was done.
-
-    Raises:
-        SystemExit: If an argument is wrong, or the checkpoint cannot be read or written. There is no output then.
-    """
+    """Run the command."""
     options = parser().parse_args(args)
     try:
         return _run(options)

@@ -18,17 +18,9 @@ _LENGTH = 8  # bytes that hold the length of the header
 class SafetensorsFile:
     """The tensors of a `.safetensors` file. Only its header is read until a tensor is asked for.
 
-    Args:
-        path: The file.
-
     Attributes:
         tensors: What it holds, in the order of layers.
         description: Its kind and number of tensors, for messages.
-
-    Raises:
-        ValueError: If it is not a complete safetensors file.
-        ImportError: If safetensors is not installed.
-        OSError: If it cannot be read.
     """
 
     def __init__(self, path: Path):
@@ -46,18 +38,7 @@ class SafetensorsFile:
         self.description = f"safetensors file, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor into memory of its own.
-
-        Args:
-            name: Its name.
-
-        Returns:
-            The tensor, as stored. Writing into it does not change the file.
-
-        Raises:
-            ValueError: If it is of a type that torch does not have.
-            OSError: If the file has become shorter.
-        """
+        """Read one tensor into memory of its own."""
         return self._read(name)[0]
 
     def _read(self, name: str) -> tuple[Tensor, bytearray]:
@@ -75,29 +56,14 @@ class SafetensorsFile:
         return torch.frombuffer(content, dtype=DTYPES[stored.dtype]).view(stored.shape), content
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy with some tensors changed, one at a time. Every other byte is that of this file.
-
-        Args:
-            output: Where to; may be this file.
-            names: The tensors to change.
-            change: Gets a name and a tensor, and changes the tensor in place.
-
-        Raises:
-            OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
-        """
+        """Write a copy with some tensors changed, one at a time. Every other byte is that of this file."""
         with atomic_file(output) as part:
             shutil.copyfile(self.path, part)
             shutil.copymode(self.path, part)
             self.overwrite(part, names, change)
 
     def overwrite(self, copy: Path, names: Sequence[str], change: Change) -> None:
-        """Change tensors in a copy of this file that is not in use yet.
-
-        Args:
-            copy: The copy.
-            names: The tensors to change.
-            change: Gets a name and a tensor, and changes the tensor in place.
-        """
+        """Change tensors in a copy of this file that is not in use yet."""
         with copy.open("r+b") as file:
             for name in names:
                 tensor, content = self._read(name)

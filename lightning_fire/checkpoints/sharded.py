@@ -18,17 +18,10 @@ SINGLE = "model.safetensors"
 class ShardedSafetensors:
     """The tensors of all files that the index of a folder names, or of its `model.safetensors` if it has no index.
 
-    Args:
-        folder: The folder.
-
     Attributes:
         path: The folder.
         tensors: What the files hold, in the order of layers.
         description: Its kind and number of tensors, for messages.
-
-    Raises:
-        ValueError: If the index or a file is broken, or they contradict each other.
-        OSError: If a file is missing or cannot be read.
     """
 
     def __init__(self, folder: Path):
@@ -46,26 +39,11 @@ class ShardedSafetensors:
         self.description = f"safetensors in {len(names)} file{'s' * (len(names) > 1)}, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor, see `SafetensorsFile.read`.
-
-        Args:
-            name: Its name.
-        """
+        """Read one tensor, see `SafetensorsFile.read`."""
         return self._shards[self._file_of[name]].read(name)
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy of the folder, with its other files, and with some tensors changed.
-
-        Args:
-            output: Where to; may be this folder, but not be inside it.
-            names: The tensors to change.
-            change: Gets a name and a tensor, and changes the tensor in place.
-
-        Raises:
-            ValueError: If `output` is inside this folder, or this folder inside `output`; or if a link in this folder
-                leads to a folder, which may be any, even this one.
-            OSError: If it cannot be written. `output` is as before then, as after any error in `change`.
-        """
+        """Write a copy of the folder, with its other files, and with some tensors changed."""
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
             raise ValueError(f"{output} and {self.path} must not lie in each other")

@@ -15,16 +15,7 @@ _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
     """Describe tensors by name, those of the same memory as one.
 
-    Args:
-        state: The tensors; other values must not be in it.
-
-    Returns:
-        In the same order. One that overlaps another without being the same cannot be replaced: that would change both.
-
-    Example:
-        >>> table = torch.zeros(5, 2)
-        >>> stored_tensors({"wte.weight": table, "head.weight": table})
-        [Stored(name='wte.weight', shape=(5, 2), dtype='F32', aliases=('head.weight',), reason='')]
+    One that overlaps another without being the same cannot be replaced: that would change both.
     """
     names: dict[object, list[str]] = {}
     places: dict[str, Place] = {}

@@ -42,9 +42,6 @@ class Stored:
 def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
     """Sort tensors by name, numbers by their size: files of safetensors have them sorted as text.
 
-    Args:
-        tensors: In any order.
-
     Example:
         >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]
         ['h.1.weight', 'h.2.weight', 'h.10.weight']

@@ -11,15 +11,6 @@ _STATISTICS = ("running_mean", "running_var")
 class StoredTensors(ByName):
     """Selects tensors of a file: weights, biases, norm scales and all others; a tied one once.
 
-    Args:
-        include: Regular expressions, searched in names such as `layer1.0.bn1.weight`. Default: all are taken.
-        exclude: Regular expressions; a tensor is left out if some pattern matches one of its names.
-        buffers: Whether to take counters and running statistics of batch norm. Other buffers look like parameters in a
-            file.
-
-    Raises:
-        ValueError: If `include` or `exclude` is not a list of regular expressions.
-
     Example:
         >>> tensors = [Stored("fc.weight", (4, 4), "F32"), Stored("bn.running_mean", (4,), "F32")]
         >>> StoredTensors(buffers=False).select(tensors)
@@ -31,17 +22,7 @@ class StoredTensors(ByName):
         self.buffers = buffers
 
     def select(self, tensors: Sequence[Stored]) -> list[str]:
-        """Apply the selection to the tensors of a file.
-
-        Args:
-            tensors: All of them.
-
-        Returns:
-            The names of those that are taken.
-
-        Raises:
-            ValueError: If nothing is selected, a pattern matches no tensor, or a selected tensor cannot be replaced.
-        """
+        """Apply the selection to the tensors of a file, and return the names of those that are taken."""
         self.check([name for stored in tensors for name in stored.names], "tensor")
         names = []
         for stored in tensors:

@@ -55,11 +55,7 @@ def select_weights(tensors: Sequence[Stored], weights: Weights) -> Selection:
 
 
 def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
-    """Return the selected weights by the name of the tensor that holds them.
-
-    Args:
-        selection: Weights of a file.
-    """
+    """Return the selected weights by the name of the tensor that holds them."""
     grouped: dict[str, list[WeightView]] = {}
     for view in selection:
         grouped.setdefault(view.name.removesuffix(f"[{view.role}]"), []).append(view)
@@ -67,22 +63,13 @@ def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
 
 
 def not_taken(selection: Selection) -> list[Row]:
-    """Return the rows of the tensors of which nothing is taken.
-
-    Args:
-        selection: Weights of a file.
-    """
+    """Return the rows of the tensors of which nothing is taken."""
     taken = by_tensor(selection)
     return [row for row in selection.rows if row.name not in taken]
 
 
 def filled(view: WeightView, tensor: Tensor) -> WeightView:
-    """Return a selected weight with values.
-
-    Args:
-        view: A weight of a file, without values.
-        tensor: The tensor that holds it, as stored. Writing into the weight changes it.
-    """
+    """Return a selected weight with values."""
     return replace(view, parameter=Parameter(tensor, requires_grad=False))
 
 

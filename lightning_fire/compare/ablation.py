@@ -49,17 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire ablation`. Default: those of the process.
-
-    Returns:
-        For each method, and each number of steps as `fire,steps=N`, the numbers of each run, see `report.COLUMNS`.
-
-    Raises:
-        SystemExit: If an argument is wrong, or any run failed.
-    """
+    """Run the command, and return the numbers of each run by method, and by number of steps as `fire,steps=N`."""
     options = parser().parse_args(args)
     try:
         recipe = find_recipe(options.recipe)
@@ -93,11 +83,7 @@ def _steps(word: str) -> int | str:
 
 
 def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
-    """Return the runs of FIRE with another number of steps; its own where the recipe has this number.
-
-    Raises:
-        ValueError: If the method `fire` is not one FIRECallback alone.
-    """
+    """Return the runs of FIRE with another number of steps; its own where the recipe has this number."""
     own = [run for run in runs if run.method == "fire"]
     overlay = yaml.safe_load(own[0].configs[-1])
     method = overlay.get("intervention") if isinstance(overlay, Mapping) else None
@@ -146,14 +132,7 @@ _MEASURES = {
 
 
 def table(numbers: Numbers, head: str, reference: str, by_method: Numbers) -> str:
-    """Format the measures of an ablation for a terminal.
-
-    Args:
-        numbers: A row each.
-        head: Title of the first column.
-        reference: The method whose final accuracy is subtracted from that of each row.
-        by_method: Its runs are among these.
-    """
+    """Format the measures of an ablation for a terminal."""
     final, *measures = _MEASURES.values()
     rows = [[head, final, f"minus {reference} (95 %)", *measures]]
     every = {name: dict(enumerate(runs)) for name, runs in {**by_method, **numbers}.items()}
@@ -164,14 +143,7 @@ def table(numbers: Numbers, head: str, reference: str, by_method: Numbers) -> st
 
 
 def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
-    """Draw the figure: mean and standard deviation (n - 1) over the seeds.
-
-    Args:
-        by_method: Runs of each method; one without events has no bars.
-        by_steps: Runs of FIRE with each number of steps.
-        path: The picture, PNG whatever its name.
-        title: Its title.
-    """
+    """Draw the figure: mean and standard deviation (n - 1) over the seeds."""
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
     figure.suptitle(title, parse_math=False)
     accuracy, along, *bars = axes.values()

@@ -47,17 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, dict[str, Estimate]]:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire aggregate`. Default: those of the process.
-
-    Returns:
-        For each method what `aggregate_report.statistics` returns.
-
-    Raises:
-        SystemExit: If an argument is wrong.
-    """
+    """Run the command, and return for each method what `aggregate_report.statistics` does."""
     options = parser().parse_args(args)
     try:
         tasks = [read_task(word, options.measure) for word in options.tasks]

@@ -42,15 +42,9 @@ Summary = Mapping[str, Mapping[str, Estimate]]  # by method and statistic
 
 
 def statistics(scores: Scores, reference: str) -> dict[str, dict[str, Estimate]]:
-    """Sum up each method.
+    """Sum up each method: `iqm`, `median` (over the tasks, of means over the runs), `mean`, and `better`.
 
-    Args:
-        scores: The scores.
-        reference: The method that the others are compared with.
-
-    Returns:
-        By method: `iqm`, `median` (over the tasks, of means over the runs), `mean`, and `better`: how probable it is
-        that a run is better than one of the reference; NaN of the reference itself.
+    `better` is how probable it is that a run is better than one of the reference; NaN of the reference itself.
     """
     drawn_reference = resampled(scores[reference], RESAMPLES, seed=1)
     result = {}
@@ -78,13 +72,7 @@ def _estimate(value: np.ndarray, drawn: np.ndarray, enough: bool) -> Estimate:
 
 
 def table(scores: Scores, summary: Summary, reference: str) -> str:
-    """Format the statistics for a terminal.
-
-    Args:
-        scores: The scores.
-        summary: Their statistics.
-        reference: The method that the others are compared with.
-    """
+    """Format the statistics for a terminal."""
     largest = max(abs(of[name].value) for of in summary.values() for name in _STATISTICS)
     digits = 1 if largest > 100 else 3
     titles = ["tasks", "seeds", "IQM", "95 % interval", "median", "mean", f"P(better than {printable(reference)})"]
@@ -103,13 +91,7 @@ def _ends(estimate: Estimate, digits: int) -> str:
 
 
 def write_runs(tasks: Sequence[Task], methods: Sequence[str], path: Path) -> None:
-    """Write the score of each run, as it was and normalised.
-
-    Args:
-        tasks: The tasks.
-        methods: The methods.
-        path: The CSV file.
-    """
+    """Write the score of each run, as it was and normalised."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["task", "method", "seed", "score", "normalized"])
@@ -121,12 +103,7 @@ def write_runs(tasks: Sequence[Task], methods: Sequence[str], path: Path) -> Non
 
 
 def write_statistics(summary: Summary, path: Path) -> None:
-    """Write each statistic with its interval, a line each.
-
-    Args:
-        summary: The statistics.
-        path: The CSV file.
-    """
+    """Write each statistic with its interval, a line each."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "statistic", "value", "low_95", "high_95"])
@@ -136,15 +113,7 @@ def write_statistics(summary: Summary, path: Path) -> None:
 
 
 def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, path: Path) -> None:
-    """Draw interquartile means with their intervals, the distribution of the scores, and the scores over training.
-
-    Args:
-        scores: The scores.
-        summary: Their statistics.
-        curves: The scores over training; None: without them.
-        measure: What the scores are.
-        path: The picture, PNG whatever its name.
-    """
+    """Draw interquartile means with their intervals, the distribution of the scores, and the scores over training."""
     width = 3 if curves else 2
     figure, axes = plt.subplots(1, width, figsize=(4.6 * width, 4.2), layout="constrained")
     taken = dict(zip(scores, colors(len(scores)), strict=True))
@@ -204,20 +173,7 @@ def publish(
     measure: str,
     output: Path,
 ) -> None:
-    """Write everything, print the table and say where the rest is.
-
-    Args:
-        tasks: The tasks.
-        scores: The scores.
-        curves: The scores over training; None: without them.
-        summary: The statistics of the scores.
-        reference: The method that the others are compared with.
-        measure: What the scores are.
-        output: Where to; made if it is not there.
-
-    Raises:
-        SystemExit: If a file cannot be written; names it.
-    """
+    """Write everything, print the table and say where the rest is."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -71,12 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
-    """Add what all commands over a recipe have.
-
-    Args:
-        parser: The parser.
-        output: What to say of the folder for results.
-    """
+    """Add what all commands over a recipe have."""
     parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one, as quick_start")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
@@ -95,14 +90,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
 
 
 def require_counts(options: argparse.Namespace) -> None:
-    """Refuse numbers that are no counts.
-
-    Args:
-        options: What was parsed.
-
-    Raises:
-        ValueError: If there is nothing to run.
-    """
+    """Refuse numbers that are no counts."""
     for name in ("seeds", "jobs", "trials"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
@@ -110,17 +98,9 @@ def require_counts(options: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the command.
+    """Run the command, and return for each method the numbers of each run, see `report.COLUMNS`.
 
-    Args:
-        args: The words after `lightning-fire compare`. Default: those of the process.
-
-    Returns:
-        For each method the numbers of each run, see `report.COLUMNS`; of a recipe with `starts`, of each start; of
-        reinforcement learning see `return_report.numbers`.
-
-    Raises:
-        SystemExit: If an argument is wrong, or any run failed.
+    Of a recipe with `starts`, of each start; of reinforcement learning see `return_report.numbers`.
     """
     options = parser().parse_args(args)
     try:
@@ -167,14 +147,7 @@ def _command_of(run: Run, options: argparse.Namespace) -> str:
 
 
 def nested(assignments: Sequence[str]) -> dict:
-    """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`.
-
-    Args:
-        assignments: Words `KEY=VALUE`.
-
-    Raises:
-        ValueError: If one is none, or two contradict.
-    """
+    """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`."""
     result: dict = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")

@@ -12,18 +12,7 @@ _WHAT = {".png": "picture", ".csv": "every run"}
 def deliver(
     output: Path, table: str, files: Mapping[str, Callable[[Path], object]], note: str, name: str = "table.txt"
 ) -> None:
-    """Print a table, write it and other files, and say what its numbers are and where picture and runs lie.
-
-    Args:
-        output: Folder of the files.
-        table: For a terminal.
-        files: By name, what writes each to the path that it is given; the first of each kind is named on the screen.
-        note: What the numbers are.
-        name: Of the file of the table.
-
-    Raises:
-        SystemExit: If a file cannot be written; names it.
-    """
+    """Print a table, write it and other files, and say what its numbers are and where picture and runs lie."""
     print(f"\n{table}\n")
     for file, write in {name: lambda part: part.write_text(table + "\n", encoding="utf-8"), **files}.items():
         with whole_file(output / file) as part:
@@ -34,12 +23,7 @@ def deliver(
 
 
 def place(what: str, where: object) -> None:
-    """Say where something is.
-
-    Args:
-        what: Its name.
-        where: A path, or a command.
-    """
+    """Say where something is."""
     print(f"{what + ':':12} {where}")
 
 

@@ -44,11 +44,7 @@ class History:
     dormant: Series | None = None
 
     def chunk_position(self, steps: np.ndarray) -> np.ndarray:
-        """Turn optimizer steps into a place on an axis on which every chunk is 1 wide.
-
-        Args:
-            steps: Numbers of optimizer steps done, any shape.
-        """
+        """Turn optimizer steps into a place on an axis on which every chunk is 1 wide."""
         return np.interp(steps, self.starts, np.arange(len(self.starts)))
 
     def accuracy_with_events(self) -> Series:
@@ -69,39 +65,23 @@ class History:
         return steps[order], np.append(series[1], values)[order]
 
     def in_chunks(self, series: Series) -> list[np.ndarray]:
-        """Return the values of a curve in each chunk.
-
-        Args:
-            series: One of the curves.
-        """
+        """Return the values of a curve in each chunk."""
         steps, values = series
         return [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
 
     def last_in_chunk(self, series: Series) -> np.ndarray:
-        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none.
-
-        Args:
-            series: One of the curves.
-        """
+        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none."""
         return np.array([part[-1] if len(part) else np.nan for part in self.in_chunks(series)])
 
     def drops(self) -> np.ndarray:
-        """Return what each arrival of data costs at once: accuracy at the end of the chunk before minus that after it.
-
-        Returns:
-            Shape `(chunks - 1,)`; none where there is another number of values just after the arrivals.
-        """
+        """Return what each arrival of data costs at once, `(chunks - 1,)`: accuracy before it minus that just after."""
         before = self.last_in_chunk(self.accuracy)[:-1]
         if len(self.at_new_data) != len(before):
             return np.array([])
         return before - self.at_new_data
 
     def recoveries(self) -> np.ndarray:
-        """Return how many epochs each chunk takes to be as accurate as the end of the chunk before; Inf: it never is.
-
-        Returns:
-            Shape `(chunks - 1,)`.
-        """
+        """Return the epochs until each chunk is as accurate as the end of the one before; Inf: it never is."""
         pairs = zip(self.in_chunks(self.accuracy)[1:], self.last_in_chunk(self.accuracy)[:-1], strict=True)
         return np.array([epochs_to(before, chunk) for chunk, before in pairs])
 
@@ -110,10 +90,6 @@ def epochs_to(target: float, accuracy: np.ndarray) -> float:
     """Return the number of epochs after which an accuracy is first reached, at least 1; Inf if it never is.
 
     Inf is longer than was observed: comparisons and medians of such times stay right, and a mean is Inf.
-
-    Args:
-        target: The accuracy; NaN is never reached.
-        accuracy: Accuracy after each epoch, `(epochs,)`; NaN reaches nothing.
 
     Example:
         >>> epochs_to(0.5, np.array([0.2, 0.6, 0.4])), epochs_to(0.5, np.array([0.2, 0.3]))
@@ -124,14 +100,7 @@ def epochs_to(target: float, accuracy: np.ndarray) -> float:
 
 
 def read_history(folder: Path) -> History:
-    """Read the curves of one run.
-
-    Args:
-        folder: The run's log folder, with TensorBoard event files.
-
-    Raises:
-        ValueError: If the run has not logged its accuracy and its chunks; says what the recipe lacks.
-    """
+    """Read the curves of one run."""
     scalars = read_scalars(folder)
     tags = set(scalars)
     accuracy = "val/accuracy_seen" if "val/accuracy_seen" in tags else "val/accuracy"
@@ -163,11 +132,7 @@ def read_history(folder: Path) -> History:
 
 
 def read_scalars(folder: Path) -> dict[str, Series]:
-    """Read all scalars of TensorBoard event files, by tag.
-
-    Args:
-        folder: The folder with the files.
-    """
+    """Read all scalars of TensorBoard event files, by tag."""
     log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     log.Reload()
     curves = {}

@@ -7,17 +7,7 @@ from lightning_fire.compare.report import LOWEST_DFI, Band, Histories, accuracy_
 
 
 def write_page(histories: Histories, path: Path, title: str, stream: bool = False) -> None:
-    """Write what `report.draw`, or of a stream `stream_report.draw`, shows as one HTML file that needs no network.
-
-    Args:
-        histories: The runs.
-        path: The file.
-        title: Its title.
-        stream: Whether the runs are on a stream.
-
-    Raises:
-        ImportError: If plotly is not installed; says how to get it.
-    """
+    """Write what `report.draw`, or of a stream `stream_report.draw`, shows as one HTML file that needs no network."""
     try:
         from plotly.graph_objects import Figure, Scatter
         from plotly.subplots import make_subplots

@@ -36,28 +36,14 @@ class PhaseHistory:
         return float(self.loss[1][-1])
 
     def steps_to(self, target: float) -> float:
-        """Return the steps after which the loss is first at or below a target, at the times of validation.
-
-        Args:
-            target: A loss.
-
-        Returns:
-            Steps; Inf if it never is.
-        """
+        """Return the steps after which the loss is first at or below a target, at the times of validation."""
         steps, losses = self.loss
         reached = np.flatnonzero(losses <= target)
         return float(steps[reached[0]]) if len(reached) else float("inf")
 
 
 def read_phase_history(folder: Path) -> PhaseHistory:
-    """Read what a run that went on from a checkpoint has logged.
-
-    Args:
-        folder: Its log folder, with TensorBoard event files.
-
-    Raises:
-        ValueError: If it has not logged its validation loss where its phase begins and after it.
-    """
+    """Read what a run that went on from a checkpoint has logged."""
     scalars = read_scalars(folder)
     if missing := {"val/loss", "val/loss_at_new_data"} - set(scalars):
         raise ValueError(f"{folder} has not logged {sorted(missing)}: a recipe with starts needs LanguageModel")
@@ -80,14 +66,7 @@ def read_phase_history(folder: Path) -> PhaseHistory:
 
 
 def read_first_phase(folder: Path) -> Series:
-    """Read the validation loss of a training of the first phase alone: optimizer steps done, losses.
-
-    Args:
-        folder: Its log folder, with TensorBoard event files.
-
-    Raises:
-        ValueError: If it has logged none.
-    """
+    """Read the validation loss of a training of the first phase alone: optimizer steps done, losses."""
     scalars = read_scalars(folder)
     if "val/loss" not in scalars:
         raise ValueError(f"{folder} has not logged val/loss: a recipe with starts needs LanguageModel")

@@ -31,11 +31,7 @@ Taken = Mapping[str, Mapping[int, float]]  # by start and seed: steps of the fir
 
 
 def columns(phases: Phases) -> list[str]:
-    """Return the names of the numbers of a run: losses of each text among them.
-
-    Args:
-        phases: The runs.
-    """
+    """Return the names of the numbers of a run: losses of each text among them."""
     texts = [
         text
         for by_method in phases.values()
@@ -55,17 +51,9 @@ def columns(phases: Phases) -> list[str]:
 def numbers(phases: Phases, start: str, method: str, seed: int, reference: str) -> dict[str, float]:
     """Reduce a run to numbers.
 
-    Args:
-        phases: All runs.
-        start: Name of the start.
-        method: The method.
-        seed: The seed.
-        reference: The method whose run with the same start and seed this one is compared with.
-
-    Returns:
-        `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: of each text by itself;
-        `steps_to_reference`: optimizer steps until the loss is at or below the final one of the reference, Inf if it
-        never is, NaN without a reference; `event_seconds`: time that the method took.
+    `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: of each text by itself;
+    `steps_to_reference`: optimizer steps until the loss is at or below the final one of the reference, Inf if it never
+    is, NaN without a reference; `event_seconds`: time that the method took.
     """
     run = phases[start][method][seed]
     other = phases[start].get(reference, {}).get(seed)
@@ -79,12 +67,7 @@ def numbers(phases: Phases, start: str, method: str, seed: int, reference: str) 
 
 
 def table(phases: Phases, reference: str) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
-
-    Args:
-        phases: The runs.
-        reference: The method whose final loss is subtracted from that of the others.
-    """
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds."""
     texts = [name for name in columns(phases) if name.startswith("final_")]
     titles = ["loss after the event", "final loss", f"minus {reference} (95 %)"]
     titles += [*(name.replace("final_", "on ") for name in texts), f"steps to {reference}'s"]
@@ -102,13 +85,7 @@ def table(phases: Phases, reference: str) -> str:
 
 
 def write_csv(phases: Phases, reference: str, path: Path) -> None:
-    """Write the numbers of every run; what it does not have stays empty.
-
-    Args:
-        phases: The runs.
-        reference: The method that `steps_to_reference` is about.
-        path: The file.
-    """
+    """Write the numbers of every run; what it does not have stays empty."""
     names = columns(phases)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -126,13 +103,6 @@ def draw(phases: Phases, firsts: Firsts, taken: Taken, path: Path, title: str) -
 
     Means and standard deviations (n - 1) over the seeds. The axes of phase 2 cover what the methods reach; the loss
     just after an event may lie above.
-
-    Args:
-        phases: The runs.
-        firsts: The trainings of the first phase.
-        taken: Where the checkpoints were taken.
-        path: The picture, PNG whatever its name.
-        title: Its title.
     """
     methods = list(dict.fromkeys(method for by_method in phases.values() for method in by_method))
     color = dict(zip(methods, colors(len(methods)), strict=True))

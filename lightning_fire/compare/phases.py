@@ -26,25 +26,7 @@ def compare_phases(
     extra: dict[str, Any],
     publish: bool = True,
 ) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Train, print the table, and write it as CSV and as a picture.
-
-    Args:
-        before: The trainings of phase 1.
-        runs: Methods with seeds, for phase 2.
-        reference: The method that the others are compared with.
-        recipe: The recipe.
-        starts: When checkpoints of phase 1 are taken, by name.
-        output: Folder of the comparison.
-        jobs: Number of processes at a time.
-        extra: Configuration on top of each run's own, as for YAML.
-        publish: Whether to print and write results.
-
-    Returns:
-        For each start and method the numbers of each run, see `phase_report.numbers`.
-
-    Raises:
-        SystemExit: If any run failed, or a file cannot be written.
-    """
+    """Train, print the table, write it as CSV and picture, and return the numbers of each start, method and run."""
     print(f"phase 1: {len(before)} runs")
     firsts, failed_before = train_each(before, jobs, extra, read_first_phase)
     after = second_phases(runs, list(firsts), recipe, starts, extra)

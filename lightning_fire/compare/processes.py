@@ -34,14 +34,7 @@ class Training:
         return self.process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return its exit code.
-
-        Args:
-            timeout: Seconds at most; None: for ever.
-
-        Raises:
-            subprocess.TimeoutExpired: If it still runs then.
-        """
+        """Wait for its end, and return its exit code."""
         self.process.join(timeout)
         if self.process.exitcode is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
@@ -61,14 +54,6 @@ def begin(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Tr
 
     On Linux without a GPU it is a fork of Python's fork server, which the first call starts; elsewhere forks are not
     safe, and a new interpreter imports everything anew.
-
-    Args:
-        words: The words after `lightning-fire`.
-        log: File for all that it prints.
-        environment: Its environment variables; its number of threads is that of `OMP_NUM_THREADS`.
-
-    Raises:
-        OSError: If the log cannot be written.
     """
     with open(log, "w"):
         pass

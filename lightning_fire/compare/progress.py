@@ -29,9 +29,6 @@ class ProgressReport(Callback):
     A fit that is stopped from outside does not come to its end, though its process may exit as if all was well. A
     training whose comparison is gone ends at its next batch: started again, the comparison would train it once more in
     the same folder.
-
-    Args:
-        path: The file.
     """
 
     def __init__(self, path: str | os.PathLike):
@@ -75,9 +72,5 @@ def _end_if_orphan(trainer: Trainer) -> None:
 
 
 def read_progress(path: Path) -> Progress | None:
-    """Return what a run has written; None before its first epoch has ended.
-
-    Args:
-        path: The file.
-    """
+    """Return what a run has written; None before its first epoch has ended."""
     return Progress(*json.loads(path.read_text())) if path.is_file() else None

@@ -11,17 +11,7 @@ from lightning_fire.recipe.recipe import Recipe
 
 
 def publish(histories: report.Histories, reference: str, recipe: Recipe, output: Path) -> None:
-    """Write everything, print the table and say where the rest is.
-
-    Args:
-        histories: The runs.
-        reference: The method that the others are compared with.
-        recipe: The recipe, which gives the title.
-        output: Where to.
-
-    Raises:
-        SystemExit: If a file cannot be written; names it.
-    """
+    """Write everything, print the table and say where the rest is."""
     title, stream = title_of(recipe), stream_report.is_stream(histories)
     kind = stream_report if stream else report
     deliver(

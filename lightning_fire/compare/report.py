@@ -50,15 +50,10 @@ COLUMNS = {
 
 
 def numbers(history: History, target: float = float("nan")) -> dict[str, float]:
-    """Reduce a run to the `COLUMNS` of the table.
+    """Reduce a run to the `COLUMNS` of the table; NaN: the run does not have it.
 
-    Args:
-        history: The run.
-        target: Final accuracy of the reference with the same seed; NaN without one.
-
-    Returns:
-        By column; measures of events are means over the chunks but the first, but `epochs_to_reference` is of the last
-        chunk alone; epochs are those with a validation; NaN: the run does not have it.
+    Measures of events are means over the chunks but the first, but `epochs_to_reference` is of the last chunk alone;
+    epochs are those with a validation.
     """
     at_end = history.last_in_chunk(history.accuracy)
     _, *later = history.in_chunks(history.accuracy)
@@ -82,11 +77,7 @@ def numbers(history: History, target: float = float("nan")) -> dict[str, float]:
 
 
 def stream_numbers(history: History) -> dict[str, float]:
-    """Return the columns that only streams have: means over the first and the last fifth of the tasks, at least one.
-
-    Args:
-        history: The run.
-    """
+    """Return the columns that only streams have: means over the first and the last fifth of the tasks, at least one."""
     if history.online is None:
         return dict.fromkeys(("online_first", "online_last", "test_last", "dormant_last"), float("nan"))
     online, tasks = history.online[1], max(1, round(len(history.online[1]) / 5))
@@ -100,12 +91,7 @@ def stream_numbers(history: History) -> dict[str, float]:
 
 
 def all_numbers(histories: Histories, reference: str) -> dict[str, dict[int, dict[str, float]]]:
-    """Return the `numbers` of each run, by method and seed.
-
-    Args:
-        histories: The runs.
-        reference: The method that the others are compared with.
-    """
+    """Return the `numbers` of each run, by method and seed."""
     targets = {seed: numbers(run)["final"] for seed, run in histories.get(reference, {}).items()}
     return {
         method: {seed: numbers(run, targets.get(seed, float("nan"))) for seed, run in runs.items()}
@@ -114,15 +100,7 @@ def all_numbers(histories: Histories, reference: str) -> dict[str, dict[int, dic
 
 
 def reference_of(name: str | None, methods: Sequence[str]) -> str:
-    """Return the method that the others are compared with.
-
-    Args:
-        name: The one asked for; None: `vanilla`, or the first method where it is not among them.
-        methods: The methods.
-
-    Raises:
-        ValueError: If the one asked for is not among them.
-    """
+    """Return the method that the others are compared with."""
     reference = name or (VANILLA if VANILLA in methods else methods[0])
     if reference not in methods:
         raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
@@ -135,13 +113,6 @@ def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> t
     Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
     mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 97.5 % quantile of n - 1 degrees of
     freedom.
-
-    Args:
-        values: A number of each run, by seed.
-        reference: The same of each run of the reference; seeds that only one of the two has are left out.
-
-    Returns:
-        Mean of `values - reference`, lower and upper end; NaN of fewer than two pairs, or if one is not finite.
 
     Example:
         >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
@@ -161,13 +132,6 @@ def difference_cell(every: Numbers, method: str, reference: str, digits: int = 3
     """Format the `difference` of a number to a reference.
 
     It is `0` if all seeds equal the reference, a dash with fewer than two finite pairs.
-
-    Args:
-        every: The numbers of all runs.
-        method: The method.
-        reference: The method that it is compared with.
-        digits: Digits after the point.
-        column: Name of the number.
     """
     middle, low, high = difference(of_column(every, method, column), of_column(every, reference, column))
     if np.isnan(middle):
@@ -179,11 +143,6 @@ def never_acted(runs: Mapping[str, Mapping[int, Any]], method: str, *curves: str
     """Return whether the curves of a method are, with each seed, those of vanilla bit for bit.
 
     Logged events do not show this: ReDo logs an event each time it looks, regularisers and Muon may log none.
-
-    Args:
-        runs: By method and seed.
-        method: The method; false of vanilla.
-        curves: Names of `Series` that a run has.
     """
     vanilla = runs.get(VANILLA, {})
     return method != VANILLA and all(
@@ -194,23 +153,12 @@ def never_acted(runs: Mapping[str, Mapping[int, Any]], method: str, *curves: str
 
 
 def of_column(every: Numbers, method: str, column: str) -> dict[int, float]:
-    """Return one number of each run of a method, by seed.
-
-    Args:
-        every: The numbers of all runs.
-        method: The method; none of its runs may be there.
-        column: Name of the number; NaN of a run without it.
-    """
+    """Return one number of each run of a method, by seed."""
     return {seed: values.get(column, float("nan")) for seed, values in every.get(method, {}).items()}
 
 
 def table(histories: Histories, reference: str) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
-
-    Args:
-        histories: The runs.
-        reference: The method whose final accuracy is subtracted from that of the others.
-    """
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds."""
     minus = f"minus {reference} (95 %)"
     titles = ["first epoch", "area", "final accuracy", minus, "epochs to it", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
@@ -227,24 +175,14 @@ def table(histories: Histories, reference: str) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Align the cells of a table, with a line under its head.
-
-    Args:
-        rows: Rows of equally many cells, the first of them the head.
-    """
+    """Align the cells of a table, with a line under its head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
 
 
 def write_csv(histories: Histories, reference: str, path: Path) -> None:
-    """Write the numbers of every run; what it does not have stays empty.
-
-    Args:
-        histories: The runs.
-        reference: The method that `epochs_to_reference` is about.
-        path: The file.
-    """
+    """Write the numbers of every run; what it does not have stays empty."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
@@ -254,13 +192,7 @@ def write_csv(histories: Histories, reference: str, path: Path) -> None:
 
 
 def write_summary(histories: Histories, reference: str, path: Path) -> None:
-    """Write mean and standard deviation (n - 1) of each number, and its `difference` to the reference, a line each.
-
-    Args:
-        histories: The runs.
-        reference: The method that the others are compared with.
-        path: The CSV file.
-    """
+    """Write mean and standard deviation (n - 1) of each number, and its `difference` to the reference, a line each."""
     every = all_numbers(histories, reference)
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
@@ -283,11 +215,7 @@ def _cells(values: Iterable[float]) -> list[str]:
 
 
 def colors(number: int) -> list[str]:
-    """Return colours that are told apart, as hex strings.
-
-    Args:
-        number: How many.
-    """
+    """Return colours that are told apart, as hex strings."""
     pairs = [matplotlib.colors.to_hex(color) for color in plt.cm.tab20.colors]
     return [([*pairs[::2], *pairs[1::2]] * (number // 20 + 1))[i] for i in range(number)]
 
@@ -301,21 +229,12 @@ class Band(NamedTuple):
 
 
 def band(runs: Sequence[History], curves: Sequence[Series]) -> Band:
-    """Average curves at all places where any of them has a point.
-
-    Args:
-        runs: The runs.
-        curves: A curve of each.
-    """
+    """Average curves at all places where any of them has a point."""
     return mean_curve([(run.chunk_position(steps), y) for run, (steps, y) in zip(runs, curves, strict=True)])
 
 
 def mean_curve(curves: Sequence[Series]) -> Band:
-    """Average curves at all places where any of them has a point; each counts between its ends, where it is a number.
-
-    Args:
-        curves: Places and values of each.
-    """
+    """Average curves at all places where any has a point; each counts between its ends, where it is a number."""
     x = np.unique(np.concatenate([places for places, _ in curves]))
     y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
     deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 of a single one
@@ -328,11 +247,6 @@ def draw(histories: Histories, path: Path, title: str) -> None:
     Every chunk of data is equally wide; the dashed lines are where new data arrives and a method acts. The value on
     such a line is that just after the method has acted. The axis of accuracy covers the values at which chunks end,
     where methods differ by little: the drop after an event may go below it. That of the deviation ends at 1e-4.
-
-    Args:
-        histories: The runs.
-        path: The picture, PNG whatever its name.
-        title: Its title.
     """
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(9 if len(histories) <= 6 else 12, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"
@@ -370,36 +284,19 @@ def draw(histories: Histories, path: Path, title: str) -> None:
 
 
 def label_of(method: str, runs: Sequence[History], column: str = "final") -> str:
-    """Return the method with one of its numbers.
-
-    Args:
-        method: Its name.
-        runs: Its runs.
-        column: Name of the number.
-    """
+    """Return the method with one of its numbers."""
     return f"{method}  {with_spread([numbers(run)[column] for run in runs])}"
 
 
 def accuracy_range(runs: Sequence[History]) -> tuple[float, float]:
-    """Return the range of accuracies at the ends of chunks, with room below for drops.
-
-    Args:
-        runs: All runs of the picture.
-    """
+    """Return the range of accuracies at the ends of chunks, with room below for drops."""
     worst = np.nanmin(np.concatenate([run.last_in_chunk(run.accuracy) for run in runs]))
     best = max(run.accuracy[1].max() for run in runs)
     return float(worst - 0.5 * (best - worst) - 1e-3), float(best + 0.05 * (best - worst) + 1e-3)
 
 
 def draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
-    """Draw a mean as a line, and mean ± standard deviation as the area around it.
-
-    Args:
-        axis: Where to.
-        curve: Both.
-        color: Of the line.
-        label: In the legend.
-    """
+    """Draw a mean as a line, and mean ± standard deviation as the area around it."""
     label = f" {label}" if label.startswith("_") else label  # matplotlib would leave it out of the legend
     axis.plot(curve.place, curve.mean, label=label, color=color, linewidth=1.6)
     low, high = curve.mean - curve.deviation, curve.mean + curve.deviation
@@ -407,24 +304,14 @@ def draw_band(axis: Axes, curve: Band, color: object, label: str) -> None:
 
 
 def with_spread(values: Sequence[float], digits: int = 3) -> str:
-    """Format mean and standard deviation (n - 1), which one value does not have.
-
-    Args:
-        values: One number for each seed.
-        digits: Digits after the point.
-    """
+    """Format mean and standard deviation (n - 1), which one value does not have."""
     known = len(values) > 1 and not np.isnan(values).any()
     spread = f" ± {number(np.std(values, ddof=1), digits)}" if known else ""
     return number(mean(values), digits) + spread
 
 
 def when_reached(values: Sequence[float], digits: int = 0) -> str:
-    """Format how long the runs took that got there, and how many these are where not all did.
-
-    Args:
-        values: Steps or epochs for each seed, Inf of one that never got there, NaN of one that does not count.
-        digits: Digits after the point.
-    """
+    """Format how long the runs took that got there, and how many these are where not all did."""
     known = [value for value in values if not np.isnan(value)]
     there = [value for value in known if np.isfinite(value)]
     if not there:
@@ -433,21 +320,12 @@ def when_reached(values: Sequence[float], digits: int = 0) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number; NaN as a dash.
-
-    Args:
-        value: The number.
-        digits: Digits after the point.
-    """
+    """Format a number; NaN as a dash."""
     return "–" if np.isnan(value) else f"{value:.{digits}f}"
 
 
 def mean(values: Sequence[float] | None) -> float:
-    """Return the mean of what is there; NaN of nothing.
-
-    Args:
-        values: Numbers, NaN among them; None for none.
-    """
+    """Return the mean of what is there; NaN of nothing."""
     if values is None:
         return float("nan")
     there = np.asarray(values)[~np.isnan(values)] if len(values) else []

@@ -33,21 +33,13 @@ class ReturnHistory:
     sfe: float
 
     def before(self, place: float) -> float:
-        """Return the return of the last evaluation up to some environment step; NaN if there is none.
-
-        Args:
-            place: Environment steps.
-        """
+        """Return the return of the last evaluation up to some environment step; NaN if there is none."""
         steps, values = self.returns
         earlier = values[steps <= place]
         return float(earlier[-1]) if len(earlier) else float("nan")
 
     def since(self, place: float) -> float:
-        """Return the mean return of the evaluations after some environment step; NaN if there is none.
-
-        Args:
-            place: Environment steps.
-        """
+        """Return the mean return of the evaluations after some environment step; NaN if there is none."""
         steps, values = self.returns
         later = values[steps > place]
         return float(later.mean()) if len(later) else float("nan")
@@ -60,14 +52,7 @@ class ReturnHistory:
 
 
 def read_returns(folder: Path) -> ReturnHistory:
-    """Read the curves of one run.
-
-    Args:
-        folder: Its log folder, with TensorBoard event files.
-
-    Raises:
-        ValueError: If it has not logged its returns and environment steps.
-    """
+    """Read the curves of one run."""
     scalars = read_scalars(folder)
     if missing := {EVALUATION, "train/environment_steps"} - set(scalars):
         raise ValueError(f"{folder} has not logged {sorted(missing)}: a recipe with returns needs DQN or SAC")
@@ -91,12 +76,7 @@ def read_returns(folder: Path) -> ReturnHistory:
 
 
 def has_returns(runs: Sequence[Run], extra: Mapping[str, Any]) -> bool:
-    """Tell whether runs are of reinforcement learning: their data comes from a replay buffer.
-
-    Args:
-        runs: Runs of one recipe.
-        extra: Configuration on top of each run's own, as for YAML.
-    """
+    """Tell whether runs are of reinforcement learning: their data comes from a replay buffer."""
     try:
         data = runs[0].recipe(extra).get("data")
         return data["class_path"].rpartition(".")[2] == _DATA

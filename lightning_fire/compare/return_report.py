@@ -31,26 +31,17 @@ COLUMNS = ("before", "final", "since", "dfi_before", "dfi_after", "sfe")
 
 
 def place_of_events(runs: Runs) -> float:
-    """Return after how many environment steps the methods act: the median of all first events.
-
-    Args:
-        runs: The runs; where none has events, half of the longest.
-    """
+    """Return after how many environment steps the methods act: the median of all first events."""
     first = [run.events[0] for by_seed in runs.values() for run in by_seed.values() if len(run.events)]
     ends = [run.returns[0][-1] for by_seed in runs.values() for run in by_seed.values()]
     return float(np.median(first)) if first else max(ends) / 2
 
 
 def numbers(run: ReturnHistory, place: float) -> dict[str, float]:
-    """Reduce a run to the `COLUMNS` of the table.
+    """Reduce a run to the `COLUMNS` of the table; NaN: the run does not have it.
 
-    Args:
-        run: The run.
-        place: Environment steps at which the methods act.
-
-    Returns:
-        `before`: return of the last evaluation before that; `final`: mean of those in the last tenth of training;
-        `since`: mean of all after it; NaN: the run does not have it.
+    `before`: return of the last evaluation before the event; `final`: mean of those in the last tenth of training;
+    `since`: mean of all after it.
     """
     before, after = run.dfi
     values = (run.before(place), run.final, run.since(place), before, after, run.sfe)
@@ -58,22 +49,13 @@ def numbers(run: ReturnHistory, place: float) -> dict[str, float]:
 
 
 def all_numbers(runs: Runs) -> dict[str, dict[int, dict[str, float]]]:
-    """Return the `numbers` of each run, by method and seed.
-
-    Args:
-        runs: The runs.
-    """
+    """Return the `numbers` of each run, by method and seed."""
     place = place_of_events(runs)
     return {method: {seed: numbers(run, place) for seed, run in by_seed.items()} for method, by_seed in runs.items()}
 
 
 def table(runs: Runs, reference: str) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
-
-    Args:
-        runs: The runs.
-        reference: The method whose final return is subtracted from that of the others.
-    """
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds."""
     minus = f"minus {reference} (95 %)"
     titles = ["before the event", "final return", minus, "mean since", "DfI before → after", "SFE/‖W‖²"]
     rows = [["method", "seeds", *titles]]
@@ -90,12 +72,7 @@ def table(runs: Runs, reference: str) -> str:
 
 
 def write_csv(runs: Runs, path: Path) -> None:
-    """Write the numbers of every run; what it does not have stays empty.
-
-    Args:
-        runs: The runs.
-        path: The file.
-    """
+    """Write the numbers of every run; what it does not have stays empty."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["method", "seed", *COLUMNS])
@@ -106,13 +83,7 @@ def write_csv(runs: Runs, path: Path) -> None:
 
 
 def draw(runs: Runs, path: Path, title: str) -> None:
-    """Draw the return of each evaluation: mean and standard deviation (n - 1) over the seeds, the event marked.
-
-    Args:
-        runs: The runs.
-        path: The picture, PNG whatever its name.
-        title: Its title.
-    """
+    """Draw the return of each evaluation: mean and standard deviation (n - 1) over the seeds, the event marked."""
     figure, axis = plt.subplots(figsize=(8, 4.6), layout="constrained")
     for color, (method, by_seed) in zip(colors(len(runs)), runs.items(), strict=True):
         draw_band(axis, mean_curve([run.returns for run in by_seed.values()]), color, method)
@@ -128,17 +99,7 @@ def draw(runs: Runs, path: Path, title: str) -> None:
 
 
 def publish(runs: Runs, reference: str, recipe: Recipe, output: Path) -> None:
-    """Write everything, print the table and say where the rest is.
-
-    Args:
-        runs: The runs.
-        reference: The method that the others are compared with.
-        recipe: The recipe, which gives the title.
-        output: Where to.
-
-    Raises:
-        SystemExit: If a file cannot be written; names it.
-    """
+    """Write everything, print the table and say where the rest is."""
     deliver(
         output,
         table(runs, reference),

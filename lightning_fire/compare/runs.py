@@ -84,11 +84,7 @@ class Run:
         return read_progress(self.folder / _PROGRESS)
 
     def settings(self, extra: dict[str, Any]) -> dict[str, Any]:
-        """Return the configuration of this run that comes on top of its files, as for YAML.
-
-        Args:
-            extra: More of it, by top-level key.
-        """
+        """Return the configuration of this run that comes on top of its files, as for YAML."""
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
         callbacks = {"lightning_fire.compare.progress.ProgressReport": {"path": str(self.folder / _PROGRESS)}}
         if self.checkpoint is not None:
@@ -124,20 +120,7 @@ class Run:
 
 
 def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
-    """List the runs of a comparison.
-
-    Args:
-        recipe: The recipe.
-        methods: Names of its methods, or `vanilla`.
-        seeds: Seeds; each method runs with each.
-        output: Folder of the comparison; a run logs to `<output>/<method>/seed<k>`.
-
-    Returns:
-        The runs, seed by seed; a method that is named twice, once.
-
-    Raises:
-        ValueError: If the recipe lacks a method; names those there are.
-    """
+    """List the runs of a comparison, seed by seed; a method that is named twice, once."""
     layers = {method: recipe.layers(method) for method in methods}
     return [
         Run(method, seed, output / method / f"seed{seed}", configs)
@@ -153,15 +136,6 @@ def execute(
 
     What they go on from is trained before them, and its checkpoint removed when they all have finished, unless it is to
     be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
-
-    Args:
-        runs: What to train.
-        jobs: Number of processes at a time; the cores, and the GPUs if there are several, are shared out among them.
-        extra: Configuration on top of each run's own, as for YAML.
-        on_progress: Called now and then with where the runs are that have been begun, and with those under way.
-
-    Returns:
-        For each run, None if it is finished, or what went wrong.
     """
     outcome: dict[Run, str | None] = {run: None for run in runs}
     waiting = [run for run in runs if not is_finished(run, extra)]
@@ -199,12 +173,7 @@ def execute(
 
 
 def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]) -> None:
-    """Remove what starts leave, also of runs that had finished before, but not what some run may yet need.
-
-    Args:
-        starts: By folder.
-        outcome: Of each run, what went wrong.
-    """
+    """Remove what starts leave, also of runs that had finished before, but not what some run may yet need."""
     for folder, start in starts.items():
         if start.kept and folder.is_dir():
             (folder / _KEPT).touch()  # later comparisons leave it, too
@@ -288,12 +257,7 @@ def _stop(processes: Sequence[Training]) -> None:
 
 
 def is_outdated(run: Run, extra: dict[str, Any]) -> bool:
-    """Tell whether a run has finished before, with other settings.
-
-    Args:
-        run: The run.
-        extra: Configuration on top of the run's own.
-    """
+    """Tell whether a run has finished before, with other settings."""
     return (run.folder / MARKER).is_file() and not is_finished(run, extra)
 
 
@@ -367,12 +331,7 @@ def _last_words(log: str) -> str:
 
 
 def is_finished(run: Run, extra: dict[str, Any]) -> bool:
-    """Tell whether a run has finished before, with the recipe as it is now.
-
-    Args:
-        run: The run.
-        extra: Configuration on top of the run's own.
-    """
+    """Tell whether a run has finished before, with the recipe as it is now."""
     marker = run.folder / MARKER
     there = marker.is_file() and (run.checkpoint is None or run.checkpoint.is_file())
     there = there and all(product.is_file() for product in run.products)
@@ -380,12 +339,7 @@ def is_finished(run: Run, extra: dict[str, Any]) -> bool:
 
 
 def merged(base: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Lay one nested configuration over another, key by key: what it does not name stays.
-
-    Args:
-        base: The one below.
-        other: The one above.
-    """
+    """Lay one nested configuration over another, key by key: what it does not name stays."""
     result = dict(base)
     for key, value in other.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):

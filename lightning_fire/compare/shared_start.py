@@ -23,15 +23,7 @@ _NEW_DATA, _ANY = "new data", "anything"
 
 
 class SaveStart(Callback):
-    """Ends the training early, and saves a checkpoint and the random states then.
-
-    Args:
-        path: The checkpoint.
-        epochs: Number of epochs after which to end; None: with the first chunk of data.
-
-    Raises:
-        MisconfigurationException: When training starts, if the DataModule has no `chunk_at(epoch)`, without `epochs`.
-    """
+    """Ends the training early, and saves a checkpoint and the random states then."""
 
     def __init__(self, path: str, epochs: int | None = None):
         self.path, self.epochs = Path(path), epochs
@@ -71,9 +63,6 @@ class GoOnFromStart(Callback):
 
     Lightning draws a different number of times before the first batch of a resumed training: the draws are others than
     those of a whole one.
-
-    Args:
-        path: The checkpoint.
     """
 
     def __init__(self, path: str):
@@ -89,15 +78,7 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool
 
     These are the runs whose method adds nothing but callbacks of this package that wait: for new data (`when` is
     `AtNewData`, or `start_chunk` at least 1), or all for the same share of training (`AtFraction`, of `max_epochs`).
-
-    Args:
-        runs: Runs that are to be trained, or have finished.
-        extra: Configuration on top of each run's own, as for YAML.
-        keep: Leave the checkpoints of these trainings for methods that are added later.
-
-    Returns:
-        The runs, in order. Unfinished runs with the same first part get a `start`; finished runs get one too, so that
-        `execute` removes what a killed comparison has left of it.
+    Unfinished ones get a `start`; finished ones too, so that `execute` removes what a killed comparison has left.
     """
     if "intervention" in extra:  # nobody knows what it makes the methods do
         return list(runs)

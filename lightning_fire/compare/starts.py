@@ -19,14 +19,6 @@ _MONITOR = "val/loss"
 class SaveStarts(Callback):
     """Saves checkpoints at the end of epochs, and of the epoch with the lowest validation loss, `epoch=N.ckpt` and
     `best.ckpt` in `trainer.default_root_dir`.
-
-    Args:
-        epochs: Numbers of whole epochs after which to save.
-        best: Whether to save the best.
-
-    Raises:
-        MisconfigurationException: At the end of the first epoch with a validation, if the best is asked for and nobody
-            logs `val/loss`.
     """
 
     def __init__(self, epochs: list[int], best: bool = True):
@@ -53,15 +45,7 @@ class SaveStarts(Callback):
 
 
 def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) -> dict[str, int | str]:
-    """Keep those that were named.
-
-    Args:
-        starts: All of a recipe.
-        names: Some of them; None: all.
-
-    Raises:
-        ValueError: If there is no such start.
-    """
+    """Keep those that were named."""
     if unknown := sorted(set(names or ()) - set(starts)):
         there = f"there are {', '.join(starts)}" if starts else "the recipe has no `starts`"
         raise ValueError(f"--starts: no {', '.join(unknown)}; {there}")
@@ -69,20 +53,7 @@ def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) 
 
 
 def first_phases(recipe: Recipe, seeds: Sequence[int], output: Path, extra: Any) -> list[Run]:
-    """List the trainings of the first phase alone, one for each seed, which leave the checkpoints.
-
-    Args:
-        recipe: A recipe with starts; its data must take `phases` and `epochs`, as `TextDataModule` does.
-        seeds: The seeds.
-        output: Folder of the comparison.
-        extra: Configuration on top of each run's own, as for YAML.
-
-    Returns:
-        Runs.
-
-    Raises:
-        ValueError: If the data of the recipe does not have two phases or more, or the first is shorter than a start.
-    """
+    """List the trainings of the first phase alone, one for each seed, which leave the checkpoints."""
     phases, epochs = _plan_of(recipe, extra)
     starts = recipe.starts
     numbers = sorted({when for when in starts.values() if when != BEST})
@@ -106,13 +77,6 @@ def second_phases(
     """Let each run go on from each checkpoint, with the phases that follow.
 
     A method `<method>.<start>` takes the place of `<method>` for that start.
-
-    Args:
-        runs: Runs of methods with seeds. Those without a first phase are left out.
-        before: Their first phases, which have been trained.
-        recipe: The recipe.
-        starts: When the checkpoints were taken, by name.
-        extra: Configuration on top of each run's own, as for YAML.
     """
     _, epochs = _plan_of(recipe, extra)
     first = {run.seed: run for run in before}
@@ -141,22 +105,13 @@ def second_phases(
 
 
 def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
-    """Return after how many epochs and optimizer steps a checkpoint was written.
-
-    Args:
-        checkpoint: A file that Lightning wrote at the end of an epoch.
-    """
+    """Return after how many epochs and optimizer steps a checkpoint was written."""
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     return content["epoch"] + 1, content["global_step"]
 
 
 def checkpoint_of(folder: Path, when: int | str) -> Path:
-    """Return the checkpoint that a training of the first phase leaves.
-
-    Args:
-        folder: Its folder.
-        when: Number of epochs, or `best`.
-    """
+    """Return the checkpoint that a training of the first phase leaves."""
     return _best(folder) if when == BEST else _after(folder, when)
 
 

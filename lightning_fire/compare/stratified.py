@@ -4,30 +4,14 @@ import numpy as np
 
 
 def resampled(scores: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:
-    """Draw runs with replacement, of each task by itself: a stratified bootstrap.
-
-    Args:
-        scores: `(runs, tasks, ...)`.
-        resamples: Samples drawn.
-        seed: The same samples for the same seed.
-
-    Returns:
-        `(resamples, runs, tasks, ...)`.
-    """
+    """Draw runs with replacement, of each task by itself: a stratified bootstrap, `(resamples, runs, tasks, ...)`."""
     runs, tasks = scores.shape[:2]
     drawn = np.random.default_rng(seed).integers(0, runs, (resamples, runs, tasks))
     return scores[drawn, np.arange(tasks)]
 
 
 def percentiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the two ends of a 95 % bootstrap interval.
-
-    Args:
-        values: A statistic of each resample, `(resamples, ...)`.
-
-    Returns:
-        Both of shape `(...)`.
-    """
+    """Return the two ends of a 95 % bootstrap interval."""
     low, high = np.quantile(values, [0.025, 0.975], axis=0, method="inverted_cdf")
     return low, high
 
@@ -36,12 +20,6 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """Return the mean of the middle half of all runs of all tasks together.
 
     A quarter of them, rounded down, is left out at each end.
-
-    Args:
-        scores: `(..., runs, tasks)`.
-
-    Returns:
-        Of shape `(...)`.
 
     Example:
         >>> float(interquartile_mean(np.array([[0.0, 1.0], [3.0, 100.0]])))
@@ -53,26 +31,12 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
 
 
 def median_of_tasks(scores: np.ndarray) -> np.ndarray:
-    """Return the median over the tasks of the mean of their runs.
-
-    Args:
-        scores: `(..., runs, tasks)`.
-
-    Returns:
-        Of shape `(...)`.
-    """
+    """Return the median over the tasks of the mean of their runs."""
     return np.median(scores.mean(axis=-2), axis=-1)
 
 
 def mean_of_all(scores: np.ndarray) -> np.ndarray:
-    """Return the mean over all runs of all tasks.
-
-    Args:
-        scores: `(..., runs, tasks)`.
-
-    Returns:
-        Of shape `(...)`.
-    """
+    """Return the mean over all runs of all tasks."""
     return scores.mean(axis=(-2, -1))
 
 
@@ -80,13 +44,6 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.nda
     """Return how probable it is that a run is better than one of another method on the same task, mean over the tasks.
 
     Equal scores count half (the statistic of Mann and Whitney).
-
-    Args:
-        scores: `(..., runs, tasks)`.
-        others: `(..., other runs, tasks)`.
-
-    Returns:
-        Of shape `(...)`.
 
     Example:
         >>> float(probability_of_improvement(np.array([[1.0], [3.0]]), np.array([[1.0], [2.0]])))
@@ -100,13 +57,5 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.nda
 
 
 def share_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return the share of all runs of all tasks whose score is above each threshold: a performance profile.
-
-    Args:
-        scores: `(..., runs, tasks)`.
-        thresholds: `(points,)`.
-
-    Returns:
-        Of shape `(..., points)`.
-    """
+    """Return the share of all runs of all tasks whose score is above each threshold: a performance profile."""
     return np.stack([(scores > threshold).mean(axis=(-2, -1)) for threshold in thresholds], axis=-1)

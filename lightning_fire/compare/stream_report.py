@@ -33,21 +33,12 @@ NOTE = (
 
 
 def is_stream(histories: Histories) -> bool:
-    """Return whether all runs have logged online accuracy.
-
-    Args:
-        histories: The runs.
-    """
+    """Return whether all runs have logged online accuracy."""
     return all(run.online is not None for runs in histories.values() for run in runs.values())
 
 
 def table(histories: Histories, reference: str) -> str:
-    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds.
-
-    Args:
-        histories: The runs.
-        reference: The method whose online accuracy in the last tasks is subtracted from that of the others.
-    """
+    """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds."""
     titles = ["online, first", "online, last", f"minus {reference} (95 %)", "test, last", "dormant, last"]
     rows = [["method", "seeds", *titles]]
     every = all_numbers(histories, reference)
@@ -66,12 +57,6 @@ def sentence(histories: Histories) -> str:
     """Say in one sentence which methods lost online accuracy from the first fifth of the tasks to the last.
 
     A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
-
-    Args:
-        histories: The runs.
-
-    Returns:
-        The sentence; empty with fewer than two seeds.
     """
     every = all_numbers(histories, reference="")
     changes = {method: _change(every, method) for method in every}
@@ -94,13 +79,7 @@ def _in_points(every: Numbers, method: str) -> str:
 
 
 def draw(histories: Histories, path: Path, title: str) -> None:
-    """Draw online accuracy and the fraction of dormant units by task: each seed thin, the mean of a method thick.
-
-    Args:
-        histories: The runs.
-        path: The figure, PNG whatever its name.
-        title: Its title.
-    """
+    """Draw online accuracy and the fraction of dormant units by task: each seed thin, the mean of a method thick."""
     few = len(histories) <= 8
     figure, (top, bottom) = plt.subplots(
         2, 1, figsize=(10 if few else 12, 7.5), sharex=True, height_ratios=(2, 1), layout="constrained"

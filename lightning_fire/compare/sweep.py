@@ -57,17 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> Setting:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire sweep`. Default: those of the process.
-
-    Returns:
-        The best setting.
-
-    Raises:
-        SystemExit: If an argument is wrong, or no setting could be trained.
-    """
+    """Run the command, and return the best setting."""
     options = parser().parse_args(args)
     try:
         recipe = find_recipe(options.recipe)
@@ -112,21 +102,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
 
 
 def read_space(path: Path, method: str) -> dict[str, Any]:
-    """Read the search space of a method.
-
-    Args:
-        path: YAML file: by method, for each hyper-parameter a list of values, or a mapping with `low`, `high` and maybe
-            `log: true`. A name with dots is a key of the recipe, one without an argument of the method.
-            Between whole numbers, whole numbers are tried.
-        method: The method.
-
-    Returns:
-        By hyper-parameter.
-
-    Raises:
-        ValueError: If the file has no space for the method, or one that is neither.
-        OSError: If there is no such file.
-    """
+    """Read the search space of a method."""
     spaces = read_yaml(path)
     if not isinstance(spaces, Mapping) or not isinstance(spaces.get(method), Mapping) or not spaces[method]:
         known = sorted(map(str, spaces)) if isinstance(spaces, Mapping) else "none"
@@ -204,11 +180,7 @@ def _suggest(trial: Any, name: str, values: Any) -> Any:
 
 
 def as_config(setting: Setting) -> dict[str, Any]:
-    """Return what a setting adds to a recipe.
-
-    Args:
-        setting: By hyper-parameter.
-    """
+    """Return what a setting adds to a recipe."""
     config: dict[str, Any] = {}
     for name, value in setting.items():
         for key in reversed((name if "." in name else f"{_ARGUMENTS}.{name}").split(".")):

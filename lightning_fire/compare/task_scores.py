@@ -45,25 +45,12 @@ class Task:
     of_returns: bool
 
     def normalized(self, score: Any) -> Any:
-        """Return (score − low) / (high − low).
-
-        Args:
-            score: A number or an array.
-        """
+        """Return (score − low) / (high − low)."""
         return (score - self.low) / (self.high - self.low)
 
 
 def read_task(word: str, measure: str) -> Task:
-    """Read the results of a comparison.
-
-    Args:
-        word: `FOLDER` or `FOLDER=LOW:HIGH`.
-        measure: Column of its `results.csv`.
-
-    Raises:
-        ValueError: If the word or the file cannot be understood.
-        FileNotFoundError: If there is no such file.
-    """
+    """Read the results of a comparison."""
     folder, low, high, has_scale = _parts(word)
     path = folder / "results.csv"
     if not path.is_file():
@@ -111,16 +98,7 @@ def _parts(word: str) -> tuple[Path, float, float, bool]:
 
 
 def scores_of(tasks: Sequence[Task], methods: Sequence[str] | None) -> Scores:
-    """Return the normalised scores by method, `(runs, tasks)`.
-
-    Args:
-        tasks: The tasks.
-        methods: In this order; None: all that every task has.
-
-    Raises:
-        ValueError: If a task lacks one of the methods, or has more runs of it than another task, or a run has no
-            finite score; or if some tasks have a scale and others not.
-    """
+    """Return the normalised scores by method, `(runs, tasks)`."""
     shared = [method for method in tasks[0].scores if all(method in task.scores for task in tasks)]
     for task in tasks:
         if missing := set(methods or ()) - set(task.scores):
@@ -161,12 +139,7 @@ class Curves(NamedTuple):
 
 
 def curves_of(tasks: Sequence[Task], methods: Sequence[str]) -> Curves | None:
-    """Return the normalised returns over training; None of what are no returns, or where runs are not there in full.
-
-    Args:
-        tasks: The tasks.
-        methods: The methods.
-    """
+    """Return the normalised returns over training; None of what are no returns, or where runs are not there in full."""
     if not all(task.of_returns for task in tasks):
         return None
     folders = {

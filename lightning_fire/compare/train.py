@@ -16,17 +16,7 @@ Curves = TypeVar("Curves")
 def train(
     runs: Sequence[Run], jobs: int, extra: dict, read: Callable[[Path], Curves] = read_history
 ) -> tuple[dict[str, dict[int, Curves]], dict[Run, str]]:
-    """Train what has not finished before; say what is trained again, and what failed.
-
-    Args:
-        runs: The runs.
-        jobs: Number of processes at a time.
-        extra: Configuration on top of each run's own, as for YAML.
-        read: From the folder of a run to its curves; raises ValueError where it lacks them.
-
-    Returns:
-        The curves by method and seed, in the order of the runs, and the reasons of the runs that failed.
-    """
+    """Train what has not finished before, and return the curves by method and seed, and why runs have failed."""
     curves, failed = train_each(runs, jobs, extra, read)
     histories: dict[str, dict[int, Curves]] = {}
     for run, history in curves.items():
@@ -37,17 +27,7 @@ def train(
 def train_each(
     runs: Sequence[Run], jobs: int, extra: dict, read: Callable[[Path], Curves]
 ) -> tuple[dict[Run, Curves], dict[Run, str]]:
-    """Train what has not finished before; say what is trained again, and what failed.
-
-    Args:
-        runs: The runs.
-        jobs: Number of processes at a time.
-        extra: Configuration on top of each run's own, as for YAML.
-        read: From the folder of a run to its curves; raises ValueError where it lacks them.
-
-    Returns:
-        The curves of the runs, in their order, and the reasons of the runs that failed.
-    """
+    """Train what has not finished before, and return the curves of the runs, and why runs have failed."""
     if outdated := [run.name for run in runs if is_outdated(run, extra)]:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     outcome = _execute_with_bar(runs, min(jobs, len(runs)), extra)

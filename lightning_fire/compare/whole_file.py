@@ -11,14 +11,8 @@ from lightning_fire.checkpoints.atomic import atomic_file
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a file to be written in the place of one of the results.
 
-    Args:
-        path: Where it is to be.
-
     Yields:
         See `atomic_file`.
-
-    Raises:
-        SystemExit: If it cannot be written.
     """
     try:
         with atomic_file(path) as part:

@@ -16,17 +16,7 @@ _BASES = (Callback, LightningDataModule, LightningModule, nn.Module)  # what `{}
 
 
 def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> None:
-    """Check a recipe before anything is built.
-
-    Args:
-        config: What was parsed, as nested dictionaries.
-        empty: The keys that were written with `{}` for a value.
-
-    Raises:
-        ValueError: If a key is unknown, holds null where it cannot, or a class that does nothing; if the seed is none,
-            or the checkpoint would run code.
-        OSError: If the checkpoint is missing.
-    """
+    """Check a recipe before anything is built."""
     if unknown := [".".join(key) for key in empty if not _arrived(config, key)]:
         raise ValueError(f"there is no key {', '.join(unknown)}")
     trainer, seed = config["trainer"], config["seed_everything"]

@@ -112,17 +112,7 @@ files and keys as lightning-fire fit, and trains nothing.
 
 
 def select(args: Sequence[str]) -> str:
-    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others.
-
-    Args:
-        args: As for `fit`: `quick_start --method fire`.
-
-    Returns:
-        What was printed.
-
-    Raises:
-        SystemExit: If the recipe has no method that selects weights.
-    """
+    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others."""
     if not args or {"-h", "--help"} & set(args):
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)

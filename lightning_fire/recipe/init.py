@@ -9,17 +9,7 @@ _TEMPLATE = Path(__file__).parent / "template"
 
 
 def main(args: Sequence[str] | None = None) -> Path:
-    """Run the command: write `recipe.yaml` and `mine.py` into a folder.
-
-    Args:
-        args: The words after `lightning-fire init`.
-
-    Returns:
-        The recipe.
-
-    Raises:
-        SystemExit: If one of the files is there.
-    """
+    """Run the command: write `recipe.yaml` and `mine.py` into a folder."""
     parser = argparse.ArgumentParser(
         prog="lightning-fire init",
         allow_abbrev=False,

@@ -38,13 +38,7 @@ class RecipeParser(LightningArgumentParser):
         self.empty: list[tuple[str, ...]] = []
 
     def parse_path(self, path: Any, *args: Any, **options: Any) -> argparse.Namespace:
-        """Parse a file.
-
-        Args:
-            path: The file.
-            *args: As for jsonargparse.
-            **options: Likewise.
-        """
+        """Parse a file."""
         if Path(path).is_file():
             try:
                 content = read_yaml(Path(path), load=get_loader("yaml"))
@@ -56,33 +50,18 @@ class RecipeParser(LightningArgumentParser):
         return super().parse_path(path, *args, **options)
 
     def parse_string(self, *args: Any, **options: Any) -> argparse.Namespace:
-        """Parse a text, also that of a file.
-
-        Args:
-            *args: As for jsonargparse.
-            **options: Likewise; the text is called `cfg_str` or, later, `content`.
-        """
+        """Parse a text, also that of a file."""
         text = args[0] if args else options.get("content", options.get("cfg_str"))
         if isinstance(content := _load(text), dict):
             self.empty += _empty(content)
         return super().parse_string(*args, **options)
 
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
-        """Say what is wrong, without empty lines, and exit.
-
-        Args:
-            message: What is wrong.
-            *args: As for jsonargparse.
-            **options: Likewise.
-        """
+        """Say what is wrong, without empty lines, and exit."""
         super().error("\n".join(line for line in message.splitlines() if line.strip()), *args, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:
-        """Print one line in the place of all keys; argparse calls it before an error.
-
-        Args:
-            file: Where to.
-        """
+        """Print one line in the place of all keys; argparse calls it before an error."""
         if self._subcommands_action:
             return super().print_usage(file)
         command = self.prog.replace(" [options]", "")

@@ -42,11 +42,7 @@ class Recipe:
         return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
 
     def layers(self, method: str) -> tuple[str, ...]:
-        """Return the configuration of a method as YAML texts, of which later ones override.
-
-        Raises:
-            ValueError: If there is no such method; names those there are.
-        """
+        """Return the configuration of a method as YAML texts, of which later ones override."""
         if method not in self.methods and method != VANILLA:
             raise ValueError(f"{self.path} has no method {method}; there are {', '.join([VANILLA, *self.methods])}")
         above = self.methods.get(method)
@@ -54,15 +50,7 @@ class Recipe:
 
 
 def find_recipe(name: str | Path) -> Recipe:
-    """Read a recipe.
-
-    Args:
-        name: Its file, or the short name of one that comes with this package, such as `quick_start`.
-
-    Raises:
-        FileNotFoundError: If there is none; names those that come with this package.
-        ValueError: If it is no recipe.
-    """
+    """Read a recipe."""
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return _read(path)
@@ -73,11 +61,7 @@ def find_recipe(name: str | Path) -> Recipe:
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
-    """Refuse a recipe where plain configuration is needed.
-
-    Raises:
-        ValueError: If it has methods or starts.
-    """
+    """Refuse a recipe where plain configuration is needed."""
     if isinstance(content, Mapping) and any(key in content for key in _OWN_KEYS):
         raise ValueError(f"{path} is a recipe with methods: give it without -c, as in fit {path} --method NAME")
 

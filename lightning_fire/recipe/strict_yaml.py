@@ -11,19 +11,7 @@ _MOST_REPEATED = 1000  # jsonargparse takes time for each value behind each alia
 
 
 def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
-    """Read a YAML file without running anything in it.
-
-    Args:
-        path: The file.
-        load: What makes values of its text.
-
-    Returns:
-        Mappings, lists, strings, numbers, truth values, dates; None of an empty file.
-
-    Raises:
-        ValueError: If it is no YAML, or has a key twice; names the file and the line.
-        OSError: If it cannot be read.
-    """
+    """Read a YAML file without running anything in it."""
     try:
         text = path.read_text(encoding="utf-8")
         require_unambiguous(text)
@@ -34,13 +22,6 @@ def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
 
 def require_unambiguous(text: str) -> None:
     """Refuse YAML that says a thing twice, also as `a.b: 1` beside `a: {b: 2}`, or `a+: …` beside `a: …`.
-
-    Args:
-        text: The YAML.
-
-    Raises:
-        yaml.YAMLError: If it does, holds itself by an alias, repeats more than 1000 values by aliases, or is no YAML;
-            says where.
 
     Example:
         >>> require_unambiguous("{steps: 5, steps: 10}")  # doctest: +ELLIPSIS
@@ -62,12 +43,7 @@ def require_unambiguous(text: str) -> None:
 
 
 def _measure(node: yaml.Node | None, sizes: dict[yaml.Node | None, int]) -> int:
-    """Return how many nodes a node is made of, itself among them; those behind an alias count each time.
-
-    Args:
-        node: The node.
-        sizes: Those of nodes that were measured before, 0 while one is measured; gets its own, before those in it.
-    """
+    """Return how many nodes a node is made of, itself among them; those behind an alias count each time."""
     if node not in sizes:
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):

@@ -8,21 +8,7 @@ from lightning_fire.text.text_files import require_both
 
 
 class HubDataset:
-    """A text column, each row a document. Rows without text are left out.
-
-    Args:
-        name: `name`, or `name:config`.
-        column: With the text.
-        split: To train on.
-        val_split: To validate with; None: documents held out of `split`.
-        seed: Of the draw of documents to hold out.
-        val_share: Share of documents to hold out.
-
-    Raises:
-        ImportError: If `datasets` is not installed.
-        RuntimeError: If there is no such data set, configuration or split, or no network.
-        ValueError: If no document is left for training or validation.
-    """
+    """A text column, each row a document. Rows without text are left out."""
 
     unit = " documents"
     start: Position = (0, 0, 0)
@@ -50,15 +36,8 @@ class HubDataset:
     def pieces(self, start: Position) -> Iterator[Piece]:
         """Read from a position on.
 
-        Args:
-            start: `(split, row, character in it)`.
-
         Yields:
             The pieces, which depend on nothing but their position.
-
-        Raises:
-            ValueError: If a row has no text in the column.
-            RuntimeError: If the data set cannot be read any further.
         """
         first_split, first_row, character = start
         for number, stream in enumerate(self._streams[first_split:], first_split):

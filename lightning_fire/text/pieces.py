@@ -32,16 +32,10 @@ def cut(text: str) -> int:
     That is after the last line end that stands alone; without one before the last white space. There the pieces have
     the tokens that the text has as a whole, with the byte pair encodings of GPT-2 and its successors.
 
-    Args:
-        text: A text that goes on, not empty.
-
-    Returns:
-        Characters of the piece, at least 1; all where there is no such place.
-
     Example:
-        >>> text = "one two\\nthree four"
+        >>> text = "one two\nthree four"
         >>> text[: cut(text)], "no lines"[: cut("no lines")], cut("oneword")
-        ('one two\\n', 'no', 7)
+        ('one two\n', 'no', 7)
     """
     at = len(text) - 1
     while (at := text.rfind("\n", 1, at)) > 0:
@@ -54,22 +48,11 @@ def cut(text: str) -> int:
 
 
 def held_out(seed: int, document: int, share: float) -> bool:
-    """Tell whether a document is for validation: a pure function of seed and number.
-
-    Args:
-        seed: Another draw for each.
-        document: Number of the document.
-        share: Probability, in (0, 1).
-    """
+    """Tell whether a document is for validation: a pure function of seed and number."""
     return draw(seed, document) < share
 
 
 def draw(seed: int, document: int) -> float:
-    """Return a number in [0, 1), evenly distributed: documents with one below the share are held out.
-
-    Args:
-        seed: Another draw for each.
-        document: Number of the document.
-    """
+    """Return a number in [0, 1), evenly distributed: documents with one below the share are held out."""
     digest = hashlib.blake2b(f"{seed}:{document}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)

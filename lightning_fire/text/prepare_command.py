@@ -52,17 +52,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the command.
-
-    Args:
-        args: The words after `lightning-fire prepare-text`. Default: those of the process.
-
-    Returns:
-        What `meta.json` says.
-
-    Raises:
-        SystemExit: If an argument is wrong, or a text cannot be read or the tokens not be written.
-    """
+    """Run the command."""
     options = parser().parse_args(args)
     try:
         return _run(options)

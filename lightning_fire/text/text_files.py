@@ -19,17 +19,7 @@ class _Part(NamedTuple):
 
 
 class TextFiles:
-    """Files of UTF-8 text, each a document. Of a single one the last lines are held out. Empty ones are left out.
-
-    Args:
-        places: Files, folders (their `.txt` files, at any depth) and patterns with `*`, `?`, `[]` and `**`.
-        seed: Of the draw of documents to hold out.
-        val_share: Share of documents to hold out; of a single one: of its bytes.
-
-    Raises:
-        FileNotFoundError: If a place does not exist, or a pattern matches nothing.
-        ValueError: If all files are empty, or none is left for training or validation.
-    """
+    """Files of UTF-8 text, each a document. Of a single one the last lines are held out. Empty ones are left out."""
 
     unit = "B"
     start: Position = (0, 0)
@@ -66,15 +56,8 @@ class TextFiles:
     def pieces(self, start: Position) -> Iterator[Piece]:
         """Read from a position on.
 
-        Args:
-            start: `(part, byte in it)`.
-
         Yields:
             The pieces, which depend on nothing but their position.
-
-        Raises:
-            ValueError: If a file is not UTF-8.
-            RuntimeError: If a file has changed since it was found.
         """
         first, byte = start
         for number, part in enumerate(self._parts[first:], first):
@@ -94,16 +77,7 @@ class TextFiles:
 
 
 def require_both(documents: int, seed: int, val_share: float) -> None:
-    """Refuse a draw that leaves a split without a document.
-
-    Args:
-        documents: Their number.
-        seed: Of the draw.
-        val_share: Of the draw.
-
-    Raises:
-        ValueError: If there is none for training, or none for validation.
-    """
+    """Refuse a draw that leaves a split without a document."""
     first = held_out(seed, 0, val_share)
     if any(held_out(seed, number, val_share) != first for number in range(1, documents)):
         return

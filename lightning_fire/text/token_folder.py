@@ -29,21 +29,9 @@ class TokenFolder:
     Until then the tokens are in `train.bin.part` and `val.bin.part`, and `progress.json` says how many of them count
     and which text comes next. What a killed process has written after that is cut off.
 
-    Args:
-        folder: The folder. It is made.
-        about: Of the tokens: `dtype`, `vocab_size`, `tokenizer`, `end_of_text`.
-        settings: What decides the tokens. Another process goes on only with the same.
-        start: Where the text begins.
-        force: Whether to begin anew in the place of other tokens, finished or not, rather than refuse.
-
     Attributes:
         meta: What `meta.json` says if the folder is complete, and was made with these settings; else None.
         finished: Whether all tokens are written, and only names are to be given.
-
-    Raises:
-        FileExistsError: If there are other tokens, and no `force`.
-        RuntimeError: If another process is writing there.
-        OSError: If the folder cannot be written.
     """
 
     def __init__(
@@ -118,17 +106,7 @@ class TokenFolder:
         self._close()
 
     def write(self, tokens: dict[str, Sequence[np.ndarray]], documents: dict[str, int], position: Position) -> None:
-        """Append.
-
-        Args:
-            tokens: Of each split, `(tokens,)` each.
-            documents: How many of each split end in them.
-            position: Which text comes next.
-
-        Raises:
-            ValueError: If a token is not in the vocabulary.
-            OSError: If the disk is full.
-        """
+        """Append."""
         for split, parts in tokens.items():
             for part in parts:
                 if len(part) and not 0 <= part.min() <= part.max() < self._about["vocab_size"]:
@@ -147,14 +125,7 @@ class TokenFolder:
             self._saved = time.monotonic()
 
     def finish(self) -> dict[str, Any]:
-        """Give the files their names, `meta.json` last.
-
-        Returns:
-            What `meta.json` says.
-
-        Raises:
-            ValueError: If a split has no tokens. The folder is as before then.
-        """
+        """Give the files their names, `meta.json` last."""
         if empty := [split for split in _SPLITS if not self.splits[split]["tokens"]]:
             documents = sum(count["documents"] for count in self.splits.values())
             self.discard()

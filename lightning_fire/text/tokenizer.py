@@ -29,16 +29,6 @@ class TokenizerFile:
 
     Text that looks like a special token, such as a `<|endoftext|>` in a document, is text like any other, as in
     nanoGPT. No tokens are added, dropped or cut off.
-
-    Args:
-        tokenizer: `gpt2`, which is downloaded, or the file.
-        end_of_text: The token that separates documents; None: there is none.
-
-    Raises:
-        ImportError: If `tokenizers` is not installed.
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file holds no tokenizer, or that has no such token.
-        RuntimeError: If it cannot be downloaded.
     """
 
     def __init__(self, tokenizer: str, end_of_text: str | None = END_OF_TEXT):
