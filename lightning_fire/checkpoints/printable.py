@@ -2,7 +2,7 @@
 
 
 def printable(text: str) -> str:
-    """Escape control characters, which a terminal would obey: names in a checkpoint can be chosen by an attacker.
+    r"""Escape control characters, which a terminal would obey: names in a checkpoint can be chosen by an attacker.
 
     Example:
         >>> printable("fc\x1b[2J.weight")

@@ -33,9 +33,9 @@ def cut(text: str) -> int:
     the tokens that the text has as a whole, with the byte pair encodings of GPT-2 and its successors.
 
     Example:
-        >>> text = "one two\nthree four"
+        >>> text = "one two\\nthree four"
         >>> text[: cut(text)], "no lines"[: cut("no lines")], cut("oneword")
-        ('one two\n', 'no', 7)
+        ('one two\\n', 'no', 7)
     """
     at = len(text) - 1
     while (at := text.rfind("\n", 1, at)) > 0:
