@@ -112,7 +112,7 @@ def change_weights(
             continue
         new = new_weight(view, old)
         rows.append(difference(old, new, view.groups) if measure else no_difference(device))
-        if is_sharded(view.parameter):
+        if ranks > 1 and is_sharded(view.parameter):
             kept[copy] = new
         else:
             copy.write(new)

@@ -5,9 +5,12 @@ import dataclasses
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
+from lightning_fire.distributed import gathered
 from lightning_fire.methods import fresh_values, reset_optimizer_state
 from lightning_fire.methods.fire import plan_fire
 
@@ -114,3 +117,19 @@ def test_what_is_logged_cannot_be_changed_after_the_fact():
     log = Log(name="early")
     with pytest.raises(dataclasses.FrozenInstanceError):
         log.name = "late"
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone")
+def test_the_weights_of_a_sharded_model_are_replaced_without_shared_work(tmp_path):
+    model = network()
+    plain = copy.deepcopy(model)
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        fire_(model)
+        weights = {name: gathered(value) for name, value in model.named_parameters()}
+    finally:
+        distributed.destroy_process_group()
+    fire_(plain)
+    for name, value in plain.named_parameters():
+        torch.testing.assert_close(weights[name], value.detach())
