@@ -125,7 +125,7 @@ def test_labels_tell_settings_apart_and_are_names_of_folders():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--method", "nothing"], "has no method nothing; there are vanilla, anywhere"),
+        (["--method", "nothing"], "has no method nothing; there are vanilla, shrink, two"),
         (
             ["--method", "wrong"],
             "wrong.strength must be a list of values, or numbers low and high, above 0 with log: true; got 0.3",
