@@ -1,10 +1,10 @@
 """A change of a model: every new value is computed before the first is written."""
 
-import functools
 import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import ParamSpec
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from lightning_fire.distributed import assign, is_sharded, local, put, rank, sum_over_ranks, world_size
 from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
-from lightning_fire.methods.report import Report, difference, no_difference, report_of
+from lightning_fire.methods.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
 
 P = ParamSpec("P")
@@ -21,12 +21,9 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model that is computed and not yet made.
+    """A change of a model that is computed and not yet made: new values by tensor, each sharded as its tensor is.
 
-    Attributes:
-        report: What it does, to `weights`.
-        values: New values by tensor, sharded as it is.
-        then: What else to do, such as dropping optimizer state. A second call must have the same result.
+    `then` does what else there is to do, such as dropping optimizer state. A second call must have the same result.
     """
 
     report: Report = field(default_factory=Report)
@@ -48,17 +45,14 @@ class Change:
 
     @torch.no_grad()
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return the singular values of each weight before and after, by name, on the CPU. Call it before `apply`.
-
-        A weight that has a NaN or Inf is left out.
-        """
+        """Return, before `apply`, the singular values of each finite weight before and after, by name, on the CPU."""
         return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
 
 
 def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
     """Return the function that makes the change which another one computes."""
 
-    @functools.wraps(plan)
+    @wraps(plan)
     def applied(*args: P.args, **options: P.kwargs) -> Report:
         return plan(*args, **options).apply()
 
@@ -84,44 +78,42 @@ def change_weights(
     measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
 ) -> Change:
-    """Compute a new weight for each selected one, of the same shape, `(out, in / groups, *kernel)`.
+    """Compute a new weight of the same shape, (out, in / groups, *kernel), for each of at least one, if all are finite.
 
     With `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and
     have the same weights. `others` are new values of further tensors.
-
-    Raises:
-        ValueError: If a weight has a NaN or Inf; names the weight.
     """
     start, ranks = time.perf_counter(), world_size() if share_work else 1
     own = rank() if share_work else 0
     owners = assign([cost(view.shape) for view in weights], ranks)
     # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
     read = [whole if owner == own else None for owner, whole in zip(owners, map(WeightView.read, weights), strict=True)]
-    device = weights[0].parameter.device if weights else torch.device("cpu")
-    seen = [torch.zeros((), device=device) if whole is None else whole for whole in read]
-    require_finite({view.name: whole for view, whole in zip(weights, seen, strict=True)}, by_ranks=ranks > 1)
-    del seen
+    rows = torch.zeros(len(weights), len(COLUMNS), device=weights[0].parameter.device)
+    require_finite(  # zeros, for what another rank looks at
+        {view.name: rows if whole is None else whole for view, whole in zip(weights, read, strict=True)}, ranks > 1
+    )
     parameters: list[Tensor] = list(dict.fromkeys(view.parameter for view in weights))
     values = {parameter: parameter.detach().clone() for parameter in parameters}
     copies = _copies(weights, values)
-    rows, kept = [], {}
+    kept: dict[WeightView, Tensor] = {}
     for index, (view, copy) in enumerate(zip(weights, copies, strict=True)):
         old, read[index] = read[index], None  # frees what was gathered
         if old is None:
-            rows.append(no_difference(device))
             continue
         new = new_weight(view, old)
-        rows.append(difference(old, new, view.groups) if measure else no_difference(device))
+        if measure:
+            rows[index] = difference(old, new, view.groups)
         if ranks > 1 and is_sharded(view.parameter):
             kept[copy] = new
         else:
             copy.write(new)
     if ranks > 1:
         _exchange(copies, owners, own, kept)
-        rows = list(sum_over_ranks(torch.stack(rows))) if rows else rows  # zeros from all but the owner
+        sum_over_ranks(rows)  # zeros from all but the owner
     measured = weights if measure else ()
-    report = report_of([view.name for view in measured], rows, time.perf_counter() - start)
-    return _change({**values, **(others or {})}, measured, report, optimizers, optimizer_state)
+    report = report_of(measured, rows, time.perf_counter() - start)
+    values |= others or {}
+    return Change(report, values, measured, partial(follow_policy, optimizer_state, optimizers, values))
 
 
 @torch.no_grad()
@@ -138,8 +130,8 @@ def change_values(
         put(values[tensor], whole)
     copies = _copies(weights, values)
     rows = [difference(view.read(), copy.read(), view.groups) for view, copy in zip(weights, copies, strict=True)]
-    report = report_of([view.name for view in weights], rows, time.perf_counter() - start)
-    return _change(values, weights, report, optimizers, optimizer_state)
+    report = report_of(weights, rows, time.perf_counter() - start)
+    return Change(report, values, weights, partial(follow_policy, optimizer_state, optimizers, values))
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:
@@ -155,8 +147,6 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
 
     Of sharded ones, each rank looks at its part. `by_ranks`: each rank has something finite for those it does not see.
     """
-    if not tensors:
-        return
     flags = torch.stack([~_is_finite(tensor) for tensor in tensors.values()]).int()
     if by_ranks or any(is_sharded(tensor) for tensor in tensors.values()):
         distributed.all_reduce(flags)
@@ -165,16 +155,6 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
             f"NaN or Inf in {', '.join(broken)}: training has diverged; no weight has been changed."
             " Resume from an earlier checkpoint, or lower the learning rate."
         )
-
-
-def _change(
-    values: dict[Tensor, Tensor],
-    weights: Sequence[WeightView],
-    report: Report,
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-) -> Change:
-    return Change(report, values, weights, lambda: follow_policy(optimizer_state, optimizers, values))
 
 
 def _copies(weights: Sequence[WeightView], values: Mapping[Tensor, Tensor]) -> list[WeightView]:
@@ -197,8 +177,7 @@ def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, ke
     """Send each weight from its owner to the others; of sharded ones, the new weights that the owner has kept."""
     for view, owner in zip(weights, owners, strict=True):
         if owner == own:
-            new = kept.pop(view) if view in kept else view.read()
-            new = new.contiguous()
+            new = (kept.pop(view) if view in kept else view.read()).contiguous()
         else:
             new = torch.empty(view.shape, dtype=view.parameter.dtype, device=view.parameter.device)
         distributed.broadcast(new, owner)
@@ -207,7 +186,7 @@ def _exchange(weights: Sequence[WeightView], owners: Sequence[int], own: int, ke
 
 
 def _is_finite(tensor: Tensor) -> Tensor:
-    """Return whether no entry is a NaN or Inf, by the extremes: ten times as fast, as some act at each step."""
+    """Return whether all entries are finite, by the extremes: ten times as fast."""
     tensor = local(tensor)
     if tensor.is_complex() or not tensor.numel():
         return tensor.isfinite().all()

@@ -1,7 +1,6 @@
 """Continual backprop (Dohare et al., Nature 2024)."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,7 +65,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics.of(layer.size, device, state)
+        return _Statistics(layer.size, device, state)
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the utilities after a step; return the units to re-initialize."""
@@ -95,46 +94,25 @@ def check(replacement_rate: float, maturity: int, decay: float) -> None:
         raise ValueError(f"`decay` must be in [0, 1), got {decay}")
 
 
-@dataclass
 class _Statistics:
-    """What is known of the units of a layer; every tensor has the shape `(units,)`.
+    """Moving averages of `utility` and `mean` output, not corrected for their start at 0, and more, of shape (units,).
 
-    Attributes:
-        utility: Moving average of the utility, not corrected for its start at 0; likewise `mean`, of the output.
-        age: Steps since the unit was new; on the CPU, so that nothing waits for the GPU.
-        owed: Units to replace, accumulated so far, a fraction.
-        sum_abs: Sum of |h| over the samples and positions since the last step, `count` of them; `sum`, that of h.
+    `age` is in steps and on the CPU, so that nothing waits for the GPU; `owed` is the part of a unit left to replace.
     """
 
-    utility: Tensor
-    mean: Tensor
-    age: Tensor
-    owed: float
-    sum_abs: Tensor
-    sum: Tensor
-    count: int = 0
-
-    @classmethod
-    def of(cls, size: int, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
-        """Return new statistics, or those that `state_dict` returned."""
+    def __init__(self, size: int, device: torch.device, state: Mapping[str, Any]):
         zeros = torch.zeros(size)
         state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
-        return cls(
-            utility=state["utility"].to(device, copy=True),
-            mean=state["mean"].to(device, copy=True),
-            age=state["age"].clone(),
-            owed=state["owed"],
-            sum_abs=zeros.to(device, copy=True),
-            sum=zeros.to(device, copy=True),
-        )
+        self.utility: Tensor = state["utility"].to(device, copy=True)
+        self.mean: Tensor = state["mean"].to(device, copy=True)
+        self.age: Tensor = state["age"].clone()
+        self.owed: float = state["owed"]
+        self.sum_abs, self.sum = torch.zeros(2, size, device=device)  # of h, since the last step
+        self.count = 0  # samples and positions in them
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "utility": self.utility.cpu().clone(),
-            "mean": self.mean.cpu().clone(),
-            "age": self.age.clone(),
-            "owed": self.owed,
-        }
+        averages = {"utility": self.utility.cpu().clone(), "mean": self.mean.cpu().clone()}
+        return {**averages, "age": self.age.clone(), "owed": self.owed}
 
     def update(self, activity: Tensor, batch_size: int) -> None:
         self.sum_abs += torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
@@ -142,7 +120,7 @@ class _Statistics:
         self.count += len(activity)
 
     def end_step(self, utility: Tensor, mean: Tensor, decay: float) -> None:
-        """Update the moving averages with the values of this step; those that are not finite would stay in them."""
+        """Update the averages with the values of this step, but those that are not finite, which would stay in them."""
         finite = utility.isfinite() & mean.isfinite()
         self.utility.lerp_(torch.where(finite, utility, self.utility), 1 - decay)
         self.mean.lerp_(torch.where(finite, mean, self.mean), 1 - decay)
@@ -152,32 +130,29 @@ class _Statistics:
         self.count = 0
 
     def corrected(self, average: Tensor, decay: float) -> Tensor:
-        """Return a moving average, corrected for its start at 0."""
         return average / (1 - decay ** self.age.to(average.device, torch.float32))
 
     def choose(self, rate: float, maturity: int, decay: float) -> Tensor:
-        """Return the units to replace at this step, int64 (n,)."""
         eligible = self.age > maturity
         self.owed += rate * int(eligible.sum())
         number = int(self.owed)
+        self.owed -= number
         if not number:
             return torch.empty(0, dtype=torch.int64)
-        self.owed -= number
         return least_useful(self.corrected(self.utility, decay), eligible.to(self.utility.device), number)
 
     def forget(self, units: Tensor) -> None:
-        """Begin the statistics of some units again."""
         self.utility[units], self.mean[units] = 0.0, 0.0
         self.age[units.cpu()] = 0
 
 
 def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
-    """Return the sum of the absolute outgoing weights of each unit, shape `(units,)`."""
-    sums: Sequence[Tensor] = [
+    """Return the sum of the absolute outgoing weights of each unit, of shape (units,)."""
+    sums = [
         outgoing.view.read().abs().transpose(0, 1).flatten(1).sum(1).view(layer.size, outgoing.block).sum(1)
         for outgoing in layer.outgoing
     ]
-    return torch.stack(list(sums)).sum(0).float()
+    return torch.stack(sums).sum(0).float()
 
 
 def _compensate(layer: UnitLayer, units: Tensor, mean: Tensor) -> None:

@@ -57,9 +57,9 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
 
-def with_inner(optimizers: Iterable[Optimizer]) -> list[Optimizer]:
+def with_inner(optimizers: Optimizers) -> list[Optimizer]:
     """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do."""
-    found = list(optimizers)
+    found = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
     for optimizer in found:  # grows
         inner = [held for held in _leaves(vars(optimizer)) if isinstance(held, Optimizer)]
         found += [held for held in dict.fromkeys(inner) if held not in found]
@@ -96,7 +96,7 @@ def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
 
 def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
     """Return the attributes that hold tensors as large as touched parameters, or as all parameters together."""
-    parameters, reached = _parameters_of(optimizer), with_inner([optimizer])
+    parameters, reached = _parameters_of(optimizer), with_inner(optimizer)
     shapes, total = {parameter.shape for parameter in touched}, sum(parameter.numel() for parameter in parameters)
     states, found = [id(one.state) for one in reached], []
     for one in reached if touched else ():

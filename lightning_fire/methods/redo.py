@@ -75,13 +75,7 @@ class ReDo:
         return report
 
     def plan(self, forward: Forward, optimizers: Optimizers, number: int) -> Change:
-        """Compute what `step` does, and change nothing yet.
-
-        Args:
-            forward: As in `step`.
-            optimizers: As in `step`.
-            number: Number of this step, counted from 1.
-        """
+        """Compute what `step` does, as the step of this number, counted from 1, and change nothing yet."""
         means = mean_over_ranks(mean_activities(self.layers, forward))
         activities = means.split([layer.size for layer in self.layers])
         chosen = [

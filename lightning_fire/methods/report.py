@@ -1,7 +1,7 @@
 """What an event does to weights: deviation from isometry before and after, squared Frobenius error."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from lightning_fire.functional import as_matrices, sfe
 from lightning_fire.functional.metrics import both_deviations
 from lightning_fire.where import WeightView
 
-_COLUMNS = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "squared_norm", "zero")
+COLUMNS = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "squared_norm", "zero")
 
 
 @dataclass(frozen=True)
@@ -61,38 +61,33 @@ class Report:
 
 
 def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
-    """Measure a weight and its replacement, `(out, in / groups, *kernel)`, for `report_of`; shape `(7,)`, float32."""
+    """Return the metrics of `COLUMNS` of a weight (out, in / groups, *kernel) and its replacement, float32."""
     before, after = as_matrices(old, groups).contiguous(), as_matrices(new, groups).contiguous()  # 4 times as fast
     zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
     changed = torch.stack([sfe(before, after).sum().float(), before.float().square().sum(), zero.float()])
     return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
 
 
-def no_difference(device: torch.device) -> Tensor:
-    """Return zeros of the shape of `difference`, for a weight that another rank measures."""
-    return torch.zeros(len(_COLUMNS), device=device)
-
-
-def report_of(names: Sequence[str], differences: Sequence[Tensor], seconds: float) -> Report:
-    """Make the report of a change."""
-    if not names:
+def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor], seconds: float) -> Report:
+    """Return the report of a change from the `difference` of each weight."""
+    if not weights:
         return Report()
     rows = torch.stack(list(differences)).T.tolist()  # the one place that waits for the GPU
-    table = dict(zip(_COLUMNS, rows, strict=True))
-    means = {metric: sum(table[metric]) / len(names) for metric in _COLUMNS[:4]}
+    table = dict(zip(COLUMNS, rows, strict=True))
     errors, norms = table["sfe"], table["squared_norm"]
     table["sfe_normalized"] = [_relative(error, norm) for error, norm in zip(errors, norms, strict=True)]
-    layers = {metric: dict(zip(names, table[metric], strict=True)) for metric in (*_COLUMNS[:5], "sfe_normalized")}
+    by_name = {metric: dict(zip([view.name for view in weights], row, strict=True)) for metric, row in table.items()}
+    means = {metric: sum(table[metric]) / len(weights) for metric in COLUMNS[:4]}
     return Report(
         values={
-            **{metric: means[metric] for metric in _COLUMNS[2:4]},
+            **{metric: means[metric] for metric in COLUMNS[2:4]},
             "sfe": sum(errors),
             "sfe_normalized": _relative(sum(errors), sum(norms)),
             "seconds": seconds,
         },
-        raw={metric: means[metric] for metric in _COLUMNS[:2]},
-        layers=layers,
-        zeros=[name for name, zero in zip(names, table["zero"], strict=True) if zero],
+        raw={metric: means[metric] for metric in COLUMNS[:2]},
+        layers={metric: by_name[metric] for metric in (*COLUMNS[:5], "sfe_normalized")},
+        zeros=[name for name, zero in by_name["zero"].items() if zero],
     )
 
 
@@ -101,16 +96,11 @@ def health(weights: Sequence[WeightView]) -> Report:
     matrices = [as_matrices(view.read(), view.groups).contiguous() for view in weights]
     rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
     deviations, normalized, squared_norms = torch.stack(rows).T.tolist()
-    layers = {"dfi": deviations, "dfi_normalized": normalized}
+    table, names = {"dfi": deviations, "dfi_normalized": normalized}, [view.name for view in weights]
+    means = {metric: sum(column) / len(weights) for metric, column in table.items()}
     return Report(
-        values={
-            **{metric: sum(column) / len(weights) for metric, column in layers.items()},
-            "weight_norm": math.sqrt(sum(squared_norms)),
-        },
-        layers={
-            metric: {view.name: value for view, value in zip(weights, column, strict=True)}
-            for metric, column in layers.items()
-        },
+        values={**means, "weight_norm": math.sqrt(sum(squared_norms))},
+        layers={metric: dict(zip(names, column, strict=True)) for metric, column in table.items()},
     )
 
 

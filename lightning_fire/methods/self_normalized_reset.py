@@ -1,7 +1,6 @@
 """SNR: self-normalized resets (Farias and Jozefiak, ICLR 2025)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -72,7 +71,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics.of(layer.size, device, state, self.max_silence // 2)
+        return _Statistics(layer.size, device, state, self.max_silence // 2)
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the intervals after a step; return the units to re-initialize."""
@@ -105,47 +104,25 @@ def check(rejection: float, refresh_every: int, max_silence: int, expansion: flo
         raise ValueError(f"`expansion` must be at least 1, got {expansion}")
 
 
-@dataclass
 class _Statistics:
-    """What is known of the units of a layer; every tensor has the shape `(units,)`, times in samples.
+    """What is known of the units of a layer; tensors of shape (units,) but `largest`, times in samples.
 
-    Attributes:
-        age: Time since the unit fired last, or was new, int64.
-        threshold: Time for which it may be silent, int64.
-        fired: Whether it fired since the last step.
-        intervals: Its interval whenever it fired or was reset since the last refresh, `NEVER` where it did neither: a
-            tensor for each step, and for each step with a reset.
-        largest: The largest step so far, a scalar: no threshold is below it.
-        steps: Steps since the last refresh; `count`, samples since the last step.
+    A unit of some `age`, the time since it fired or was new, may be silent for `threshold`. `intervals` has a tensor
+    for each step since the last refresh, and for each with a reset: the age of units that fired or were reset in it,
+    otherwise `NEVER`. `largest` is the largest step so far: no threshold is below it.
     """
 
-    age: Tensor
-    threshold: Tensor
-    fired: Tensor
-    intervals: list[Tensor]
-    largest: Tensor
-    steps: int
-    count: int = 0
-
-    @classmethod
-    def of(cls, size: int, device: torch.device, state: Mapping[str, Any], first_threshold: int) -> "_Statistics":
-        """Return new statistics, or those that `state_dict` returned."""
+    def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], first_threshold: int):
         zeros = torch.zeros(size, dtype=torch.int64)
-        state = state or {
-            "age": zeros,
-            "threshold": torch.full_like(zeros, first_threshold),
-            "silences": zeros[:0].view(0, 0),
-            "largest": torch.tensor(0),
-            "steps": 0,
-        }
-        return cls(
-            age=state["age"].to(device, copy=True),
-            threshold=state["threshold"].to(device, copy=True),
-            fired=torch.zeros(size, dtype=torch.bool, device=device),
-            intervals=[row.to(device, copy=True) for row in state["silences"]],
-            largest=state["largest"].to(device, copy=True),
-            steps=state["steps"],
-        )
+        threshold, largest = zeros + first_threshold, torch.tensor(0)
+        state = state or dict(age=zeros, threshold=threshold, silences=[], largest=largest, steps=0)
+        self.age: Tensor = state["age"].to(device, copy=True)
+        self.threshold: Tensor = state["threshold"].to(device, copy=True)
+        self.intervals = [row.to(device, copy=True) for row in state["silences"]]
+        self.largest: Tensor = state["largest"].to(device, copy=True)
+        self.steps: int = state["steps"]  # since the last refresh
+        self.fired = torch.zeros(size, dtype=torch.bool, device=device)  # since the last step
+        self.count = 0  # samples since then
 
     def state_dict(self) -> dict[str, Any]:
         intervals = torch.stack(self.intervals) if self.intervals else self.age[:0].view(0, 0)
@@ -162,7 +139,6 @@ class _Statistics:
         self.count += batch_size
 
     def end_step(self, fired: Tensor, samples: Tensor) -> None:
-        """Record a step of some samples, and the units that fired in it."""
         self.intervals.append(torch.where(fired, self.age, NEVER))
         self.age = torch.where(fired, 0, self.age + samples)
         self.largest = self.largest.maximum(samples)
@@ -171,12 +147,11 @@ class _Statistics:
         self.count = 0
 
     def refresh(self, rejection: float, expansion: float, longest: int) -> None:
-        """Take the thresholds from the intervals since the last time."""
         fresh = inter_firing_threshold(torch.stack(self.intervals, dim=1), self.threshold, rejection, expansion)
         self.threshold = fresh.clamp_max(longest).maximum(self.largest)
         self.intervals, self.steps = [], 0
 
     def forget(self, mask: Tensor) -> None:
-        """Begin the intervals of some units again; those that were cut off are recorded."""
+        """Begin the intervals of some units again, and record those that are cut off."""
         self.intervals.append(torch.where(mask, self.age, NEVER))
         self.age = torch.where(mask, 0, self.age)

@@ -7,14 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import Optimizers, with_inner
-from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
+from lightning_fire.where import HiddenUnits, UnitLayer
 
 Forward = Callable[[], Any]
 _ignoring = False
@@ -34,7 +32,7 @@ def ignored_passes() -> Iterator[None]:
 def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:
     """Find the hidden units of a model that can be re-initialized."""
     layers = (HiddenUnits() if where is None else where).select(model, forward)
-    if stuck := [layer.name for layer in layers if not _can_be_drawn(layer)]:
+    if stuck := [layer.name for layer in layers if not offers(layer.layer, HasResetParameters)]:
         raise ValueError(
             f"{', '.join(stuck)} cannot be re-initialized, without reset_parameters(): give it one, or leave it out,"
             f" where=HiddenUnits(exclude={[re.escape(name) for name in stuck]})"
@@ -46,35 +44,37 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
 def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers) -> None:
     """Re-initialize the units of each layer with the given indices, int64 (n,), in place.
 
-    Their incoming weights are drawn by the layer's `reset_parameters`; bias and entries of normalisation layers return
-    to their start, outgoing weights become 0, also those into other new units. The entries of the optimizer's moments
-    that belong to any of these become 0. Nothing else changes, nor does the global random state.
-
-    Raises:
-        ValueError: If a layer has no `reset_parameters`; the model is unchanged then.
+    All outgoing weights become 0, also those into other new units. The global random state stays as it is.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
     drawn = [_fresh_weight(layer, seed + index) for index, (layer, _) in enumerate(chosen)]
-    inner = with_inner([optimizers] if isinstance(optimizers, Optimizer) else optimizers)
+    states = [optimizer.state for optimizer in with_inner(optimizers)]
+
+    def moments_of(tensor: Tensor) -> list[Tensor]:
+        values = [value for state in states for value in state.get(tensor, {}).values()]
+        return [value for value in values if isinstance(value, Tensor) and value.shape == tensor.shape]
+
     for (layer, units), fresh in zip(chosen, drawn, strict=True):
-        _rows(layer.incoming)[units] = fresh[units]
-        for moment in _moments(inner, layer.incoming):
-            _rows(moment)[units] = 0.0
+        incoming = layer.incoming
+        incoming.grid()[0][units] = fresh[units]
+        for moment in moments_of(incoming.parameter):
+            incoming.of(moment).grid()[0][units] = 0.0
         for entries in layer.entries:
             entries.tensor[units] = entries.start
-            for tensor in _moment_tensors(inner, entries.tensor):
-                tensor[units] = 0.0
+            for moment in moments_of(entries.tensor):
+                moment[units] = 0.0
     for layer, units in chosen:
         for outgoing in layer.outgoing:
-            for view in (outgoing.view, *_moments(inner, outgoing.view)):
-                _rows(view)[:, outgoing.columns(units)] = 0.0
+            parameter = outgoing.view.parameter
+            for tensor in (parameter, *moments_of(parameter)):
+                outgoing.view.of(tensor).grid()[0][:, outgoing.columns(units)] = 0.0
 
 
 class UnitStatistics(Protocol):
     """What a method knows of the units of one layer."""
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        """Take in the outputs of the units in one forward pass, shape `(samples and positions, units)`."""
+        """Take in the outputs of the units in one forward pass, of shape (samples and positions, units)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors on the CPU."""
@@ -86,13 +86,8 @@ S = TypeVar("S", bound=UnitStatistics)
 class StepwiseReset(Generic[S]):
     """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
 
-    Forward passes under `no_grad` do not count where the model also runs with gradients. A method subclasses it and
-    writes `new_statistics` and `choose`.
-
-    Attributes:
-        layers: The layers of units; `statistics`, what is known of each.
-        num_reset: Units re-initialized so far.
-        watching: Whether forward passes count.
+    A method subclasses it and writes `new_statistics` and `choose`. Forward passes count while `watching` is True,
+    those under `no_grad` only where the model never runs with gradients.
     """
 
     def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int):
@@ -100,7 +95,7 @@ class StepwiseReset(Generic[S]):
         self.seed, self.num_reset, self.watching = seed, 0, True
         device = next(model.parameters()).device
         self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
-        self._handles: list[RemovableHandle] = [
+        self._handles = [
             layer.observed.register_forward_pre_hook(self._watch(index, layer))
             for index, layer in enumerate(self.layers)
         ]
@@ -158,30 +153,10 @@ class StepwiseReset(Generic[S]):
         return hook  # type: ignore[no-any-return]
 
 
-def _rows(view: WeightView) -> Tensor:
-    """Return the weight as `(out, in, *kernel)`, to be written into."""
-    return view.grid()[0]
-
-
-def _can_be_drawn(layer: UnitLayer) -> bool:
-    return offers(layer.layer, HasResetParameters)
-
-
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
-    if not _can_be_drawn(layer):
-        raise ValueError(f"{layer.name} has no reset_parameters() to draw new weights with; leave it out with exclude")
     device = layer.incoming.parameter.device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         stand_in: Any = copy_with_empty_parameters(layer.layer)
         stand_in.reset_parameters()
     return layer.incoming.of(stand_in.weight).read()
-
-
-def _moments(optimizers: Sequence[Optimizer], view: WeightView) -> list[WeightView]:
-    return [view.of(tensor) for tensor in _moment_tensors(optimizers, view.parameter)]
-
-
-def _moment_tensors(optimizers: Sequence[Optimizer], parameter: Tensor) -> list[Tensor]:
-    values = [value for optimizer in optimizers for value in optimizer.state.get(parameter, {}).values()]
-    return [value for value in values if isinstance(value, Tensor) and value.shape == parameter.shape]
