@@ -17,9 +17,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
 
     The utility of a unit is an exponential moving average of mean |h| · Σ |outgoing weights|. At each step the layer
     accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the one
-    with the least utility is re-initialized: incoming weights drawn by the layer's `reset_parameters`, bias and entries
-    of normalisation layers at their start, outgoing weights 0, and 0 in the matching entries of the optimizer's
-    moments. The mean output of the old unit goes into the bias of the next layers.
+    with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the next layers.
 
     Args:
         model: Any module.

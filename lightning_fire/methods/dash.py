@@ -67,16 +67,7 @@ def dash_(
             yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
 
     try:
-        change = plan_dash(
-            model,
-            gradients,
-            alpha,
-            minimum,
-            where,
-            optimizers=optimizers,
-            optimizer_state=optimizer_state,
-            measure=measure,
-        )
+        change = plan_dash(model, gradients, alpha, minimum, where, optimizers, optimizer_state, measure)
     finally:
         for buffer, before in buffers:
             buffer.copy_(before)
@@ -89,16 +80,11 @@ def plan_dash(
     alpha: float,
     minimum: float,
     where: Weights | None,
-    *,
     optimizers: Optimizers,
     optimizer_state: OptimizerPolicy,
     measure: bool,
 ) -> Change:
-    """Compute what `dash_` does, with the same arguments but `gradients`, and change nothing yet.
-
-    Args:
-        gradients: From parameters to their gradients on one batch after the other.
-    """
+    """Compute what `dash_` does, and change nothing yet; `gradients` yields those of parameters on each batch."""
     if not 0 < alpha <= 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
     dash(torch.zeros(1), torch.zeros(1), minimum)  # refuses what is out of range

@@ -5,12 +5,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_fire._lightning import RunningNorms
-from lightning_fire.functional import (
-    parseval_gradient,
-    parseval_penalty,
-    unit_scale_gradient,
-    unit_scale_penalty,
-)
+from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
 from lightning_fire.methods.penalty import Penalty
 from lightning_fire.where import Weights, WeightView
 

@@ -8,10 +8,7 @@ from torch.nn import Parameter
 
 
 class Penalty:
-    """A penalty λ·P on parameters of a model.
-
-    A method subclasses it, and writes `penalty_of` and `gradient_of`.
-    """
+    """A penalty λ·P on parameters of a model. A method subclasses it, and writes `penalty_of` and `gradient_of`."""
 
     def __init__(self, parameters: Mapping[str, Parameter], strength: float):
         if strength < 0:

@@ -94,8 +94,11 @@ class InjectedHead(nn.Module):
         if self._injections == 0:
             return self.trained(*args, **kwargs)
 
+        def cloned(value: Any) -> Any:
+            return value.clone() if isinstance(value, Tensor) else value
+
         def output_of(head: nn.Module) -> Any:  # each on inputs of its own, as a head may change them in place
-            return head(*tree_map(_cloned, args), **tree_map(_cloned, kwargs))
+            return head(*tree_map(cloned, args), **tree_map(cloned, kwargs))
 
         *before, last = map(output_of, self.taken_away)
         output = tree_map(torch.sub, output_of(self.trained), last)  # exactly 0 right after an injection
@@ -114,14 +117,7 @@ class InjectedHead(nn.Module):
         self.prepared_injection(seed)()
 
     def prepared_injection(self, seed: int) -> Callable[[], None]:
-        """Prepare an injection, and change nothing yet.
-
-        Args:
-            seed: See `inject`.
-
-        Returns:
-            Makes the injection. A second call has the same result.
-        """
+        """Return what makes an injection, a second time with the same result, and change nothing yet."""
         number, drawn = len(self.frozen), fresh_values(self.trained, seed)
         frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
 
@@ -234,8 +230,7 @@ def _why_not(module: nn.Module, head: nn.Module) -> str:
     outside = {p for part in module.modules() if part not in inside for p in part.parameters(recurse=False)}
     if outside & set(head.parameters()):
         return "shares a weight with another part of the model, which would change with it"
-    unsteady = [type(part).__name__ for part in head.modules() if _is_random_or_counts(part)]
-    if unsteady:
+    if unsteady := [type(part).__name__ for part in head.modules() if _is_random_or_counts(part)]:
         return (
             f"has {unsteady[0]}: two copies with the same weights would have different outputs in training, so"
             " that the output would change at an injection"
@@ -253,10 +248,6 @@ def _is_random_or_counts(part: nn.Module) -> bool:
     if isinstance(part, nn.RNNBase):
         return part.dropout > 0
     return isinstance(part, BatchNorms | nn.RReLU)
-
-
-def _cloned(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _frozen_copy(head: nn.Module) -> nn.Module:

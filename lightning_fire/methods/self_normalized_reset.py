@@ -17,9 +17,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
 
     A unit fires on a batch if it is above 0, after normalisation and nonlinearity, at any sample and position. Its
     inter-firing intervals, in samples, are recorded. After an optimizer step a unit is re-initialized if the time a
-    since it fired last is improbable by its own past, P(interval ≥ a) ≤ τ: incoming weights drawn by the layer's
-    `reset_parameters`, bias and entries of normalisation layers at their start, outgoing weights 0, and 0 in the
-    matching entries of the optimizer's moments.
+    since it fired last is improbable by its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`.
 
     Args:
         model: Any module.
