@@ -26,9 +26,9 @@ from quiet_trainer import quiet_trainer
 from torch.optim import Adam
 from torchvision.ops import MLP
 
-from lightning_fire.compare.report import with_spread
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Gymnasium
+from lightning_fire.experiments.report import with_spread
 from lightning_fire.modules import DQN, SAC
 
 EVALUATIONS = 5

@@ -19,19 +19,19 @@ COMMANDS = {
     "test": (f"{_RECIPE}:run", "measure a model of a recipe on the test data"),
     "select": (f"{_RECIPE}:select", "show which weights a recipe's method would act on, and why not on the others"),
     "compare": (
-        "lightning_fire.compare.command:main",
+        "lightning_fire.experiments.compare:main",
         "run a recipe with several methods and seeds; print a table, draw a picture",
     ),
     "sweep": (
-        "lightning_fire.compare.sweep:main",
+        "lightning_fire.experiments.sweep:main",
         "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'",
     ),
     "ablation": (
-        "lightning_fire.compare.ablation:main",
+        "lightning_fire.experiments.ablation:main",
         "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure",
     ),
     "aggregate": (
-        "lightning_fire.compare.aggregate:main",
+        "lightning_fire.experiments.aggregate:main",
         "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",
     ),
     "diagnose": (

@@ -24,10 +24,10 @@ MAY_IMPORT = {
     "experience": {"experience"},
     "data": {"data", "experience"},
     "modules": {"metrics", "nets", "modules"},
-    "compare": {
+    "experiments": {
         "functional",
         "checkpoints",
-        "compare",
+        "experiments",
         "recipe",
         "cli",
     },  # cli only inside the function that trains, in a process

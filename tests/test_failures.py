@@ -41,8 +41,8 @@ from lightning_fire import (
 )
 from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
-from lightning_fire.compare import runs
 from lightning_fire.data import ChunkedDataModule, Continual
+from lightning_fire.experiments import runs
 
 resource = pytest.importorskip("resource", reason="bounds the size of files on Unix")
 

@@ -34,9 +34,9 @@ from tiny_recipe import refused as parser_refused
 from lightning_fire import data
 from lightning_fire.checkpoints import diagnose_command
 from lightning_fire.cli import main
-from lightning_fire.compare import ablation, report
-from lightning_fire.compare.page import write_page
-from lightning_fire.compare.shared_start import GoOnFromStart
+from lightning_fire.experiments import ablation, report
+from lightning_fire.experiments.page import write_page
+from lightning_fire.experiments.shared_start import GoOnFromStart
 
 PACKAGE = Path(__file__).parents[2] / "lightning_fire"
 

@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_fire.cli import console, main
-from lightning_fire.compare import ablation, sweep
+from lightning_fire.experiments import ablation, sweep
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous

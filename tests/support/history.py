@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lightning_fire.compare.history import History
+from lightning_fire.experiments.history import History
 
 
 def series(*pairs):

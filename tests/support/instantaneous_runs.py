@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_fire.compare import runs
-from lightning_fire.compare.progress import Progress
+from lightning_fire.experiments import runs
+from lightning_fire.experiments.progress import Progress
 
 
 class Instantaneous:

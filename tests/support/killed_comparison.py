@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 from tiny_recipe import FIRE, tiny_recipe
 
 from lightning_fire.cli import main as lightning_fire
-from lightning_fire.compare import progress, publish, report, runs
+from lightning_fire.experiments import progress, publish, report, runs
 
 RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
 METHODS = ["vanilla", "fire", "full_reset"]

@@ -1,0 +1,113 @@
+"""`lightning-fire ablation`: what it trains, what it tells, what it refuses."""
+
+import csv
+
+import pytest
+import yaml
+from matplotlib.axes import Axes
+from tiny_recipe import set_method, tiny_recipe
+
+from lightning_fire.cli import main
+from lightning_fire.experiments import ablation
+from lightning_fire.experiments.history import read_history
+
+FIRE = "intervention: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
+RESET = "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tiny_recipe(tmp_path, {"fire": FIRE, "full_reset": RESET, "wrong": RESET})
+
+
+def ablate(recipe, *words):
+    return main(["ablation", str(recipe), "--output", "out", "--jobs", "2", "--seeds", "1", *words])
+
+
+@pytest.mark.slow
+def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recipe, tmp_path, capsys):
+    methods = ["--methods", "vanilla", "fire"]
+    numbers = ablate(recipe, *methods, "--steps", "5", "exact")
+    text = capsys.readouterr().out
+    assert list(numbers) == ["vanilla", "fire", "fire,steps=exact"]  # 5 is the recipe's
+    used = yaml.safe_load((tmp_path / "out/fire,steps=exact/seed0/config.yaml").read_text())
+    assert used["intervention"]["init_args"]["steps"] == "exact"
+    assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
+
+    with open("out/results.csv") as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert float(rows["fire,steps=exact"]["dfi_after"]) < float(rows["fire"]["dfi_after"])
+    assert rows["vanilla"]["lambda_max_after"] == ""
+    one, other = (read_history(tmp_path / f"out/{method}/seed0") for method in ("fire", "fire,steps=exact"))
+    assert one.lambda_max_before[0] == other.lambda_max_before[0]  # of one network on one batch
+    assert one.lambda_max_after[0] != other.lambda_max_after[0]
+    lines = text.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].isdigit() or line.startswith("exact")] == ["5", "exact"]
+    assert (tmp_path / "out/ablation.png").stat().st_size > 10_000
+    assert (tmp_path / "out/ablation.txt").read_text().strip() in text
+    capsys.readouterr()
+    ablate(recipe, *methods, "--steps", "5", "exact")
+    assert "epochs" not in capsys.readouterr().out  # nothing is trained again
+
+
+NUMBERS = {
+    "vanilla": [
+        {
+            "final": 0.5,
+            "lambda_max_before": float("nan"),
+            "lambda_max_after": float("nan"),
+            "dfi_after": 2.0,
+            "sfe": float("nan"),
+        }
+    ],
+    "fire": [
+        {"final": 0.6, "lambda_max_before": 8.0, "lambda_max_after": 2.0, "dfi_after": 0.1, "sfe": 0.4},
+        {"final": 0.8, "lambda_max_before": 8.0, "lambda_max_after": 4.0, "dfi_after": 0.3, "sfe": 0.6},
+    ],
+}
+
+
+def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
+    table = ablation.table(NUMBERS, "method", "vanilla", NUMBERS).splitlines()
+    assert table[0].split("  ")[0] == "method"
+    assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–"]
+    assert "0.700 ± 0.141" in table[3]
+    assert "3.000 ± 1.414" in table[3]
+    steps = {"10": [{**run, "final": run["final"] + 0.1} for run in NUMBERS["fire"]]}
+    row = ablation.table(steps, "steps", "fire", NUMBERS).splitlines()[2]
+    assert "+0.100 (+0.100 to +0.100)" in row
+    seen, bar = [], Axes.bar
+
+    def remember(axis, names, heights, **options):
+        seen.append((list(names), list(heights), list(options["yerr"])))
+        return bar(axis, names, heights, **options)
+
+    monkeypatch.setattr(Axes, "bar", remember)
+    ablation.draw(NUMBERS, {"5": NUMBERS["fire"], "10": NUMBERS["fire"]}, tmp_path / "a.png", "title")
+    (names, heights, errors), dfi, _ = seen
+    assert (names, heights) == (["fire"], [3.0])
+    assert errors == pytest.approx([2**0.5])
+    assert dfi[0] == ["vanilla", "fire"]
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--methods", "full_reset"], "--methods must have fire among them, got full_reset"),
+        (["--steps", "0"], "must be a whole number of at least 1, or exact; got 0"),
+        (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(recipe, capsys, words, message):
+    with pytest.raises(SystemExit):
+        ablate(recipe, *words)
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_fire_that_is_something_else_is_refused(recipe, capsys):
+    set_method(recipe, "fire", RESET)
+    with pytest.raises(SystemExit):
+        ablate(recipe, "--methods", "fire")
+    assert "the method fire is not one FIRECallback" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,260 @@
+"""Statistics over several tasks, and the command that sums up comparisons."""
+
+import csv
+import itertools
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from lightning_fire.cli import main
+from lightning_fire.experiments.stratified import (
+    interquartile_mean,
+    mean_of_all,
+    median_of_tasks,
+    percentiles,
+    probability_of_improvement,
+    resampled,
+    share_above,
+)
+
+SHAPES = [(1, 1), (2, 1), (3, 2), (5, 3), (10, 7)]
+
+
+def scores(shape, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype(float)  # with ties
+
+
+def slow_interquartile_mean(values: np.ndarray) -> float:
+    every = sorted(values.ravel().tolist())
+    for _ in range(len(every) // 4):
+        every.pop(0), every.pop()
+    return statistics.fmean(every)
+
+
+def slow_probability_of_improvement(own: np.ndarray, others: np.ndarray) -> float:
+    of_tasks = []
+    for task in range(own.shape[1]):
+        pairs = list(itertools.product(own[:, task], others[:, task]))
+        of_tasks.append(sum(1 if a > b else 0.5 if a == b else 0 for a, b in pairs) / len(pairs))
+    return statistics.fmean(of_tasks)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_statistics_are_those_written_out(shape):
+    own, others = scores(shape), scores((shape[0] + 2, shape[1]), seed=1)
+    assert interquartile_mean(own) == pytest.approx(slow_interquartile_mean(own))
+    assert mean_of_all(own) == pytest.approx(statistics.fmean(own.ravel()))
+    assert median_of_tasks(own) == pytest.approx(statistics.median(statistics.fmean(column) for column in own.T))
+    assert probability_of_improvement(own, others) == pytest.approx(slow_probability_of_improvement(own, others))
+    above = [statistics.fmean(value > threshold for value in own.ravel()) for threshold in (-5, 0, 3)]
+    assert share_above(own, np.array([-5, 0, 3])).tolist() == pytest.approx(above)
+
+
+@pytest.mark.parametrize(
+    "statistic", [interquartile_mean, mean_of_all, median_of_tasks, lambda s: share_above(s, np.array([0.0]))[..., 0]]
+)
+def test_statistics_of_many_resamples_are_those_of_each(statistic):
+    drawn = resampled(scores((5, 3)), 20)
+    assert statistic(drawn).tolist() == pytest.approx([float(statistic(one)) for one in drawn])
+
+
+def test_the_probability_of_improvement_of_many_resamples_is_that_of_each():
+    own, others = resampled(scores((5, 3)), 20), resampled(scores((4, 3), seed=1), 20)
+    expected = [float(probability_of_improvement(*pair)) for pair in zip(own, others, strict=True)]
+    assert probability_of_improvement(own, others).tolist() == pytest.approx(expected)
+    assert probability_of_improvement(others, own).tolist() == pytest.approx([1 - p for p in expected])
+
+
+def test_runs_are_drawn_of_each_task_by_itself():
+    own = np.arange(12.0).reshape(4, 3)  # all different
+    drawn = resampled(own, 1000)
+    assert drawn.shape == (1000, 4, 3) and np.array_equal(drawn, resampled(own, 1000))
+    assert not np.array_equal(drawn, resampled(own, 1000, seed=1))
+    for task in range(3):
+        assert set(np.unique(drawn[..., task])) == set(own[:, task])
+    rows = drawn - np.arange(3)
+    assert (rows[..., 0] != rows[..., 1]).mean() == pytest.approx(0.75, abs=0.05)  # not the same run in all tasks
+    curves = np.stack([own, -own], axis=-1)
+    assert np.array_equal(resampled(curves, 10)[..., 1], -resampled(own, 10))
+
+
+def test_the_interval_holds_the_true_mean_as_often_as_it_says():
+    held = 0
+    for seed in range(200):
+        low, high = percentiles(mean_of_all(resampled(np.random.default_rng(seed).normal(size=(25, 2)), 500)))
+        held += low <= 0 <= high
+    assert 0.88 <= held / 200 <= 0.98
+
+
+# scores of two methods, and what rliable 1.2 says of them with 10,000 resamples: interquartile means, P(better)
+FIRST = np.array([[0.12, 0.31], [0.25, -0.4], [-0.75, 0.5], [0.05, 0.22], [0.4, 0.9]])
+SECOND = np.array([[0.2, 0.3], [0.25, 0.1], [0.35, 0.7], [0.15, 0.62], [0.5, 0.8]])
+RLIABLE = {"vanilla": (0.225, -0.113, 0.393), "fire": (0.37, 0.217, 0.535), "better": (0.67, 0.4, 0.9)}
+
+
+def write(folder: Path, columns: str, *rows: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "results.csv").write_text("\n".join([columns, *rows]) + "\n")
+    return folder
+
+
+def write_scores(folder: Path, of_methods: dict[str, list[float]]) -> Path:
+    rows = [f"{method},{seed},{score}" for method, of in of_methods.items() for seed, score in enumerate(of)]
+    return write(folder, "method,seed,final", *rows)
+
+
+@pytest.fixture
+def tasks(tmp_path) -> list[str]:
+    """Two tasks of other scales, whose normalised scores are `FIRST` of vanilla and `SECOND` of fire."""
+    words = []
+    for task, (low, high) in enumerate([(-10, 30), (100, 900)]):
+        of = {"vanilla": FIRST, "fire": SECOND, f"only_{task}": FIRST}
+        scaled = {method: [low + (high - low) * score for score in own[:, task]] for method, own in of.items()}
+        words.append(f"{write_scores(tmp_path / f'task{task}', scaled)}={low}:{high}")
+    return words
+
+
+def test_sums_up_as_rliable_does(tasks, tmp_path, capsys):
+    result = main(["aggregate", *tasks, "--output", str(tmp_path / "out")])
+    assert list(result) == ["vanilla", "fire"]
+    assert result["vanilla"]["iqm"] == pytest.approx(RLIABLE["vanilla"], abs=0.02)
+    assert result["fire"]["iqm"] == pytest.approx(RLIABLE["fire"], abs=0.02)
+    assert result["fire"]["better"] == pytest.approx(RLIABLE["better"], abs=0.04)
+    assert np.isnan(result["vanilla"]["better"].value)
+    lines = (tmp_path / "out" / "table.txt").read_text().splitlines()
+    assert lines[2].split()[:4] == ["vanilla", "2", "5", f"{RLIABLE['vanilla'][0]:.3f}"]
+    assert lines[3].split()[-4] == f"{RLIABLE['better'][0]:.2f}"
+    assert "normalised final score" in capsys.readouterr().out
+
+
+def test_leaves_the_scores_the_statistics_and_a_picture(tasks, tmp_path):
+    result = main(["aggregate", *tasks, "--output", str(tmp_path / "deep" / "out"), "--methods", "fire", "vanilla"])
+    with open(tmp_path / "deep" / "out" / "runs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["method"] for row in rows] == 2 * (5 * ["fire"] + 5 * ["vanilla"])
+    normalized = np.array([float(row["normalized"]) for row in rows]).reshape(2, 2, 5)
+    assert np.allclose(normalized[:, 0].T, SECOND) and np.allclose(normalized[:, 1].T, FIRST)
+    assert float(rows[-1]["score"]) == pytest.approx(100 + 800 * FIRST[-1, 1])
+    with open(tmp_path / "deep" / "out" / "aggregate.csv") as file:
+        rows = {(row["method"], row["statistic"]): row for row in csv.DictReader(file)}
+    assert float(rows["fire", "mean"]["high_95"]) == pytest.approx(result["fire"]["mean"].high, rel=1e-5)
+    assert rows["vanilla", "better"]["value"] == ""
+    assert imread(tmp_path / "deep" / "out" / "aggregate.png").std() > 0.01
+
+
+def test_fewer_than_ten_runs_have_no_bootstrap_interval(tmp_path, capsys):
+    nine, five = np.random.default_rng(0).normal(size=(2, 9)).tolist(), [1.0, 2.0, 3.0, 4.0, 6.0]
+    folder = str(write_scores(tmp_path / "nine", dict(zip(("vanilla", "fire"), nine, strict=True))))
+    result = main(["aggregate", folder, "--output", str(tmp_path / "out")])
+    assert all(np.isnan(estimate[1:]).all() for of in result.values() for estimate in of.values())
+    shown = capsys.readouterr().out
+    assert "– : fewer than 10 runs" in shown and " to " not in shown.split("score:")[0]
+    folders = [str(write_scores(tmp_path / name, {"fire": five})) for name in ("a", "b")]
+    assert main(["aggregate", *folders, "--output", str(tmp_path / "out")])["fire"]["iqm"].low > 1
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    folder = write_scores(tmp_path / "one", {"reset": [1.0], "fire": [2.0]})
+    result = main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
+    assert result["fire"]["iqm"].value == 2 and np.isnan(result["fire"]["iqm"].low)
+    assert result["fire"]["better"].value == 1 and np.isnan(result["reset"]["better"].value)  # the first, for vanilla
+
+
+def test_methods_may_have_other_numbers_of_seeds_than_each_other(tmp_path):
+    folder = write_scores(tmp_path / "task", {"vanilla": [1.0, 2.0], "fire": [2.0, 3.0, 4.0]})
+    result = main(["aggregate", str(folder), "--output", str(tmp_path / "out"), "--reference", "fire"])
+    assert result["vanilla"]["better"].value == pytest.approx(0.5 / 6)
+
+
+def test_names_from_a_file_do_not_steer_the_terminal(tmp_path, capsys):
+    clears = "\x1b[2J"
+    folder = write_scores(tmp_path / "task", {f"vanilla{clears}": [1.0, 2.0], "fire": [2.0, 3.0]})
+    main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
+    write(folder, "method,seed,final", f"{clears},0,")
+    with pytest.raises(SystemExit):
+        main(["aggregate", str(folder)])
+    shown = "".join(capsys.readouterr())
+    assert shown.count("\\x1b[2J") == 3 and clears not in shown
+
+
+def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path):
+    folder = write_scores(tmp_path / "lr=1:2", {"vanilla": [3.0, 4.0]})
+    result = main(["aggregate", f"{folder}=0:20", f"{folder}=0:10", "--output", str(tmp_path / "out")])
+    assert result["vanilla"]["mean"].value == pytest.approx((0.175 + 0.35) / 2)
+    assert main(["aggregate", str(folder), "--output", str(tmp_path / "out")])["vanilla"]["mean"].value == 3.5
+
+
+def test_a_method_that_is_left_out_may_have_gaps(tmp_path):
+    folder = write(tmp_path / "task", "method,seed,final", "vanilla,0,1.0", "dash,0,", "fire,0,3.0")
+    words = ["aggregate", str(folder), "--output", str(tmp_path / "out")]
+    assert list(main([*words, "--methods", "fire", "vanilla"])) == ["fire", "vanilla"]
+
+
+def test_returns_of_several_tasks_want_a_scale(tmp_path, capsys):
+    folders = [str(write(tmp_path / name, "method,seed,final,since", "fire,0,3.0,2.0")) for name in ("a", "b")]
+    main(["aggregate", *folders, "--output", str(tmp_path / "out"), "--measure", "since"])
+    said = capsys.readouterr().out
+    assert "returns of several tasks without =LOW:HIGH" in said
+    assert f"without curves over training: {Path(folders[0], 'fire', 'seed0')} is no finished run" in said
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    folder = write_scores(tmp_path / "task", {"fire": [1.0]})
+    with pytest.raises(SystemExit, match=r"results.csv/out cannot be made"):
+        main(["aggregate", str(folder), "--output", str(folder / "results.csv" / "out")])
+
+
+@pytest.mark.parametrize("factor, shown", [(1, "0.933"), (1000, "933.3")])
+def test_digits_suit_what_is_shown(factor, shown, tmp_path, capsys):
+    scores = [0.9 * factor, 0.9 * factor, 0.9 * factor, 1.0 * factor, 12 * factor]
+    main(["aggregate", str(write_scores(tmp_path / "task", {"fire": scores})), "--output", str(tmp_path / "out")])
+    assert capsys.readouterr().out.splitlines()[3].split()[3] == shown
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["nowhere"], "results.csv is not there: give a folder of lightning-fire compare"),
+        (["good=1"], "good=1 is no folder; or else after = there must be two numbers LOW:HIGH, got '1'"),
+        (["good=2:2"], "LOW must be less than HIGH"),
+        (["good=nan:2"], "LOW must be less than HIGH"),
+        (["starts"], "is not of a comparison by method and seed: its columns are start, method, seed"),
+        (["empty"], "is not of a comparison by method and seed"),
+        (["good", "--measure", "average"], "has no column average; --measure can be final"),
+        (["missing"], "fire has no finite score with seed 1 in missing (--methods leaves it out)"),
+        (["twice"], "twice/results.csv has fire seed 0 twice"),
+        (["good", "good=0:10"], "good has no =LOW:HIGH, and other tasks have"),
+        (["other", "--measure", "final"], "--measure can be nothing here"),
+        (
+            ["good", "fewer"],
+            "vanilla must have as many seeds in each task (--methods leaves it out): 2 in good, 1 in fewer",
+        ),
+        (["huge"], "huge/results.csv: field larger than field limit"),
+        (["good", "others"], "no method is in all of the tasks"),
+        (["good", "others", "--methods", "vanilla"], "others has no vanilla; it has dash"),
+        (["good", "--reference", "dash"], "--reference dash is none of the methods: vanilla fire"),
+        (["headless"], "headless/results.csv has no runs"),
+        (["words"], "words/results.csv: could not convert string to float: 'much'"),
+    ],
+)
+def test_says_what_is_wrong(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_scores(Path("good"), {"vanilla": [1, 2], "fire": [3, 4]})
+    write_scores(Path("fewer"), {"vanilla": [1], "fire": [3, 4]})
+    write_scores(Path("others"), {"dash": [1, 2]})
+    write(Path("missing"), "method,seed,final", "vanilla,0,1.0", "fire,0,1.0", "fire,1,")
+    write(Path("words"), "method,seed,final", "fire,0,much")
+    write(Path("starts"), "start,method,seed,final", "a,fire,0,1.0")
+    write(Path("headless"), "method,seed,final")
+    write(Path("twice"), "method,seed,final", "fire,0,1.0", "fire,0,2.0")
+    write(Path("other"), "method,seed,sfe", "fire,0,1.0")
+    write(Path("huge"), "method,seed,final", f"{'f' * 200_000},0,1.0")
+    Path("empty").mkdir()
+    Path("empty/results.csv").write_text("")
+    with pytest.raises(SystemExit):
+        main(["aggregate", *words])
+    assert message in capsys.readouterr().err
+    assert not Path("runs").exists()

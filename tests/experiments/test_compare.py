@@ -1,0 +1,750 @@
+"""`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
+
+import csv
+import io
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib.image
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import yaml
+from history import HISTORY, series
+from matplotlib.axes import Axes
+from scipy.stats import ttest_rel
+from tiny_recipe import BASE, FIRE, MONITOR, set_base, set_method, tiny_recipe
+
+from lightning_fire.cli import main
+from lightning_fire.experiments import report, runs, train
+from lightning_fire.experiments.deliver import deliver
+from lightning_fire.experiments.history import History, read_history
+from lightning_fire.experiments.page import write_page
+from lightning_fire.experiments.progress import Progress
+from lightning_fire.experiments.shared_start import with_shared_starts
+from lightning_fire.recipe.recipe import Recipe, find_recipe
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    broken = "intervention: {class_path: FIRECallback, init_args: {steps: 0}}\n"
+    full_reset = "intervention: {class_path: FullReset}\n"
+    return tiny_recipe(tmp_path, {"fire": FIRE, "full_reset": full_reset, "broken": broken})
+
+
+def compare(recipe, *words):
+    return main(["compare", str(recipe), "--output", "out", "--jobs", "2", *words])
+
+
+@pytest.mark.slow
+def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
+    results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
+    text = capsys.readouterr().out
+    assert {method: len(runs) for method, runs in results.items()} == {"vanilla": 2, "full_reset": 2, "fire": 2}
+    for run in results["vanilla"]:
+        assert np.isnan(run["sfe"])
+        assert run["dfi_after"] == run["dfi_before"]
+    for run in results["fire"]:
+        assert run["dfi_after"] < 0.5 * run["dfi_before"]
+        assert run["sfe"] > 0
+    for run in results["full_reset"]:  # the network at its beginning knows nothing
+        assert run["sfe"] > 0
+
+    with open("out/results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert [row["seed"] for row in rows] == ["0", "1"] * 3
+    assert rows[0]["sfe"] == ""
+    assert float(rows[-1]["final"]) == pytest.approx(results["fire"][1]["final"], rel=1e-5)
+    assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
+    assert (tmp_path / "out/comparison.html").stat().st_size > 1_000_000
+    for line in (
+        "tensorboard --logdir out",
+        "out/comparison.png",
+        "out/comparison.html",
+        "out/summary.csv",
+        "first epoch",
+        "vanilla  ",
+        "fire  ",
+    ):
+        assert line in text
+    assert (tmp_path / "out/fire/seed1/config.yaml").is_file()
+
+    history = read_history(tmp_path / "out/fire/seed0")
+    assert list(history.starts) == [0, 4, 8, 12]
+    assert len(history.accuracy[1]) == len(history.dfi[1]) == 6
+    assert len(history.at_new_data) == len(history.sfe) == 2
+
+    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
+    compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
+    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before  # finished runs do not run again
+
+
+def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        compare(recipe, "--methods", "broken", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    text = capsys.readouterr().out
+    assert re.search(r"broken seed 0 FAILED: .*`steps` must be an integer of at least 1, or 'exact', got 0", text)
+    assert (
+        "`steps` must be an integer of at least 1, or 'exact', got 0"
+        in (tmp_path / "out/broken/seed0/log.txt").read_text()
+    )
+    assert "vanilla  1" in text
+
+
+DIES = """
+import os
+import signal
+
+from lightning.pytorch import Callback
+
+
+class Dies(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys):
+    (tmp_path / "dies.py").write_text(DIES)
+    set_method(recipe, "killed", "intervention: {class_path: dies.Dies}\n")
+    with pytest.raises(SystemExit, match="1 of 2 runs failed"):
+        compare(recipe, "--methods", "killed", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    text = capsys.readouterr().out
+    assert "killed seed 0 FAILED: killed by SIGKILL; out of memory? Try fewer --jobs" in text
+    assert "vanilla  1" in text
+    assert not (tmp_path / "out/killed/seed0/finished.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_name", ["SIGTERM"])
+def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, signal_name):
+    """Lightning leaves with exit code 0 then."""
+    (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", signal_name).replace("Dies", "Stops"))
+    set_method(recipe, "stopped", "intervention: {class_path: stops.Stops}\n")
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "stopped", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
+    assert "stopped seed 0 FAILED: stopped from outside before its end" in capsys.readouterr().out
+    assert not (tmp_path / "out/stopped/seed0/finished.json").exists()
+
+
+@pytest.mark.slow
+def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import os, pathlib, time\nfrom lightning.pytorch import Callback\n\nclass Waits(Callback):\n"
+        "    def on_train_start(self, trainer, pl_module):\n"
+        "        pathlib.Path('pid').write_text(str(os.getpid()))\n        time.sleep(120)\n"
+    )
+    set_method(recipe, "waiting", "intervention: {class_path: waits.Waits}\n")
+    words = ["compare", str(recipe), "--output", "out", "--methods", "waiting", "--seeds", "1"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    parent = subprocess.Popen([sys.executable, "-m", "lightning_fire", *words], cwd=tmp_path, env=environment)
+    pid = tmp_path / "pid"
+    for _ in range(1800):
+        if pid.is_file() and pid.read_text():
+            break
+        time.sleep(0.1)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(timeout=30) != 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_val_batches=0")
+    assert re.search("vanilla seed 0 FAILED: .* has not logged .*val/accuracy", capsys.readouterr().out)
+
+
+OWN = """
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Data(LightningDataModule):
+    chunk, num_chunks, epochs = 0, 2, 2
+
+    def train_dataloader(self):
+        self.chunk = self.trainer.current_epoch // self.epochs
+        return DataLoader(TensorDataset(torch.rand(12, 4), torch.arange(12) % 3), 4)
+
+    def val_dataloader(self):
+        return self.train_dataloader()
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.log("val/accuracy", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+
+
+def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, capsys):
+    """Data without an argument `seed`, a recipe without `PlasticityMonitor`, and a logger that stays beside ours."""
+    (tmp_path / "own.py").write_text(OWN)
+    base = """
+        model: {class_path: own.Net}
+        data: {class_path: own.Data}
+        trainer: {max_epochs: 4, accelerator: cpu, reload_dataloaders_every_n_epochs: 1,
+            logger: {class_path: CSVLogger, init_args: {save_dir: mine, version: one}}}
+    """
+    set_base(recipe, base)
+    set_method(recipe, "fire", "intervention: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
+    results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--no-shared-start", "--jobs", "1")
+    assert 0 <= results["fire"][0]["final"] <= 1 and results["fire"][0]["sfe"] > 0
+    assert "val/accuracy" in (tmp_path / "mine/lightning_logs/one/metrics.csv").read_text().splitlines()[0]
+    assert list((tmp_path / "out/fire/seed0").glob("events.out.tfevents.*"))
+
+
+def test_every_logger_of_a_recipe_stays_beside_ours():
+    def loggers(trainer, extra=None):
+        run = runs.Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
+        names = [logger["class_path"] for logger in run.settings(extra or {})["trainer"]["logger"]]
+        assert names[0] == "lightning.pytorch.loggers.TensorBoardLogger"
+        return names[1:]
+
+    csv = {"class_path": "CSVLogger"}
+    assert loggers({}) == loggers({"logger": True}) == loggers({"logger": False}) == loggers({"logger": None}) == []
+    assert loggers({"logger": csv}) == loggers({"logger": "CSVLogger"}) == ["CSVLogger"]
+    assert loggers({"logger": [csv, {"class_path": "WandbLogger"}]}) == ["CSVLogger", "WandbLogger"]
+    assert loggers({"logger": csv}, {"trainer": {"logger": {"class_path": "MLFlowLogger"}}}) == ["MLFlowLogger"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--methods", "fier"],
+            r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken",
+        ),
+        (["--seeds", "0"], "must be at least 1"),
+        (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
+        (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
+        (["--set", "trainer.max_epochs=1", "trainer.max_epochs=2"], "--set gives trainer.max_epochs twice"),
+        (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
+        (["--set", "trainer.max_epochs=[1"], "while parsing a flow sequence"),
+        (["--set", "trainer=1", "trainer.max_epochs=1"], "gives 'trainer' a value and, in 'trainer.max_epochs=1'"),
+    ],
+)
+def test_wrong_arguments(recipe, words, message, capsys):
+    with pytest.raises(SystemExit):
+        compare(recipe, *words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_what_is_no_recipe(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert f"there is no recipe {tmp_path}; its file, or one of language/" in error and "quick_start" in error
+
+
+def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
+    precious = tmp_path / "out/vanilla/seed0/thesis.txt"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("years of work")
+    with pytest.raises(SystemExit):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1")
+    assert "choose another --output" in capsys.readouterr().out
+    assert precious.read_text() == "years of work"
+
+
+def test_numbers_by_hand():
+    expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
+    expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
+    expected |= {"first_epoch_after": 0.6, "area": 0.7, "epochs_to_reference": 2.0}
+    streams = {name: math.nan for name in ("online_first", "online_last", "test_last", "dormant_last")}
+    assert report.numbers(HISTORY, target=0.7) == pytest.approx(expected | streams, nan_ok=True)
+    late = replace(HISTORY, accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
+    assert report.numbers(late)["recovery"] == 3
+    never = replace(HISTORY, accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))
+    assert report.numbers(never)["recovery"] == float("inf")
+    assert np.isnan(report.numbers(replace(HISTORY, at_new_data=np.array([])))["drop"])
+    assert HISTORY.chunk_position(np.array([0, 10, 20, 40, 60])) == pytest.approx([0, 0.5, 1, 1.5, 2])
+    steps, values = HISTORY.accuracy_with_events()
+    assert list(steps) == [9, 19, 20, 39, 59]
+    assert values[2] == 0.3
+    steps, values = HISTORY.dfi_with_events()
+    assert list(values) == [2.0, 4.0, 0.5, 1.0, 2.0]
+    assert list(replace(HISTORY, dfi_after=None).dfi_with_events()[1]) == [2.0, 4.0, 1.0, 2.0]
+
+
+THREE_CHUNKS = replace(
+    HISTORY, accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)), starts=np.array([0, 10, 30, 50])
+)
+
+
+def test_the_speed_after_events_by_hand():
+    """First epochs of the second and the third chunk; all epochs since the first event; epochs of the last chunk."""
+    of = report.numbers(THREE_CHUNKS, target=0.65)
+    assert [of["first_epoch_after"], of["area"]] == pytest.approx([(0.3 + 0.2) / 2, (0.3 + 0.6 + 0.2 + 0.7) / 4])
+    reached = [report.numbers(THREE_CHUNKS, target)["epochs_to_reference"] for target in (0.1, 0.55, 0.7, 0.71)]
+    assert reached == [1, 2, 2, float("inf")]  # 0.55 was reached before, on other data
+    assert np.isnan(report.numbers(THREE_CHUNKS)["epochs_to_reference"])
+    alone = report.numbers(replace(HISTORY, starts=np.array([0, 60])), target=0.5)
+    assert np.isnan([alone[name] for name in ("first_epoch_after", "area", "epochs_to_reference")]).all()
+
+
+def test_each_run_is_measured_against_the_reference_of_its_seed():
+    methods = {"vanilla": {0: ending(0.5), 1: ending(0.9)}, "fire": {1: HISTORY, 0: HISTORY, 2: HISTORY}}
+    runs = report.all_numbers(methods, "vanilla")["fire"]
+    assert {seed: run["epochs_to_reference"] for seed, run in runs.items()} == pytest.approx(
+        {0: 1.0, 1: float("inf"), 2: float("nan")}, nan_ok=True
+    )
+    assert "1.0 (1 of 2)" in report.table(methods, "vanilla").splitlines()[3]
+
+
+def test_a_table_shows_mean_and_sample_standard_deviation():
+    name = "plasticity_injection"
+    text = report.table({name: {0: THREE_CHUNKS, 1: HISTORY}, "vanilla": {0: HISTORY, 1: IDLE}}, "vanilla")
+    line = text.splitlines()[2]
+    assert line.split("  ")[0] == name
+    assert "0.425 ± 0.247" in line  # first epoch
+    assert "0.575 ± 0.177" in line  # area
+    assert "3.000 → 0.500" in line
+    assert max(map(len, text.splitlines())) <= 150
+
+
+def test_the_difference_to_the_reference_is_that_of_a_paired_t_test():
+    random = np.random.default_rng(0)
+    for seeds in (2, 3, 10):
+        reference = random.normal(size=seeds)
+        values = reference + random.normal(0.3, 0.1, seeds)
+        expected = ttest_rel(values, reference).confidence_interval(0.95)
+        middle, low, high = report.difference(dict(enumerate(values)), dict(enumerate(reference)))
+        assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12)
+        assert middle == pytest.approx(values.mean() - reference.mean())
+    # by hand: differences 0.1, 0.2, 0.3 of the seeds that both have; their deviation is 0.1, t of 2 degrees 4.3027
+    found = report.difference({0: 1.1, 1: 2.2, 2: 3.3, 5: 9.0}, {2: 3.0, 1: 2.0, 0: 1.0, 7: -9.0})
+    assert found == pytest.approx((0.2, 0.2 - 4.3027 * 0.1 / 3**0.5, 0.2 + 4.3027 * 0.1 / 3**0.5), abs=1e-5)
+    for few in ({0: 1.0}, {0: 1.0, 3: 2.0}, {0: 1.0, 1: float("inf")}, {0: 1.0, 1: float("nan")}):
+        assert np.isnan(report.difference(few, {0: 0.5, 1: 0.5, 2: 0.5})).all()
+
+
+def test_differences_are_shown_with_their_interval():
+    def shown(*values):
+        finals = {"fire": values, "vanilla": (0.5, 0.5, 0.5)}
+        every = {method: {seed: {"final": value} for seed, value in enumerate(of)} for method, of in finals.items()}
+        return report.difference_cell(every, "fire", "vanilla")
+
+    assert shown(0.6, 0.7, 0.8) == "+0.200 (-0.048 to +0.448)"
+    assert shown(0.5, 0.5, 0.5) == "0"
+    assert shown(0.6) == "–"
+
+
+def test_the_table_pairs_runs_of_one_seed():
+    """Seed 7 of the method has no partner; the seeds differ far more than the methods do."""
+    methods = {"fire": {0: ending(0.82), 1: ending(0.43), 7: ending(0.1)}, "vanilla": {1: ending(0.4), 0: ending(0.8)}}
+    head, _, fire, vanilla = report.table(methods, "vanilla").splitlines()
+    assert "minus vanilla (95 %)" in head
+    assert "+0.025 (-0.039 to +0.089)" in fire
+    assert "+" not in vanilla
+    assert "minus fire (95 %)" in report.table(methods, "fire")
+    assert "+" not in report.table({"fire": methods["fire"]}, "vanilla")  # no run of the reference has finished
+
+
+def ending(accuracy):
+    return replace(HISTORY, accuracy=series((19, 0.5), (59, accuracy)))
+
+
+def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
+    other = replace(IDLE, dfi=series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0 + 1e-12)))
+
+    def says_so(methods, method="redo"):
+        (line,) = [line for line in report.table(methods, next(iter(methods))).splitlines() if line.startswith(method)]
+        return re.search(r"0  .*  never acted  +–$", line) is not None
+
+    assert says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}})
+    assert not says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}}, "vanilla")
+    assert not says_so({"vanilla": {0: IDLE, 1: IDLE}, "redo": {0: IDLE, 1: other}})
+    assert not says_so({"vanilla": {0: IDLE}, "redo": {0: IDLE, 1: IDLE}})  # of seed 1 that is not known
+    assert not says_so({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
+
+
+@pytest.mark.slow
+def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
+    """Each time it looks, ReDo logs an event. The head has dead units, the other layers have not."""
+    where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
+    for name, threshold in (("redo", 0.0), ("resets", 0.9)):
+        arguments = f"{{threshold: {threshold}, start_chunk: 1, where: {where}}}"
+        set_method(recipe, name, f"intervention: {{class_path: ReDo, init_args: {arguments}}}\n")
+    compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
+    lines = (tmp_path / "out/table.txt").read_text().splitlines()[2:]
+    assert ["never acted" in line for line in lines] == [False, True, False]
+
+
+def test_the_summary_holds_mean_spread_and_difference(tmp_path):
+    methods = {
+        "vanilla": {0: ending(0.4), 1: ending(0.8)},
+        "fire": {0: ending(0.43), 1: ending(0.82)},
+        "single": {0: replace(IDLE, accuracy=series((19, 0.9), (59, 0.6)))},  # never recovers
+    }
+    report.write_summary(methods, "vanilla", tmp_path / "summary.csv")
+    lines = (tmp_path / "summary.csv").read_text().splitlines()
+    rows = {(row["method"], row["measure"]): row for row in csv.DictReader(lines)}
+    final = rows["fire", "final"]
+    assert [float(final[key]) for key in ("mean", "std", "difference", "low_95", "high_95")] == pytest.approx(
+        [0.625, 0.275772, 0.025, 0.025 - 12.7062 * 0.005, 0.025 + 12.7062 * 0.005], abs=1e-5
+    )
+    assert (final["seeds"], final["reference"]) == ("2", "vanilla")
+    assert rows["single", "final"]["difference"] == rows["single", "final"]["std"] == ""
+    assert [rows["vanilla", "final"][key] for key in ("difference", "low_95", "high_95")] == ["0", "0", "0"]
+    assert ("single", "sfe") not in rows
+    assert (rows["single", "recovery"]["mean"], rows["single", "recovery"]["std"]) == ("inf", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "methods", "expected"),
+    [
+        (None, ["fire", "vanilla"], "vanilla"),
+        (None, ["fire", "dash"], "fire"),
+        ("dash", ["vanilla", "dash"], "dash"),
+    ],
+)
+def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, expected):
+    assert report.reference_of(name, methods) == expected
+
+
+def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
+    pytest.importorskip("plotly")
+    write_page({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+    text = (tmp_path / "page.html").read_text()
+    for word in ("vanilla  0.800 \\u00b1 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
+        assert word in text
+    assert not re.search(r"<script[^>]+src=", text)
+
+
+def test_without_plotly_the_page_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
+    with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
+        write_page({"fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+
+
+def test_many_methods_have_colours_of_their_own():
+    assert len(set(report.colors(20))) == 20
+    assert len(report.colors(45)) == 45
+
+
+IDLE = replace(
+    HISTORY, dfi_before=None, dfi_after=None, sfe=None, lambda_max_before=None, lambda_max_after=None
+)  # a method without events, as vanilla
+
+
+def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
+    line = report.table({"vanilla": {0: IDLE}}, "vanilla").splitlines()[2]
+    assert "±" not in line
+    assert line.split() == ["vanilla", "1", "0.600", "0.700", "0.800", "–", "2.0", "4.000", "→", "4.000", "–"]
+
+
+def test_a_chunk_without_validation_is_left_out_of_the_average():
+    sparse = replace(HISTORY, accuracy=series((39, 0.6), (59, 0.8)))
+    assert report.numbers(sparse)["average"] == 0.8
+    assert report.numbers(sparse)["final"] == 0.8
+
+
+def test_the_axis_of_the_deviation_ends_at_1e_4(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    for lowest in (1e-13, 0.5):
+        histories = {"fire": {0: replace(HISTORY, dfi_after=np.array([lowest]))}}
+        report.draw(histories, tmp_path / "picture.png", "title")
+    (low, high), (unclipped, _) = (figure.axes[1].get_ylim() for figure in figures)
+    assert low == 1e-4 and high > 4
+    assert unclipped == pytest.approx(0.45, abs=0.01)
+    monkeypatch.undo()
+    plt.close("all")
+
+
+def test_runs_of_different_length_are_drawn_together(tmp_path, monkeypatch):
+    """Mean and spread at each place are of the runs that reach it."""
+    short = History(series((9, 0.6)), series((9, 4.0)), np.array([0, 10]), np.array([]), None, None, None)
+    seen, plot = [], Axes.plot
+
+    def remember(axis, x, y, **options):
+        seen.append((list(x), list(y)))
+        return plot(axis, x, y, **options)
+
+    monkeypatch.setattr(Axes, "plot", remember)
+    report.draw({"vanilla": {0: IDLE, 1: short}}, tmp_path / "picture.png", "title")
+    x, y = seen[0]
+    assert x == pytest.approx([0.45, 0.9, 0.95, 1.0, 1.475, 1.975])
+    assert y[:3] == pytest.approx([0.4, (0.6 + np.interp(0.9, [0.45, 0.95], [0.4, 0.5])) / 2, 0.5])
+    assert y[-1] == 0.8
+    assert (tmp_path / "picture.png").stat().st_size > 1000
+
+
+def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
+    with pytest.raises(ValueError, match="the module must log val/accuracy, as Classifier does"):
+        read_history(tmp_path)
+
+
+@pytest.mark.slow
+def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path, capsys):
+    """As Lightning wrote them down after all files and overrides."""
+    words = ["--set", "trainer.limit_train_batches=1", "--set", "data.init_args.batch_size=4"]
+    compare(recipe, "--methods", "vanilla", "--seeds", "2", "--first-seed", "10", *words)
+    for seed in (10, 11):
+        used = yaml.safe_load((tmp_path / f"out/vanilla/seed{seed}/config.yaml").read_text())
+        assert used["seed_everything"] == used["data"]["init_args"]["seed"] == seed
+        assert used["trainer"]["limit_train_batches"] == 1
+        assert used["data"]["init_args"]["batch_size"] == 4
+    capsys.readouterr()
+    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--first-seed", "10", *words, "trainer.max_epochs=6")
+    assert "trained before with other settings, training again: vanilla seed 10" in capsys.readouterr().out
+
+
+def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
+    assert len(runs.plan(find_recipe(recipe), ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
+
+
+def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
+    log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
+    assert runs._last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
+    assert runs._last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
+
+
+@pytest.mark.slow
+def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path):
+    words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
+    (run,) = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)["vanilla"]
+    history = read_history(tmp_path / "out/vanilla/seed0")
+    assert list(history.starts) == [0, 2, 4, 6]
+    assert np.isnan(run["final"])  # there was no validation in the last chunk
+
+
+@pytest.mark.parametrize(("jobs", "expected"), [(1, ["4"]), (3, ["4", "5", "4"])])
+def test_several_processes_share_the_gpus(monkeypatch, jobs, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    given = [runs._share(slot, jobs).get("CUDA_VISIBLE_DEVICES") for slot in range(jobs)]
+    assert given == expected
+
+
+def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
+    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path):
+        settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
+        assert settings["seed_everything"] == run.seed
+        assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
+        assert settings["trainer"]["max_epochs"] == 3
+        assert settings["trainer"]["enable_checkpointing"] is False
+
+
+SHARING = {
+    "fire": FIRE,
+    "full_reset": "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
+    "shrink": "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n",
+    "dash": "intervention: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
+    "l2": "intervention: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
+    "redo": "intervention: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
+    "cbp": "intervention:\n  class_path: ContinualBackprop\n"
+    "  init_args: {replacement_rate: 0.2, maturity: 1, start_chunk: 1}\n",
+    "snr": "intervention: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
+    "pi": "intervention:\n  class_path: PlasticityInjection\n"
+    "  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
+}
+
+
+@pytest.mark.slow
+def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
+    for name, overlay in SHARING.items():
+        set_method(recipe, name, overlay)
+    methods = ["vanilla", *SHARING]
+    monkeypatch.setattr(report, "draw", lambda *args, **options: None)
+    shared = main(["compare", str(recipe), "--output", "shared", "--seeds", "1", "--methods", *methods])
+    alone = ["--output", "alone", "--seeds", "1", "--no-shared-start"]
+    apart = main(["compare", str(recipe), *alone, "--methods", *methods])
+    for method in methods:
+        assert shared[method] == [pytest.approx(run, rel=1e-6, nan_ok=True) for run in apart[method]], method
+        one, other = (read_history(tmp_path / folder / method / "seed0") for folder in ("shared", "alone"))
+        assert list(one.starts) == list(other.starts) == [0, 4, 8, 12]
+        assert np.array_equal(one.accuracy, other.accuracy), method  # curves from the very first epoch on
+        assert np.array_equal(one.dfi, other.dfi), method
+        if method not in ("vanilla", "snr"):
+            vanilla = read_history(tmp_path / "alone" / "vanilla" / "seed0")
+            assert not np.array_equal(one.dfi, vanilla.dfi), f"{method} does nothing"
+    assert yaml.safe_load((tmp_path / "shared/fire/seed0/run.yaml").read_text())["ckpt_path"]
+    assert not list((tmp_path / "shared").rglob("*.ckpt"))
+    assert read_history(tmp_path / "shared/shared_start/seed0").starts[-1] == 4
+    assert not (tmp_path / "alone/shared_start").exists()
+
+
+def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
+    overlays = {
+        "waits": "intervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "at_once": "intervention: {class_path: FIRECallback, init_args: "
+        "{when: {class_path: AtNewData, init_args: {skip_first: false}}}}",
+        "by_default": "intervention: {class_path: ReDo}",
+        "both": "intervention:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+        "- {class_path: ReDo}\n",
+        "more": "model: {init_args: {warmup: 0.2}}\nintervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "no_method": "model: {init_args: {warmup: 0.2}}",
+        "users": "intervention: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
+        "muon": "intervention: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
+    }
+    for name, overlay in overlays.items():
+        set_method(recipe, name, overlay)
+    planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
+    shared = with_shared_starts(planned, {})
+    assert [run.method for run in shared] == [run.method for run in planned]
+    assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
+    assert len({run.start for run in shared if run.start}) == 2  # one for each seed
+    assert not any(run.start for run in with_shared_starts(planned, {"intervention": {"init_args": {"steps": 3}}}))
+    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # nobody to share with
+    set_base(recipe, BASE + MONITOR + "intervention: {class_path: ReDo}\n")
+    planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
+    assert not any(run.start for run in with_shared_starts(planned, {}))
+
+
+@pytest.mark.slow
+def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe, tmp_path, capsys):
+    """One chunk has no end before the training's, and data may not say where its chunks are."""
+    words = ["--methods", "vanilla", "fire", "--seeds", "1", "--set"]
+    compare(recipe, *words, "data.init_args.protocol.init_args.num_chunks=1")
+    for method in ("vanilla", "fire"):
+        assert "ckpt_path" not in yaml.safe_load((tmp_path / f"out/{method}/seed0/run.yaml").read_text())
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, *words, "data.init_args.batch_size=0")
+    assert len(re.findall("seed 0 FAILED: .*`batch_size` must be", capsys.readouterr().out)) == 2
+
+
+@pytest.mark.slow
+def test_a_method_that_cannot_be_built_fails_alone(recipe, capsys):
+    set_method(recipe, "typo", "intervention: {class_path: FullRest}")
+    set_method(recipe, "empty", "intervention: {class_path: FullReset, init_args: }\n")
+    with pytest.raises(SystemExit, match="2 of 3 runs failed"):
+        compare(recipe, "--methods", "typo", "empty", "vanilla", "--seeds", "1")
+    text = capsys.readouterr().out
+    assert "typo seed 0 FAILED" in text
+    assert "empty seed 0 FAILED" in text
+
+
+@pytest.mark.slow
+def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, monkeypatch):
+    """What runs is the recipe as it was."""
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    close = runs._close
+
+    def edit_and_close(*args):
+        set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
+        return close(*args)
+
+    monkeypatch.setattr(runs, "_close", edit_and_close)
+    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["intervention"]["init_args"]["steps"] == 5
+    (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    assert runs.is_finished(run, {}) and not runs.is_finished(edited, {})
+
+
+@pytest.mark.slow
+def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    text = recipe.read_text()
+    for same in (f"# what came of it\n{text}\n", re.sub("^( +)", r"\1\1", text, flags=re.MULTILINE)):
+        assert same != text
+        recipe.write_text(same)
+        (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+        assert runs.is_finished(again, {})
+    for new in ("steps: 6", "steps: '5'", ""):
+        other = text.replace("steps: 5", new)
+        assert other != text
+        recipe.write_text(other)
+        (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+        assert not runs.is_finished(changed, {})
+
+
+def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
+    assert runs._fingerprint(run, {}) == runs._fingerprint(elsewhere, {})
+
+
+def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
+    assert Recipe(tmp_path / "recipes/vision/warm_start/a.yaml", {}).name == Path("vision/warm_start/a")
+    assert Recipe(tmp_path / "mine.yaml", {}).name == Path("mine")
+
+
+def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
+    callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ProgressReport", "Timer"]
+
+
+def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with runs._stoppable():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, former)
+
+
+def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
+    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
+    (start,) = {run.start for run in planned}
+    at = lambda epoch: Progress(epoch, 110, 1, 2)  # noqa: E731
+    assert train._amount(planned, {start}, {start: at(50)}, [start]) == (None, 50)
+    assert train._amount(planned, {start}, {start: at(100)}, []) == (120, 100)
+    now = {start: at(100), planned[0]: at(110), planned[1]: at(105)}
+    assert train._amount(planned, {start}, now, [planned[1]]) == (120, 115)
+    alone = [replace(run, start=None) for run in planned]
+    assert train._amount(alone, set(), {alone[0]: at(30)}, [alone[0]]) == (220, 30)
+    later = [replace(run, epochs_before=90) for run in alone]
+    assert train._amount(later, set(), {later[0]: at(100)}, [later[0]]) == (40, 10)
+
+
+@pytest.mark.slow
+def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp_path):
+    compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
+    set_method(recipe, "shrink", SHARING["shrink"])
+    set_method(recipe, "full_reset", SHARING["full_reset"])
+    compare(recipe, "--methods", "vanilla", "fire", "shrink", "full_reset", "--seeds", "1")
+    assert "ckpt_path" in yaml.safe_load((tmp_path / "out/shrink/seed0/run.yaml").read_text())
+    set_method(recipe, "dash", SHARING["dash"])
+    compare(recipe, "--methods", "fire", "dash", "--seeds", "1")
+    assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())
+
+
+def test_the_table_is_utf8_whatever_the_system_writes_by_default(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
+    deliver(tmp_path, "0.8 ± 0.1", {"a.png": Path.touch, "a.csv": Path.touch}, "note")
+    assert (tmp_path / "table.txt").read_bytes() == "0.8 ± 0.1\n".encode()
+
+
+@pytest.mark.slow
+def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
+    words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
+    assert compare(recipe, *words, "--list") == {}
+    commands = capsys.readouterr().out.splitlines()
+    assert len(commands) == 4
+    assert not (tmp_path / "out").exists()
+    name, *rest = shlex.split(commands[3])
+    assert name == "lightning-fire"
+    assert main(rest)["fire"][0]["sfe"] > 0
+    assert "final accuracy" not in capsys.readouterr().out
+    assert [path.parent.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("finished.json")] == [
+        Path("fire/seed1")
+    ]
+    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
+    compare(recipe, *words)
+    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before

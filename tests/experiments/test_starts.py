@@ -1,0 +1,284 @@
+"""`lightning-fire compare` of a recipe with `starts`: a second phase from several checkpoints of the first."""
+
+import csv
+from dataclasses import replace
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from small_training import PlainData, PlainModule, trainer
+from tiny_recipe import set_method, write_recipe
+from token_files import write_tokens
+
+from lightning_fire import FIRECallback, Log, OptimizerReset
+from lightning_fire.cli import main
+from lightning_fire.data import TextDataModule
+from lightning_fire.experiments import phase_report
+from lightning_fire.experiments.phase_history import PhaseHistory, read_phase_history
+from lightning_fire.experiments.runs import _fingerprint, plan
+from lightning_fire.experiments.starts import SaveStarts, first_phases, second_phases
+from lightning_fire.modules import LanguageModel
+from lightning_fire.nets import GPT
+from lightning_fire.recipe.recipe import find_recipe
+
+BASE = """
+model:
+  class_path: LanguageModel
+  init_args:
+    net: {class_path: GPT, init_args: {vocab_size: 16, block_size: 8, depth: 1, heads: 2, dim: 16}}
+    learning_rate: 0.01
+    min_learning_rate: 0.001
+    warmup: [3, 0.25]
+data:
+  class_path: TextDataModule
+  init_args:
+    sources: {a: texts/a, b: texts/b}
+    phases: [{a: 1}, {b: 3, a: 1}]
+    epochs: [3, 2]
+    steps_per_epoch: 5
+    batch_size: 4
+    block_size: 8
+trainer:
+  accelerator: cpu
+  callbacks: [{class_path: OptimizerReset}]
+"""
+FIRE = """
+intervention:
+  class_path: FIRECallback
+  init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5, log: {curvature: false}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rising = np.tile(np.arange(16), 60)
+    write_tokens(tmp_path / "texts" / "a", rising, rising[:100], vocab_size=16)
+    write_tokens(tmp_path / "texts" / "b", rising[::-1], rising[99::-1], vocab_size=16)
+    return write_recipe(
+        tmp_path / "recipes" / "small.yaml", BASE, {"fire": FIRE}, starts="{best: best, early: 1, late: 3}"
+    )
+
+
+def compare(recipe, *words):
+    return main(["compare", str(recipe), "--output", "out", "--jobs", "2", *words])
+
+
+@pytest.mark.slow
+def test_a_whole_comparison(recipe, tmp_path, capsys):
+    results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
+    text = capsys.readouterr().out
+    assert list(results) == ["best", "early", "late"]
+    for by_method in results.values():
+        assert {method: len(runs) for method, runs in by_method.items()} == {"vanilla": 1, "fire": 1}
+        for run in by_method["vanilla"]:
+            assert run["steps_to_reference"] <= 10 and np.isnan(run["event_seconds"])
+        for run in by_method["fire"]:
+            assert run["final"] == pytest.approx(0.25 * run["final_a"] + 0.75 * run["final_b"], rel=1e-5)
+            assert 0 < run["event_seconds"] < 10
+    assert "start early: after 5 steps of phase 1" in text and "start late:  after 15 steps" in text
+    assert len((tmp_path / "out" / "table.txt").read_text().splitlines()) == 2 + 3 * 2
+    with open(tmp_path / "out" / "results.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[1]["final"]) == pytest.approx(results["best"]["fire"][0]["final"], rel=1e-5)
+    assert matplotlib.image.imread(tmp_path / "out" / "comparison.png").shape[1] > 1500
+    as_one_would_by_hand(tmp_path, results["early"]["fire"][0])
+
+    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("events.out.*")}
+    assert len(stamps) == 1 + 6
+    assert compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--starts", "late").keys() == {"late"}
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("events.out.*")} == stamps
+
+    (tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt").unlink()
+    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--starts", "late")
+    again = {path for path in (tmp_path / "out").rglob("events.out.*") if path not in stamps}
+    assert {path.parent.relative_to(tmp_path / "out").as_posix() for path in again} == {"first_phase/seed0"}
+
+
+def as_one_would_by_hand(folder, numbers):
+    """A fit that goes on from the checkpoint, with phase 1 as short as it was then, ends with the same loss."""
+    torch.manual_seed(0)
+    model = LanguageModel(GPT(16, 8, 1, 2, 16), learning_rate=0.01, min_learning_rate=0.001, warmup=[3, 0.25])
+    texts = {name: str(folder / "texts" / name) for name in ("a", "b")}
+    data = TextDataModule(texts, [{"a": 1}, {"b": 3, "a": 1}], [1, 2], 5, batch_size=4, block_size=8, seed=0)
+    fit = trainer(OptimizerReset(), FIRECallback(steps=5, log=Log(curvature=False)), max_epochs=3)
+    fit.callbacks[1].where.preset = "gpt"
+    fit.fit(model, datamodule=data, ckpt_path=folder / "out" / "first_phase" / "seed0" / "epoch=1.ckpt")
+    assert fit.global_step == 15 and fit.callbacks[1].num_events == 1
+    assert float(fit.callback_metrics["val/loss"]) == pytest.approx(numbers["final"], rel=1e-5)
+
+
+class Losses(PlainModule):
+    """Has the validation losses that it is told."""
+
+    def __init__(self, losses):
+        super().__init__()
+        self.losses = losses
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", self.losses[self.current_epoch])
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["saved_at"] = self.current_epoch
+
+
+class WithValidation(PlainData):
+    def val_dataloader(self):
+        return self.train_dataloader()
+
+
+def test_the_best_is_that_of_the_lowest_loss(tmp_path):
+    fit = trainer(SaveStarts([2, 5]), max_epochs=6, default_root_dir=tmp_path, num_sanity_val_steps=0)
+    fit.fit(Losses([5.0, 3.0, 4.0, 2.0, 2.0, 3.0]), WithValidation())
+    saved = {path.name: torch.load(path, weights_only=True)["saved_at"] for path in tmp_path.glob("*.ckpt")}
+    assert saved == {"best.ckpt": 3, "epoch=2.ckpt": 1, "epoch=5.ckpt": 4}
+
+
+class Silent(Losses):
+    """Validates, and logs nothing."""
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+def test_the_best_needs_a_loss(tmp_path):
+    with pytest.raises(MisconfigurationException, match="lowest val/loss: nobody logs it"):
+        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(Silent([]), WithValidation())
+
+
+def checkpoint(path, epochs):
+    path.parent.mkdir(parents=True)
+    torch.save({"epoch": epochs - 1, "global_step": 5 * epochs}, path)
+
+
+def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
+    set_method(recipe, "fire.late", FIRE.replace("steps: 5", "steps: 7"))
+    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "best.ckpt", 2)
+    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "late" / "x", 1)
+    torch.save({"epoch": 2, "global_step": 15}, tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt")
+    starts = {"best": "best", "late": 3}
+    small = replace(find_recipe(recipe), starts=starts)
+    runs = plan(small, ["vanilla", "fire"], [0], tmp_path / "out")
+    before = first_phases(small, [0], tmp_path / "out", {})
+    later = second_phases(runs, before, small, starts, {})
+    assert [run.name for run in later] == [
+        "best vanilla seed 0",
+        "best fire seed 0",
+        "late vanilla seed 0",
+        "late fire seed 0",
+    ]
+    assert [run.overrides["data"]["init_args"]["epochs"] for run in later] == [[2, 2], [2, 2], [3, 2], [3, 2]]
+    assert [len(run.configs) for run in later] == [1, 2, 1, 2]
+    assert ["steps: 5" in later[1].configs[1], "steps: 7" in later[3].configs[1]] == [True, True]
+    assert later[3].folder == tmp_path / "out" / "late" / "fire" / "seed0"
+
+
+def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp_path):
+    small = replace(find_recipe(recipe), starts={"early": 1})
+    (run,) = first_phases(small, [0], tmp_path, {"data": {"init_args": {"epochs": [4, 1]}}})
+    assert run.overrides["data"]["init_args"] == {"phases": [{"a": 1}], "epochs": [4]}
+    assert run.products == (tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt",)
+
+
+def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
+    """From the checkpoint after epoch 1, phase 2 has the same settings whether phase 1 goes on to 3 epochs or to 4."""
+    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "epoch=1.ckpt", 1)
+
+    def fingerprint(extra, starts):
+        small = replace(find_recipe(recipe), starts=starts)
+        before = first_phases(small, [0], tmp_path / "out", extra)
+        later = second_phases(plan(small, ["fire"], [0], tmp_path / "out"), before, small, {"early": 1}, extra)
+        assert later[0].overrides["data"]["init_args"]["epochs"] == [1, 2]
+        return [_fingerprint(run, extra) for run in (*before, *later)]
+
+    longer = {"data": {"init_args": {"epochs": [4, 2]}}}
+    as_it_is = fingerprint({}, {"early": 1})
+    assert not set(as_it_is) & set(fingerprint(longer, {"early": 1}))
+    assert as_it_is == fingerprint({}, {"early": 1, "best": "best"})  # which says only what is kept
+
+
+@pytest.mark.slow
+def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="no run of phase 1 finished"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "model.init_args.learning_rate=1e30")
+    assert "FAILED: it left no best.ckpt: was val/loss never a number" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "starts, message",
+    [
+        ("[1, 2]", "must give names to numbers of epochs or 'best'"),
+        ("{late: 0}", "must give names to numbers of epochs or 'best'"),
+        ("{late: worst}", "must give names to numbers of epochs or 'best'"),
+        ("{late: true}", "must give names to numbers of epochs or 'best'"),
+    ],
+)
+def test_starts_that_say_nothing_are_refused(recipe, starts, message):
+    write_recipe(recipe, BASE, {"fire": FIRE}, starts)
+    with pytest.raises(ValueError, match=message):
+        find_recipe(recipe)
+
+
+def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
+    def refused(*words):
+        with pytest.raises(SystemExit) as error:
+            compare(recipe, "--methods", "vanilla", *words)
+        return str(error.value) + capsys.readouterr().err
+
+    assert "--starts: no latest; there are best, early, late" in refused("--starts", "latest")
+    assert "--list and --no-shared-start are not for it" in refused("--list")
+    assert "checkpoint after 3 epochs, but phase 1 has 2" in refused("--set", "data.init_args.epochs=[2, 2]")
+    assert "need data with two `phases` or more" in refused("--set", "data.init_args.phases=[{a: 1}]")
+    assert "must be a number for each phase, got [1]" in refused("--set", "data.init_args.epochs=[1]")
+    assert "need data with two `phases` or more" in refused("--set", "data=rubbish")
+    assert "must be a number for each phase, got ['a', 2]" in refused("--set", "data.init_args.epochs=[a, 2]")
+    write_recipe(recipe, BASE, {"fire": FIRE})
+    assert "the recipe has no `starts`" in refused("--starts", "late")
+
+
+def history(*losses, seconds=float("nan")) -> PhaseHistory:
+    curve = np.arange(0, 10 * len(losses), 10), np.array(losses)
+    return PhaseHistory(loss=curve, by_text={"a": curve}, event_seconds=seconds, tokens_per_second=1.0)
+
+
+def test_steps_to_a_loss():
+    run = history(5.0, 3.0, 4.0, 2.0)
+    assert [run.steps_to(target) for target in (6, 3, 2.5, 2, 1.9)] == [0, 10, 30, 30, float("inf")]
+    assert (run.at_start, run.final) == (5.0, 2.0)
+
+
+def test_the_table_tells_how_many_seeds_reach_vanilla():
+    phases = {
+        "late": {
+            "vanilla": {0: history(4, 3, 2), 1: history(4, 3, 2)},
+            "fire": {0: history(5, 2, 1), 1: history(5, 3, 1)},
+            "lucky": {0: history(5, 2, 1), 1: history(5, 4, 3)},
+            "poor": {0: history(5, 4, 3), 1: history(5, 4, 3)},
+            "idle": {0: history(4, 3, 2), 1: history(4, 3, 2)},
+        }
+    }
+    lines = phase_report.table(phases, "vanilla").splitlines()[2:]
+    assert [line.split("  ")[-1].strip() for line in lines] == ["20", "15", "10 (1 of 2)", "never", "never acted"]
+    assert [" -1.000 (-1.000 to -1.000)" in line for line in lines] == [False, True, False, False, False]
+    assert "+0.000 (-12.706 to +12.706)" in lines[2]
+    by_fire = phase_report.table(phases, "fire").splitlines()
+    assert "minus fire (95 %)" in by_fire[0] and by_fire[0].endswith("steps to fire's")
+    assert phase_report.numbers(phases, "late", "poor", 0, "vanilla")["steps_to_reference"] == float("inf")
+    del phases["late"]["vanilla"]
+    assert phase_report.table(phases, "vanilla").splitlines()[2].split("  ")[-1].strip() == "–"
+
+
+def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
+    phases = {"late": {"vanilla": {0: history(4, 3, 2)}, "wild": {0: history(4, 3, float("nan"))}}}
+    firsts = {0: (np.arange(3), np.array([4.0, 3.0, 2.0]))}
+    phase_report.draw(phases, firsts, {"late": {0: 2}}, tmp_path / "picture.png", "title")
+    assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
+    assert phase_report.table(phases, "vanilla").splitlines()[3].split()[-2:] == ["–", "never"]
+
+
+def test_a_run_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"has not logged \['val/loss', 'val/loss_at_new_data'\]"):
+        read_phase_history(tmp_path)

@@ -1,0 +1,93 @@
+"""The table, the sentence and the figure of a comparison on a stream, from runs with known numbers."""
+
+import csv
+from pathlib import Path
+
+import matplotlib.image
+import numpy as np
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from lightning_fire.experiments import stream_report
+from lightning_fire.experiments.history import read_history
+from lightning_fire.experiments.publish import publish
+from lightning_fire.recipe.recipe import find_recipe
+
+TASKS, EPOCHS = 10, 2
+
+
+def log(folder: Path, online, acted: bool, dormant: float = 0.25) -> None:
+    """What a run on 10 tasks of 2 epochs, 5 steps each, logs."""
+    with SummaryWriter(str(folder)) as writer:
+        for epoch in range(TASKS * EPOCHS):
+            task, last = divmod(epoch, EPOCHS)
+            writer.add_scalar("plasticity/chunk", task, 5 * epoch)
+            writer.add_scalar("plasticity/dfi_normalized", 1.0, 5 * epoch + 4)
+            if last:
+                writer.add_scalar("val/accuracy", online[task] + 0.1, 5 * epoch + 4)
+                writer.add_scalar("train/online_accuracy", online[task], 5 * epoch + 4)
+                writer.add_scalar("plasticity/dormant_fraction", dormant, 5 * epoch + 4)
+            elif acted and task:
+                writer.add_scalar("fire/event", task, 5 * epoch)
+
+
+FALLING, RISING = np.linspace(0.5, 0.14, TASKS), np.linspace(0.5, 0.86, TASKS)
+
+
+@pytest.fixture
+def histories(tmp_path):
+    """Seeds differ by ±0.01; `level` by more, in both directions; `idle` never acts."""
+    curves = {
+        "vanilla": lambda seed: FALLING + 0.01 * seed,
+        "level": lambda seed: np.full(TASKS, 0.5) + 0.05 * seed * np.linspace(-1, 1, TASKS),
+        "idle": lambda seed: FALLING + 0.01 * seed,
+        "fire": lambda seed: RISING + 0.01 * seed + 0.02 * seed**2 * np.linspace(0, 1, TASKS),
+    }
+    found = {}
+    for method, curve in curves.items():
+        for seed in (-1, 0, 1):
+            log(tmp_path / "runs" / method / f"seed{seed}", curve(seed), acted=method in ("level", "fire"))
+            found.setdefault(method, {})[seed] = read_history(tmp_path / "runs" / method / f"seed{seed}")
+    return found
+
+
+def test_only_runs_with_online_accuracy_are_streams(histories):
+    assert stream_report.is_stream(histories)
+    assert histories["vanilla"][0].online[1].tolist() == pytest.approx(FALLING.tolist())
+
+
+def test_table(histories):
+    lines = stream_report.table(histories, "vanilla").splitlines()
+    cells = {line.split("  ")[0]: [cell.strip() for cell in line.split("  ") if cell] for line in lines}
+    # FALLING: 0.5, 0.46, … 0.14; the first and last fifth are two tasks
+    assert cells["vanilla"] == ["vanilla", "3", "0.480 ± 0.010", "0.160 ± 0.010", "0", "0.260 ± 0.010", "0.250 ± 0.000"]
+    assert "never acted" in cells["idle"]
+    # of the seeds of `fire`: 0.84 plus (-0.01, 0, 0.01) plus 0.02 · 17/18 for two of them
+    less = np.array([0.68 + 0.02 * 17 / 18, 0.68, 0.68 + 0.02 * 17 / 18])
+    half = 4.302653 * less.std(ddof=1) / np.sqrt(3)
+    assert cells["fire"][4] == f"+{less.mean():.3f} (+{less.mean() - half:.3f} to +{less.mean() + half:.3f})"
+
+
+def test_sentence(histories):
+    assert stream_report.sentence(histories) == (
+        "From the first tasks to the last, lost online accuracy: vanilla -32 points (0.48 to 0.16), idle -32 points"
+        " (0.48 to 0.16); neither lost nor gained: level; gained: fire +33 points (0.52 to 0.85)."
+    )
+    assert stream_report.sentence({"vanilla": {0: histories["vanilla"][0]}}) == ""
+
+
+def test_everything_is_written(histories, tmp_path, capsys):
+    publish(histories, "vanilla", find_recipe("quick_start"), tmp_path)
+    assert "From the first tasks to the last, lost" in capsys.readouterr().out
+    with open(tmp_path / "results.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"] == "vanilla" and row["seed"] == "0"]
+    assert {key: float(rows[0][key]) for key in ("online_first", "online_last", "test_last", "dormant_last")} == {
+        "online_first": pytest.approx(0.48),
+        "online_last": pytest.approx(0.16),
+        "test_last": pytest.approx(0.26),
+        "dormant_last": pytest.approx(0.25),
+    }
+    page = (tmp_path / "comparison.html").read_text()
+    assert "online accuracy" in page
+    assert "dormant units" in page
+    assert matplotlib.image.imread(tmp_path / "comparison.png").shape[:2] == (1050, 1400)
