@@ -34,6 +34,14 @@ class HasChunkAt(Protocol):
         """Return the chunk of an epoch from 0, also of one before a resume."""
 
 
+class HasReport(Protocol):
+    """The class of a DataModule."""
+
+    @property
+    def report(self) -> str:
+        """What `compare` reports: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
+
+
 class HasStepsPerChunk(Protocol):
     """A DataModule."""
 

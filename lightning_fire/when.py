@@ -312,6 +312,31 @@ class AnyOf(Schedule):
         return next((f"{schedule}: {reason}" for schedule, reason in reasons if reason), None)
 
 
+def idle_epochs(schedule: Any, horizon: Horizon) -> float:
+    """Return how many epochs of the first data pass in any case before a schedule is due, Inf: all of them.
+
+    Args:
+        schedule: Any schedule; 0 for those whose times are not known beforehand.
+        horizon: The end of training.
+
+    Example:
+        >>> idle_epochs(AtNewData(), Horizon()), idle_epochs(AtFraction(0.5), Horizon(max_epochs=9))
+        (inf, 5)
+    """
+    if isinstance(schedule, AnyOf):
+        return min(idle_epochs(each, horizon) for each in schedule.schedules)
+    end = horizon.max_epochs
+    if isinstance(schedule, AtNewData):
+        end = 1  # the first data is new once
+    elif not isinstance(schedule, AtEpochs | EveryNEpochs | AtFraction) or horizon.max_steps or not end:
+        return 0
+    clocks = (
+        Clock(epoch, epoch, new_data=epoch == 0, progress=epoch / end, progress_before=max(0, epoch - 1) / end)
+        for epoch in range(end)
+    )
+    return next((clock.epoch for clock in clocks if schedule.due(clock)), math.inf)
+
+
 def require_schedule(thing: Any) -> None:
     """Raise a TypeError unless `thing` has `due`, is an object instead of a class, and has a repr with its settings."""
     if isinstance(thing, type):

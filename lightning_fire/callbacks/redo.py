@@ -1,5 +1,6 @@
 """ReDo as a callback: recycling dormant neurons (Sokar et al., ICML 2023)."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,7 +13,7 @@ from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.methods.change import Change
-from lightning_fire.when import Clock, EveryNEpochs, Schedule
+from lightning_fire.when import Clock, EveryNEpochs, Horizon, Schedule
 from lightning_fire.where import HiddenUnits
 
 
@@ -64,6 +65,9 @@ class ReDo(EventCallback):
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return units_shown_later(self)
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

@@ -64,6 +64,8 @@ class ReplayDataModule(pl.LightningDataModule):
         MisconfigurationException: When training starts, if the module cannot act, or several processes train.
     """
 
+    report = "return"
+
     def __init__(
         self,
         environment: Callable[[], Any],

@@ -94,6 +94,8 @@ class TextDataModule(ArrivingData):
         FileNotFoundError: When training starts, if a file is missing.
     """
 
+    report = "loss"
+
     def __init__(
         self,
         sources: dict[str, str],

@@ -2,27 +2,46 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
-import numpy as np
 import yaml
-from matplotlib.axes import Axes
 
-from lightning_fire.experiments import report
-from lightning_fire.experiments.compare import add_common_arguments, nested, require_counts
-from lightning_fire.experiments.deliver import deliver, title_of
+from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.compare import (
+    add_common_arguments,
+    at_work_in,
+    engine_for,
+    nested,
+    require_counts,
+    title_of,
+    train_and_read,
+    with_monitor,
+)
 from lightning_fire.experiments.runs import Run, merged, plan
-from lightning_fire.experiments.shared_start import with_shared_starts
-from lightning_fire.experiments.train import train
-from lightning_fire.recipe.recipe import Recipe, find_recipe
+from lightning_fire.recipe.recipe import find_recipe
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from lightning_fire.experiments.report import Report
 
 _DEFAULT_STEPS = 10
-
-Numbers = Mapping[str, Sequence[Mapping[str, float]]]  # by method, of each run
+_MEASURES = {
+    "final": "final accuracy",
+    "lambda_max_before": "λ max before",
+    "lambda_max_after": "λ max after",
+    "dfi_after": "DfI after",
+    "sfe": "SFE/‖W‖²",
+}
+_NOTE = (
+    "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
+    "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment"
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -48,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
+def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run by method, and by number of steps as `fire,steps=N`."""
     options = parser().parse_args(args)
     try:
@@ -61,19 +80,21 @@ def main(args: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         runs = plan(recipe, options.methods, seeds, output)
         extra = nested(options.set)
         variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        engine = engine_for(recipe, options, output)
+    except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
+    extra = with_monitor(runs, extra)
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
-    histories, failed = train(every, options.jobs, extra)
-    reference = report.reference_of(None, options.methods)
-    numbers = {method: list(by_seed.values()) for method, by_seed in report.all_numbers(histories, reference).items()}
-    by_steps = {str(steps): numbers.get(of_steps[0].method, []) for steps, of_steps in variants.items()}
-    if failed:
-        raise SystemExit(f"{len(failed)} of {len(every)} runs failed")
-    by_method = {method: numbers[method] for method in options.methods}
-    _publish(histories, reference, by_method, by_steps, recipe, output)
-    return numbers
+    reference = "vanilla" if "vanilla" in options.methods else options.methods[0]
+    with at_work_in(output), closing(engine):
+        report, failed = train_and_read(every, engine, extra, reference, options)
+    if failed or report is None:
+        raise SystemExit(f"{failed} of {len(every)} runs failed")
+    by_method = {method: method for method in options.methods}
+    by_steps = {str(steps): of_steps[0].method for steps, of_steps in variants.items()}
+    publish(report, by_method, by_steps, output, title_of(recipe))
+    return report.numbers
 
 
 def _steps(word: str) -> int | str:
@@ -99,92 +120,77 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
     ]
 
 
-def _publish(
-    histories: report.Histories,
-    reference: str,
-    by_method: Numbers,
-    by_steps: Numbers,
-    recipe: Recipe,
-    output: Path,
+def publish(
+    report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
-    tables = [table(rows, head, reference, by_method) for head, rows in (("method", by_method), ("steps", by_steps))]
-    deliver(
-        output,
-        "\n\n".join(tables),
-        {
-            "results.csv": partial(report.write_csv, histories, reference),
-            "ablation.png": partial(draw, by_method, by_steps, title=title_of(recipe)),
-        },
-        "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
-        "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment\n"
-        f"{report.MINUS}; steps: of FIRE",
-        name="ablation.txt",
-    )
+    """Write everything and print the tables.
+
+    Args:
+        report: Of all runs.
+        by_method: Rows of the first table, and the methods that they show.
+        by_steps: The same of the second, by number of steps.
+        output: Folder of the results.
+        title: Of the figure.
+    """
+    from lightning_fire.experiments.report import MINUS, deliver
+
+    tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
+    results = partial(report.numbers.droplevel("start").to_csv, float_format="%.6g")
+    figure = partial(draw, report, by_method, by_steps, title=title)
+    files = {"results.csv": results, "ablation.png": figure}
+    deliver(output, "\n\n".join(tables), files, f"{_NOTE}\n{MINUS}; steps: of FIRE", name="ablation.txt")
 
 
-_MEASURES = {
-    "final": "final accuracy",
-    "lambda_max_before": "λ max before",
-    "lambda_max_after": "λ max after",
-    "dfi_after": "DfI after",
-    "sfe": "SFE/‖W‖²",
-}
-
-
-def table(numbers: Numbers, head: str, reference: str, by_method: Numbers) -> str:
+def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
     """Format the measures of an ablation for a terminal."""
+    from lightning_fire.experiments.report import aligned, difference_cell, with_spread
+
     final, *measures = _MEASURES.values()
-    rows = [[head, final, f"minus {reference} (95 %)", *measures]]
-    every = {name: dict(enumerate(runs)) for name, runs in {**by_method, **numbers}.items()}
-    for name, runs in numbers.items():
-        final, *measures = (report.with_spread([run[measure] for run in runs]) for measure in _MEASURES)
-        rows.append([name, final, report.difference_cell(every, name, reference), *measures])
-    return report.aligned(rows)
+    lines = [[head, final, f"minus {report.reference} (95 %)", *measures]]
+    for name, method in rows.items():
+        final, *measures = (with_spread(list(report.of("", method, measure).values())) for measure in _MEASURES)
+        less = difference_cell(report.of("", method, "final"), report.of("", report.reference, "final"))
+        lines.append([name, final, less, *measures])
+    return aligned(lines)
 
 
-def draw(by_method: Numbers, by_steps: Numbers, path: Path, title: str) -> None:
+def draw(report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], path: Path, title: str) -> None:
     """Draw the figure: mean and standard deviation (n - 1) over the seeds."""
+    import matplotlib.pyplot as plt
+
+    means = report.numbers.groupby("method").mean()
+    spreads = report.numbers.groupby("method").std().fillna(0.0)
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
     figure.suptitle(title, parse_math=False)
     accuracy, along, *bars = axes.values()
-    _curve(accuracy, by_steps, "final", "C0")
+
+    def curve(axis: "Axes", measure: str, color: str, label: str | None = None) -> None:
+        values, errors = (frame.loc[list(by_steps.values()), measure] for frame in (means, spreads))
+        axis.errorbar(list(by_steps), values, errors, color=color, label=label, marker="o", capsize=3)
+
+    curve(accuracy, "final", "C0")
     if "vanilla" in by_method:
-        (level,), _ = _mean_and_spread({"vanilla": by_method["vanilla"]}, "final")
+        level = means.loc["vanilla", "final"]
         accuracy.axhline(level, color="black", linestyle="--", linewidth=1, label="vanilla")
         accuracy.legend()
     accuracy.set_ylabel("final accuracy")
-    _curve(along, by_steps, "dfi_after", "C0", "normalised DfI")
-    _curve(along, by_steps, "sfe", "C1", "SFE / ‖W‖²")
+    curve(along, "dfi_after", "C0", "normalised DfI")
+    curve(along, "sfe", "C1", "SFE / ‖W‖²")
     along.set_yscale("log")
     along.set_ylabel("right after the event")
     along.legend()
     for axis in (accuracy, along):
         axis.set_xlabel("Newton–Schulz steps of FIRE")
+        axis.grid(alpha=0.25)
     names = {"lambda_max_after": "λ max of the Hessian, new data", "dfi_after": "normalised DfI", "sfe": "SFE / ‖W‖²"}
     for axis, (measure, name) in zip(bars, names.items(), strict=True):
-        there = {m: runs for m, runs in by_method.items() if not np.isnan([run[measure] for run in runs]).any()}
-        _bars(axis, there, measure)
+        there = means.loc[list(by_method), measure].dropna()
+        colors = ["C0" if method == "fire" else "0.7" for method in there.index]
+        axis.bar(list(there.index), there, yerr=spreads.loc[there.index, measure], color=colors, capsize=3)
+        axis.set_xticks(range(len(there)), list(there.index), rotation=30, ha="right", parse_math=False)
         axis.set_ylabel(name)
-    negative = any(run["lambda_max_after"] <= 0 for runs in by_method.values() for run in runs)
+        axis.grid(axis="y", alpha=0.25)
+    negative = (report.numbers["lambda_max_after"] <= 0).any()
     bars[0].set_yscale("symlog" if negative else "log")
     figure.savefig(path, dpi=140, format="png")
     plt.close(figure)
-
-
-def _curve(axis: Axes, numbers: Numbers, measure: str, color: str, label: str | None = None) -> None:
-    mean, spread = _mean_and_spread(numbers, measure)
-    axis.errorbar(list(numbers), mean, spread, color=color, label=label, marker="o", capsize=3)
-    axis.grid(alpha=0.25)
-
-
-def _bars(axis: Axes, numbers: Numbers, measure: str) -> None:
-    mean, spread = _mean_and_spread(numbers, measure)
-    colors = ["C0" if method == "fire" else "0.7" for method in numbers]
-    axis.bar(list(numbers), mean, yerr=spread, color=colors, capsize=3)
-    axis.set_xticks(range(len(numbers)), list(numbers), rotation=30, ha="right", parse_math=False)
-    axis.grid(axis="y", alpha=0.25)
-
-
-def _mean_and_spread(numbers: Numbers, measure: str) -> tuple[list[float], list[float]]:
-    columns: list[list[Any]] = [[run[measure] for run in runs] for runs in numbers.values()]
-    return [float(np.mean(c)) for c in columns], [float(np.std(c, ddof=1)) if len(c) > 1 else 0.0 for c in columns]

@@ -1,24 +1,26 @@
 """`lightning-fire compare`."""
 
 import argparse
+import json
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_fire.experiments import report, return_report
-from lightning_fire.experiments.history import read_history
-from lightning_fire.experiments.phases import compare_phases
-from lightning_fire.experiments.publish import publish
-from lightning_fire.experiments.return_history import has_returns, read_returns
-from lightning_fire.experiments.runs import Run, default_jobs, merged, plan
-from lightning_fire.experiments.shared_start import with_shared_starts
-from lightning_fire.experiments.starts import chosen_starts, first_phases
-from lightning_fire.experiments.train import train
-from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
+from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan
+from lightning_fire.recipe.recipe import Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from lightning_fire.experiments.engines import Engine
+    from lightning_fire.experiments.report import Report
 
 # what the table needs, where a recipe has none: it measures the weights, at the end of each epoch
 _MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
@@ -31,7 +33,8 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
         " deviation over the seeds, difference to a reference), and write it as CSV, as a picture and as a page."
-        " Finished runs are not run again; a run that fails is reported and does not stop the others.",
+        " Finished runs are not run again, interrupted ones go on from their last checkpoint; a run that fails is"
+        " reported and does not stop the others.",
     )
     parser.add_argument(
         "--methods",
@@ -63,10 +66,11 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--list",
         action="store_true",
-        help="train nothing, print a command for each run, for a scheduler such as sbatch --array or for GNU parallel;"
-        " when they are done, the command without --list prints the table. Each trains its first chunk by itself",
+        help="train nothing, print a command for each run, for GNU parallel or another scheduler; when they are done,"
+        " the command without --list prints the table. Each trains its first chunk by itself",
     )
     parser.add_argument("--no-report", action="store_true", help="train, but print and write no results")
+    parser.add_argument("--json", action="store_true", help="at the end print the numbers of all runs as JSON lines")
     return parser
 
 
@@ -77,9 +81,6 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
     parser.add_argument(
-        "--jobs", type=int, default=default_jobs(), help="processes (default: one for each GPU, or else for each core)"
-    )
-    parser.add_argument(
         "--set",
         nargs="*",
         action="extend",
@@ -87,6 +88,35 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
         metavar="KEY=VALUE",
         help="override recipe keys in every run; keys under intervention only where every method has them",
     )
+    parser.add_argument("--metric", metavar="KEY", help="what validation logs and is compared (default: val/accuracy)")
+    parser.add_argument(
+        "--mode", choices=["max", "min"], default="max", help="whether more of --metric is better, or less"
+    )
+    where = parser.add_argument_group("where it runs")
+    where.add_argument(
+        "--engine",
+        choices=["local", "slurm", "ray"],
+        default="local",
+        help="this machine; or jobs of Slurm, 'lightning-fire[slurm]'; or tasks of Ray, 'lightning-fire[ray]'",
+    )
+    where.add_argument(
+        "--engine-set",
+        nargs="*",
+        action="extend",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for Slurm what sbatch takes, as partition=gpu (cluster=local: no Slurm, to try); for Ray what ray.init"
+        " takes, as address=auto",
+    )
+    where.add_argument(
+        "--jobs", type=int, help="runs at a time (default: here one for each GPU, or else each core; elsewhere 1000)"
+    )
+    where.add_argument("--cpus", type=int, help="cores of a run (default: a fair share; elsewhere 1)")
+    where.add_argument("--gpus", type=int, help="GPUs of a run (default: here one if there is any; elsewhere 0)")
+    where.add_argument(
+        "--minutes", type=int, help="time of a job of Slurm, which then goes on in another (default: a day)"
+    )
+    where.add_argument("--max-minutes", type=float, help="stop after this time; the same command goes on")
 
 
 def require_counts(options: argparse.Namespace) -> None:
@@ -97,47 +127,156 @@ def require_counts(options: argparse.Namespace) -> None:
             raise ValueError(f"--{name} must be at least 1, got {value}")
 
 
-def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the command, and return for each method the numbers of each run, see `report.COLUMNS`.
+def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
+    """Return the engine that the options name, with the resources of the recipe, or else of the options."""
+    from lightning_fire.experiments.engines import Resources, engine_of
 
-    Of a recipe with `starts`, of each start; of reinforcement learning see `return_report.numbers`.
+    given = {name: getattr(options, name) for name in ("cpus", "gpus", "minutes")}
+    resources = {**recipe.resources, **{name: value for name, value in given.items() if value is not None}}
+    try:
+        of_run = Resources(**resources)
+    except TypeError:
+        raise ValueError(f"`resources` in {recipe.path} may have cpus, gpus and minutes, got {resources}") from None
+    return engine_of(options.engine, output, options.jobs, of_run, nested(options.engine_set, "--engine-set"))
+
+
+def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
+    """Run the command, and return the numbers of each run, a row each by start, method and seed.
+
+    What the columns are, the `measures` of `ChunkReport`, `ReturnReport` and `PhaseReport` say.
     """
     options = parser().parse_args(args)
     try:
         recipe = find_recipe(options.recipe)
         output = options.output or Path("runs") / recipe.name
         require_counts(options)
-        reference = report.reference_of(options.reference, options.methods)
+        reference = _reference(options)
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(recipe, options.methods, seeds, output)
         extra = nested(options.set)
         starts = chosen_starts(recipe.starts, options.starts)
         if starts and (options.list or options.no_shared_start):
             raise ValueError(f"{recipe.path} has `starts`: --list and --no-shared-start are not for it")
-        before = first_phases(recipe, seeds, output, extra) if starts else []
-    except (FileNotFoundError, ValueError, yaml.YAMLError) as error:
+        if options.list:
+            print("\n".join(_command_of(run, options) for run in runs))
+            return None
+        if starts:
+            runs = with_first_phases(runs, recipe, starts, extra)
+        engine = engine_for(recipe, options, output)
+    except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
-    if starts:
-        publishes = not options.no_report
-        return compare_phases(before, runs, reference, recipe, starts, output, options.jobs, extra, publishes)
-    if options.list:
-        print("\n".join(_command_of(run, options) for run in runs))
-        return {}
-    with_returns = has_returns(runs, extra)
-    if not with_returns and not any("PlasticityMonitor" in text for text in runs[0].configs):
-        extra = merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
-    if not options.no_shared_start:
+    extra = with_monitor(runs, extra)
+    if not starts and not options.no_shared_start:
         runs = with_shared_starts(runs, extra, options.keep_starts)
-    histories, failed = train(runs, options.jobs, extra, read_returns if with_returns else read_history)
-    if not histories:
-        raise SystemExit("no run finished")
-    histories = {method: histories[method] for method in options.methods if method in histories}
-    if not options.no_report:
-        (return_report.publish if with_returns else publish)(histories, reference, recipe, output)
+    with at_work_in(output, alone=not options.no_report), closing(engine):
+        report, failed = train_and_read(runs, engine, extra, reference, options)
+        if report is None:
+            raise SystemExit("no run finished")
+        if not options.no_report:
+            report.publish(output, title_of(recipe))
+        if options.json:
+            for row in report.numbers.reset_index().to_dict("records"):
+                print(json.dumps({key: None if value != value else value for key, value in row.items()}))
     if failed:
-        raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
-    numbers = return_report.all_numbers(histories) if with_returns else report.all_numbers(histories, reference)
-    return {method: list(by_seed.values()) for method, by_seed in numbers.items()}
+        raise SystemExit(f"{failed} of {len(runs)} runs failed")
+    return report.numbers
+
+
+def _reference(options: argparse.Namespace) -> str:
+    reference = options.reference or ("vanilla" if "vanilla" in options.methods else options.methods[0])
+    if reference not in options.methods:
+        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(options.methods)}")
+    return reference
+
+
+def train_and_read(
+    runs: Sequence[Run], engine: "Engine", extra: Mapping[str, Any], reference: str, options: argparse.Namespace
+) -> tuple["Report | None", int]:
+    """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
+    from lightning_fire.experiments.chunks import ChunkReport, Metric
+    from lightning_fire.experiments.logs import read_curves
+    from lightning_fire.experiments.phases import PhaseReport
+    from lightning_fire.experiments.returns import ReturnReport
+    from lightning_fire.experiments.runner import train
+
+    failed, curves = train(runs, engine, extra, options.max_minutes), {}
+    kind, metric = declared_report(runs[0], extra), getattr(options, "metric", None)
+    if metric is None and kind == "loss" and not runs[0].branch:
+        metric, options.mode = "val/loss", "min"
+    chunks = Metric(metric, options.mode) if metric else Metric()
+    report = PhaseReport if runs[0].branch else ReturnReport if kind == "return" else ChunkReport
+    for run in sorted(runs, key=lambda run: list(dict.fromkeys(r.method for r in runs)).index(run.method)):
+        if run in failed:
+            continue
+        found = read_curves(run.folder)
+        if lacking := report.lacking(found, chunks) if report is ChunkReport else report.lacking(found):
+            failed[run] = f"{run.folder} has not logged {sorted(lacking)}, as {report.needs} does"
+        else:
+            curves[run.branch, run.method, run.seed] = found
+    for run, reason in failed.items():
+        log = run.log if run.log.is_file() or run.start is None else run.start.log
+        print(f"\n{run.name} FAILED: {reason}  (see {log})")
+    if not curves:
+        return None, len(failed)
+    if report is PhaseReport:
+        order = list(dict.fromkeys(run.branch for run in runs))
+        curves = dict(sorted(curves.items(), key=lambda pair: order.index(pair[0][0])))
+        before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
+        taken: dict[str, dict[int, int]] = {}
+        for run in runs:
+            if run not in failed:
+                taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
+        return PhaseReport(curves, reference, before, taken), len(failed)
+    return ReturnReport(curves, reference) if report is ReturnReport else ChunkReport(curves, reference, chunks), len(
+        failed
+    )
+
+
+def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration for all runs, with the callback that the table needs."""
+    there = runs[0].branch or any("PlasticityMonitor" in text for text in runs[0].configs)
+    if there or declared_report(runs[0], extra) == "return":
+        return dict(extra)
+    return merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
+
+
+def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
+    """Return which report the data of a run declares, see `contracts.HasReport`."""
+    import importlib
+
+    try:
+        module, _, name = run.recipe(extra)["data"]["class_path"].rpartition(".")
+        return getattr(getattr(importlib.import_module(module or "lightning_fire.data"), name), "report", "accuracy")
+    except Exception:  # of any kind: the run itself will say what is wrong
+        return "accuracy"
+
+
+@contextmanager
+def at_work_in(output: Path, alone: bool = True) -> Iterator[None]:
+    """Refuse to work in a folder where another comparison is at work; those without a report may be several."""
+    try:
+        import fcntl
+
+        output.mkdir(parents=True, exist_ok=True)
+        handle = os.open(output, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows has no such locks; the runs will say what is wrong with the folder
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"another comparison is at work in {output}: wait, or choose another --output") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def title_of(recipe: Recipe) -> str:
+    """Return the title of a picture."""
+    return " / ".join(recipe.name.parts).replace("_", " ")
 
 
 def _command_of(run: Run, options: argparse.Namespace) -> str:
@@ -146,23 +285,23 @@ def _command_of(run: Run, options: argparse.Namespace) -> str:
     return shlex.join([*words, *(["--set", *options.set] if options.set else [])])
 
 
-def nested(assignments: Sequence[str]) -> dict:
+def nested(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:
     """Turn `["trainer.max_epochs=3"]` into `{"trainer": {"max_epochs": 3}}`."""
-    result: dict = {}
+    result: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
         if not equals:
-            raise ValueError(f"--set takes KEY=VALUE, got {assignment!r}")
+            raise ValueError(f"{option} takes KEY=VALUE, got {assignment!r}")
         *parents, last = key.split(".")
         place = result
         for parent in parents:
             place = place.setdefault(parent, {})
             if not isinstance(place, dict):
-                raise ValueError(f"--set gives {parent!r} a value and, in {assignment!r}, keys below it")
+                raise ValueError(f"{option} gives {parent!r} a value and, in {assignment!r}, keys below it")
         if isinstance(place.get(last), dict):
-            raise ValueError(f"--set gives {last!r} keys below it and, in {assignment!r}, a value")
+            raise ValueError(f"{option} gives {last!r} keys below it and, in {assignment!r}, a value")
         if last in place:
-            raise ValueError(f"--set gives {key} twice")
+            raise ValueError(f"{option} gives {key} twice")
         require_unambiguous(value)
         place[last] = yaml.safe_load(value)
     return result

@@ -1,84 +1,140 @@
-"""The comparison of a recipe with `starts`: phase 1 once for each seed, then phase 2 from each checkpoint."""
+"""The report of a second phase of training that goes on from several checkpoints of the first."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Any
+import re
+from collections.abc import Mapping
+from functools import cached_property
 
-from lightning_fire.experiments import phase_report
-from lightning_fire.experiments.deliver import deliver, place, title_of
-from lightning_fire.experiments.phase_history import PhaseHistory, read_first_phase, read_phase_history
-from lightning_fire.experiments.report import MINUS
-from lightning_fire.experiments.runs import Run
-from lightning_fire.experiments.starts import FIRST_PHASE, checkpoint_of, epochs_and_steps_of, second_phases
-from lightning_fire.experiments.train import train_each
-from lightning_fire.recipe.recipe import Recipe
+import numpy as np
+
+from lightning_fire.experiments.logs import Curves, Name, Series
+from lightning_fire.experiments.pictures import Panel
+from lightning_fire.experiments.report import Column, Report
+
+LOSS, AT_START = "val/loss", "val/loss_at_new_data"
+FIRST_PHASE = "first_phase"
 
 
-def compare_phases(
-    before: Sequence[Run],
-    runs: Sequence[Run],
-    reference: str,
-    recipe: Recipe,
-    starts: Mapping[str, int | str],
-    output: Path,
-    jobs: int,
-    extra: dict[str, Any],
-    publish: bool = True,
-) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Train, print the table, write it as CSV and picture, and return the numbers of each start, method and run."""
-    print(f"phase 1: {len(before)} runs")
-    firsts, failed_before = train_each(before, jobs, extra, read_first_phase)
-    after = second_phases(runs, list(firsts), recipe, starts, extra)
-    if not after:
-        raise SystemExit("no run of phase 1 finished")
-    print(f"phase 2: {len(after)} runs")
-    curves, failed = train_each(after, jobs, extra, read_phase_history)
-    if not curves:
-        raise SystemExit("no run finished")
-    phases: dict[str, dict[str, dict[int, PhaseHistory]]] = {}
-    methods = list(dict.fromkeys(run.method for run in runs))
-    for run, curve in sorted(curves.items(), key=lambda pair: methods.index(pair[0].method)):
-        phases.setdefault(run.branch, {}).setdefault(run.method, {})[run.seed] = curve
-    phases = {name: phases[name] for name in starts if name in phases}
-    if publish:
-        _publish(phases, reference, {run.seed: curve for run, curve in firsts.items()}, recipe, starts, output)
-    if failed or failed_before:
-        raise SystemExit(f"{len(failed) + len(failed_before)} of {len(after) + len(before)} runs failed")
-    return {
-        start: {
-            m: [phase_report.numbers(phases, start, m, seed, reference) for seed in by_seed]
-            for m, by_seed in methods_.items()
+def since_start(curves: Curves, text: str = "") -> Series:
+    """Return the validation loss over the optimizer steps of the phase, that just after the event at 0.
+
+    Args:
+        curves: Of a run that went on from a checkpoint.
+        text: `/name` for the loss of one of the texts.
+    """
+    (began, *_), _ = curves[AT_START]
+    steps, values = curves[f"{LOSS}{text}"]
+    first = curves.get(f"{AT_START}{text}", (np.array([]), np.array([])))
+    return np.append(first[0] - began, steps + 1 - began), np.append(first[1], values)
+
+
+class PhaseReport(Report):
+    """Of the validation loss of phase 2, from each of the checkpoints of phase 1.
+
+    Args:
+        curves: Of the runs of phase 2.
+        reference: See `Report`.
+        first: Of the trainings of phase 1, by seed.
+        taken: By start and seed: steps of phase 1 after which the checkpoint was written.
+    """
+
+    needs = "LanguageModel"
+    side_by_side = True
+    acts_on = (LOSS,)
+
+    def __init__(
+        self,
+        curves: Mapping[Name, Curves],
+        reference: str,
+        first: Mapping[int, Curves],
+        taken: Mapping[str, Mapping[int, int]],
+    ):
+        self.first, self.taken = first, taken
+        super().__init__(curves, reference)
+
+    @classmethod
+    def lacking(cls, curves: Curves) -> set[str]:
+        """Return the keys that a run should have logged."""
+        return {LOSS, AT_START} - set(curves)
+
+    @property
+    def note(self) -> str:  # type: ignore[override]
+        """Return what the numbers of the table are."""
+        return (
+            "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; steps"
+            f" to {self.reference}'s: until the loss is that of {self.reference} at the end"
+        )
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """Return the names of the texts with a validation loss of their own."""
+        keys = dict.fromkeys(key for run in self.curves.values() for key in run if key.startswith(f"{LOSS}/"))
+        return [key.removeprefix(f"{LOSS}/") for key in keys]
+
+    def measures(self, name: Name) -> dict[str, float]:
+        """Reduce a run to its numbers.
+
+        `at_start`: validation loss just after the event; `final`: at the end; `final_{text}`: of each text by itself;
+        `steps_to_reference`: optimizer steps until the loss is at or below the final one of the reference, Inf if it
+        never is, NaN without a reference; `event_seconds`: time that the method took, NaN if it has not logged any.
+        """
+        run, (start, _, seed) = self.curves[name], name
+        steps, losses = since_start(run)
+        other = self.curves.get((start, self.reference, seed))
+        target = np.nan if other is None else since_start(other)[1][-1]
+        reached = steps[losses <= target]
+        own = [key for key in run if re.fullmatch(r"[^/]+/seconds", key) and key != "plasticity/seconds"]
+        texts = {f"final_{text}": run[f"{LOSS}/{text}"][1][-1] for text in self.texts if f"{LOSS}/{text}" in run}
+        return {
+            "at_start": losses[0] if steps[0] == 0 else np.nan,
+            "final": losses[-1],
+            **texts,
+            "steps_to_reference": np.nan if other is None else reached[0] if len(reached) else np.inf,
+            "event_seconds": run[own[0]][1][-1] if len(own) == 1 else np.nan,
         }
-        for start, methods_ in phases.items()
-    }
 
+    def columns(self) -> list[Column]:
+        """Return the columns of the table."""
+        return [
+            Column("loss after the event", "at_start"),
+            Column("final loss", "final"),
+            Column(f"minus {self.reference} (95 %)", "final", "minus"),
+            *(Column(f"on {text}", f"final_{text}") for text in self.texts),
+            Column(f"steps to {self.reference}'s", "steps_to_reference", "reached", digits=0, idle=True),
+        ]
 
-def _publish(
-    phases: phase_report.Phases,
-    reference: str,
-    firsts: phase_report.Firsts,
-    recipe: Recipe,
-    starts: Mapping[str, int | str],
-    output: Path,
-) -> None:
-    taken = {
-        name: {
-            seed: epochs_and_steps_of(checkpoint_of(output / FIRST_PHASE / f"seed{seed}", starts[name]))[1]
-            for seed in firsts
-        }
-        for name in phases
-    }
-    deliver(
-        output,
-        phase_report.table(phases, reference),
-        {
-            "results.csv": partial(phase_report.write_csv, phases, reference),
-            "comparison.png": partial(phase_report.draw, phases, firsts, taken, title=title_of(recipe)),
-        },
-        "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; steps to"
-        f" {reference}'s: until the loss is that of {reference} at the end\n{MINUS}",
-    )
-    for name, by_seed in taken.items():
-        place(f"start {name}", f"after {', '.join(f'{steps:.0f}' for steps in by_seed.values())} steps of phase 1")
-    place("TensorBoard", f"tensorboard --logdir {output}")
+    def remarks(self) -> list[str]:
+        """Tell where the starts lie."""
+        return [
+            f"start {name}: after {', '.join(map(str, by_seed.values()))} steps of phase 1"
+            for name, by_seed in self.taken.items()
+        ]
+
+    def panels(self) -> list[Panel]:
+        """Return the loss of phase 1 with the places of the checkpoints, and of phase 2 from each of them.
+
+        The axes of phase 2 cover what the methods reach; the loss just after an event may lie above.
+        """
+        steps_and_losses = [(steps + 1, losses) for steps, losses in (run[LOSS] for run in self.first.values())]
+        places: dict[float, str] = {}
+        for start, by_seed in self.taken.items():
+            place = float(np.mean(list(by_seed.values())))
+            places[place] = f"{places[place]}, {start}" if place in places else start
+        first = Panel(
+            {"phase 1": steps_and_losses},
+            x="optimizer steps",
+            y="validation loss (nats per token)",
+            title="phase 1",
+            lines=places,
+        )
+        ends = [loss for loss in self.numbers["final"] if np.isfinite(loss)] or [0.0]
+        low, high = min(ends) - 0.1 * np.ptp(ends) - 1e-3, max(ends) + 1.5 * np.ptp(ends) + 1e-2
+        second: dict[str, dict[str, list[Series]]] = {}
+        for (start, method, _), run in self.curves.items():
+            second.setdefault(start, {}).setdefault(method, []).append(since_start(run))
+        return [
+            first,
+            *(
+                Panel(curves, "optimizer steps of phase 2", "", f"phase 2 from {start}", low=low, high=high)
+                for start, curves in second.items()
+            ),
+        ]

@@ -1,31 +1,34 @@
 """`lightning-fire sweep`: tries the hyper-parameters of a method, chosen by Optuna."""
 
 import argparse
+import hashlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from math import isnan
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_fire.experiments import report
-from lightning_fire.experiments.compare import add_common_arguments, nested, require_counts
-from lightning_fire.experiments.history import History
-from lightning_fire.experiments.publish import publish
+from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.compare import (
+    add_common_arguments,
+    at_work_in,
+    engine_for,
+    nested,
+    require_counts,
+    title_of,
+    train_and_read,
+    with_monitor,
+)
 from lightning_fire.experiments.runs import Run, merged, plan
-from lightning_fire.experiments.train import train
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 _ARGUMENTS = "intervention.init_args"
 
 Setting = dict[str, Any]
-
-
-class _FailedError(Exception):
-    """A run of a setting failed, and `train` has said why."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
         description="Try the hyper-parameters of a method on a recipe, each with several seeds, and print a table, the"
         " best first. A space of lists is tried as a grid, one with ranges by Optuna's TPE sampler. Finished runs are"
         " not run again. What is best is read off the test set: report it with seeds that had no part in the choice"
-        " (compare --first-seed).",
+        " (compare best.yaml --first-seed).",
     )
     parser.add_argument("--method", required=True, help="the method whose hyper-parameters are tried")
     parser.add_argument(
@@ -48,10 +51,10 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, help="settings to try (default: the whole grid; needed for ranges)")
     parser.add_argument(
         "--measure",
-        choices=["final", "average", "online_last"],
         default="final",
-        help="accuracy to maximise (default: final)",
+        help="column of results.csv to maximise, or of losses to minimise, as average or online_last (default: final)",
     )
+    parser.add_argument("--prune", action="store_true", help="after each seed drop the worse half of the settings")
     add_common_arguments(parser, output="runs/<recipe>_<method>")
     return parser
 
@@ -63,42 +66,159 @@ def main(args: Sequence[str] | None = None) -> Setting:
         recipe = find_recipe(options.recipe)
         output = options.output or Path("runs", f"{recipe.name}_{options.method}")
         require_counts(options)
-        (example, *_) = plan(recipe, [options.method], [0], output)  # refuses what there is not
+        example = plan(recipe, [options.method], [0], output)[0]  # refuses what there is not
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
         extra = nested(options.set)
-        study = _study(space, options.trials)
+        engine = engine_for(recipe, options, output)
+        if options.trials is None and not _is_grid(space):
+            raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(str(error))
-    tried: dict[str, tuple[Setting, dict[int, History]]] = {}
+    extra = with_monitor([example], extra)
+    with at_work_in(output), closing(engine):
+        sweep = _Sweep(recipe, options, example, space, output, engine, extra)
+        sweep.study()
+        return sweep.publish()
 
-    def objective(trial: Any) -> float:
-        setting = {name: _suggest(trial, name, values) for name, values in space.items()}
-        label = _label(options.method, setting)
-        if label in tried and tried[label][0] != setting:
-            raise SystemExit(f"{setting} and {tried[label][0]} would both be called {label}")
-        if label not in tried:
-            runs = [
-                replace(example, method=label, seed=seed, folder=output / label / f"seed{seed}")
-                for seed in range(options.first_seed, options.first_seed + options.seeds)
+
+class _Sweep:
+    """Settings that were tried, and their runs."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        options: argparse.Namespace,
+        example: Run,
+        space: Mapping[str, Any],
+        output: Path,
+        engine: Any,
+        extra: Mapping[str, Any],
+    ):
+        self.recipe, self.options, self.example, self.space = recipe, options, example, space
+        self.output, self.engine, self.extra = output, engine, extra
+        self.seeds = range(options.first_seed, options.first_seed + options.seeds)
+        self.settings: dict[str, Setting] = {}
+        self.sign = 1
+
+    def study(self) -> None:
+        """Try settings, as many at a time as the engine takes, with Optuna's memory of them in `sweep.journal`."""
+        import optuna
+        from optuna.trial import TrialState
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(self.output / "sweep.journal"))
+        )
+        sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
+        study = optuna.create_study(
+            study_name=self._name(), storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
+        )
+        for trial in study.get_trials(states=[TrialState.RUNNING]):  # of a sweep that was killed
+            study.tell(trial.number, state=TrialState.FAIL)
+            study.enqueue_trial(trial.params)
+        grid = list(itertools.product(*self.space.values())) if _is_grid(self.space) else []
+        for values in grid[: self.options.trials]:
+            study.enqueue_trial(dict(zip(self.space, values, strict=True)), skip_if_exists=True)
+        complete, pruned = (
+            [trial.params for trial in study.get_trials(states=[s])] for s in (TrialState.COMPLETE, TrialState.PRUNED)
+        )
+        self._train(complete, self.seeds)  # what was removed since
+        left = (self.options.trials or len(grid)) - len(complete) - len(pruned)
+        while left > 0:
+            trials = [study.ask() for _ in range(left if grid else min(left, self.engine.limit))]
+            left -= len(trials)
+            settings = [
+                {name: _suggest(trial, name, values) for name, values in self.space.items()} for trial in trials
             ]
-            print(f"\n{label}")
-            histories, failed = train(runs, options.jobs, merged(extra, as_config(setting)))
-            tried[label] = setting, {} if failed else histories[label]
-        score = _score(tried[label][1], options.measure)
-        if isnan(score):
-            raise _FailedError
-        return score
+            for trial, score in zip(trials, self._scores(settings), strict=True):
+                pruned = isinstance(score, _Pruned)
+                state = TrialState.PRUNED if pruned else TrialState.FAIL if score is None else TrialState.COMPLETE
+                study.tell(trial, None if score is None else float(score), state=state)
 
-    study.optimize(objective, n_trials=options.trials, catch=(_FailedError,))
-    done = {label: runs for label, (_, runs) in tried.items() if not isnan(_score(runs, options.measure))}
-    if not done:
-        raise SystemExit("no setting could be trained")
-    best_first = dict(sorted(done.items(), key=lambda item: -_score(item[1], options.measure)))
-    best = next(iter(best_first))
-    publish(best_first, best, recipe, output)
-    print(f"best {options.measure} accuracy: {best}; chosen on the test set, so report it with other seeds")
-    return tried[best][0]
+    def _name(self) -> str:
+        """Return what tells this sweep from others in the same folder, whose scores are not its own."""
+        what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
+        return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
+
+    def _scores(self, settings: Sequence[Setting]) -> list[float | None]:
+        """Train settings, and return the score of each; None if a run failed."""
+        rungs = [self.seeds[: n + 1] for n in range(len(self.seeds))] if self.options.prune else [self.seeds]
+        alive, scores = list(range(len(settings))), {}
+        for rung in rungs:
+            found = self._train([settings[number] for number in alive], rung)
+            scores |= dict(zip(alive, found, strict=True))
+            best_first = sorted((n for n in alive if scores[n] is not None), key=lambda n: -scores[n])
+            alive = best_first[: max(1, -(-len(best_first) // 2))]
+        dropped = set(range(len(settings))) - set(best_first)
+        return [
+            _Pruned(scores[n]) if n in dropped and scores[n] is not None else scores[n] for n in range(len(settings))
+        ]
+
+    def _train(self, settings: Sequence[Setting], seeds: Sequence[int]) -> list[float | None]:
+        """Train settings with some seeds, all at a time, and return the score of each; None if a run failed."""
+        if not settings:
+            return []
+        labels = [self._label(setting) for setting in settings]
+        report, _ = train_and_read(self._runs(labels, seeds), self.engine, self.extra, labels[0], self.options)
+        if report is None:
+            return [None] * len(labels)
+        if self.options.measure not in report.numbers:
+            raise SystemExit(f"there is no measure {self.options.measure}; there are {', '.join(report.numbers)}")
+        self.sign = -1 if self.options.mode == "min" else 1
+        scores = []
+        for label in labels:
+            values = report.of("", label, self.options.measure)
+            mean = sum(values.values()) / len(values) if len(values) == len(seeds) else float("nan")
+            scores.append(None if mean != mean else self.sign * mean)
+        return scores
+
+    def _runs(self, labels: Sequence[str], seeds: Sequence[int]) -> list[Run]:
+        base, *overlay = self.example.configs
+        own = yaml.safe_load(overlay[0]) if overlay else {}
+        runs = []
+        for label in dict.fromkeys(labels):
+            layer = yaml.safe_dump(merged(own, as_config(self.settings[label])), sort_keys=False)
+            runs += [Run(label, seed, self.output / label / f"seed{seed}", (base, layer)) for seed in seeds]
+        return with_shared_starts(runs, self.extra)
+
+    def _label(self, setting: Setting) -> str:
+        """Name a setting; also the name of a folder."""
+        words = ",".join(f"{name}={value!r}" for name, value in setting.items())
+        label = re.sub(r"[^\w.,=+-]", "_", f"{self.options.method},{words}")
+        if self.settings.setdefault(label, setting) != setting:
+            raise SystemExit(f"{setting} and {self.settings[label]} would both be called {label}")
+        return label
+
+    def publish(self) -> Setting:
+        """Print the table, the best first, write everything and `best.yaml`, and return the best setting."""
+        finished = [
+            label
+            for label in self.settings
+            if all(run.is_finished(self.extra) for run in self._runs([label], self.seeds))
+        ]
+        scores = dict(zip(finished, self._train([self.settings[label] for label in finished], self.seeds), strict=True))
+        best_first = sorted((label for label in finished if scores[label] is not None), key=lambda n: -scores[n])
+        if not best_first:
+            raise SystemExit("no setting could be trained")
+        best, runs = best_first[0], self._runs(best_first, self.seeds)
+        report, _ = train_and_read(runs, self.engine, self.extra, best, self.options)
+        report.publish(self.output, title_of(self.recipe))
+        own = merged(self.recipe.methods.get(self.options.method, {}), as_config(self.settings[best]))
+        methods = {**self.recipe.methods, self.options.method: own}
+        content = {**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)}
+        text = yaml.safe_dump(content, sort_keys=False)
+        (self.output / "best.yaml").write_text(f"# {best}: the best of {len(finished)} settings\n{text}")
+        print(
+            f"best {self.options.measure}: {best}; chosen on the test set, so report it with other seeds:\n"
+            f"  lightning-fire compare {self.output / 'best.yaml'} --methods vanilla {self.options.method}"
+            f" --first-seed {self.seeds[-1] + 1}"
+        )
+        return self.settings[best]
+
+
+class _Pruned(float):
+    """The score of a setting that was dropped after some of its seeds."""
 
 
 def read_space(path: Path, method: str) -> dict[str, Any]:
@@ -125,6 +245,10 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     return space
 
 
+def _is_grid(space: Mapping[str, Any]) -> bool:
+    return all(isinstance(values, list) for values in space.values())
+
+
 def _is_range(bounds: Mapping[str, Any]) -> bool:
     if not {"low", "high"} <= set(bounds) <= {"low", "high", "log"}:
         return False
@@ -146,6 +270,10 @@ def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
     methods = [overlay.get("intervention") if isinstance(overlay, Mapping) else None for overlay in overlays]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise ImportError("a sweep needs Optuna: pip install 'lightning-fire[sweep]'") from error
 
 
 def _find(recipe: Recipe) -> Path:
@@ -153,22 +281,6 @@ def _find(recipe: Recipe) -> Path:
         if (place / SEARCH_SPACE).is_file():
             return place / SEARCH_SPACE
     raise ValueError(f"no {SEARCH_SPACE} beside {recipe.path} or above it: name one with --space")
-
-
-def _study(space: Mapping[str, Any], trials: int | None) -> Any:
-    """Make a study whose sampler proposes the same settings in every process, so that a sweep can be gone on with."""
-    try:
-        import optuna
-    except ImportError as error:
-        raise ImportError("a sweep needs Optuna: pip install 'lightning-fire[sweep]'") from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    if all(isinstance(values, list) for values in space.values()):
-        sampler: Any = optuna.samplers.GridSampler({name: values for name, values in space.items()}, seed=0)
-    elif trials is None:
-        raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
-    else:
-        sampler = optuna.samplers.TPESampler(seed=0)
-    return optuna.create_study(direction="maximize", sampler=sampler)
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:
@@ -187,15 +299,3 @@ def as_config(setting: Setting) -> dict[str, Any]:
             value = {key: value}
         config = merged(config, value)
     return config
-
-
-def _label(method: str, setting: Setting) -> str:
-    """Name a setting; also the name of a folder."""
-    words = ",".join(f"{name}={value!r}" for name, value in setting.items())
-    return re.sub(r"[^\w.,=+-]", "_", f"{method},{words}")
-
-
-def _score(runs: Mapping[int, History], measure: str) -> float:
-    """Return the mean over the runs; NaN if there are none, or one has not measured it."""
-    values = [report.numbers(run)[measure] for run in runs.values()]
-    return sum(values) / len(values) if values else float("nan")

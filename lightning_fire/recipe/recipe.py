@@ -15,7 +15,7 @@ SHIPPED = Path(__file__).parents[1] / "recipes"
 VANILLA = "vanilla"  # the recipe without a method
 SEARCH_SPACE = "search_space.yaml"
 BEST = "best"
-_OWN_KEYS = ("methods", "starts")
+_OWN_KEYS = ("methods", "starts", "resources")
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Recipe:
         methods: By name, what a method adds to `base`: more configuration.
         starts: Of two phases of training: by name, after how many epochs of the first the second begins, or `best`,
             after that with the lowest `val/loss`.
+        resources: `cpus`, `gpus` and `minutes` of a run, for `lightning-fire compare`.
     """
 
     path: Path
     base: Mapping[str, Any]
     methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     starts: Mapping[str, int | str] = field(default_factory=dict)
+    resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> Path:
@@ -70,13 +72,15 @@ def _read(path: Path) -> Recipe:
     content = read_yaml(path, load=get_loader("yaml"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys with values, got {content!r}")
-    methods, starts = (content.pop(key, None) or {} for key in _OWN_KEYS)
+    methods, starts, resources = (content.pop(key, None) or {} for key in _OWN_KEYS)
     if not isinstance(methods, dict):
         raise ValueError(f"`methods` in {path} must give each method by its name, got {methods!r}")
     if not isinstance(starts, dict) or not all(_is_start(when) for when in starts.values()):
         raise ValueError(f"`starts` in {path} must give names to numbers of epochs or {BEST!r}, got {starts}")
+    if not isinstance(resources, dict):
+        raise ValueError(f"`resources` in {path} must give cpus, gpus or minutes of a run, got {resources!r}")
     layers = {str(name): _layer(path, str(name), content) for name, content in methods.items()}
-    return Recipe(path, content, layers, {str(name): when for name, when in starts.items()})
+    return Recipe(path, content, layers, {str(name): when for name, when in starts.items()}, resources)
 
 
 def _layer(path: Path, name: str, content: Any) -> Mapping[str, Any]:

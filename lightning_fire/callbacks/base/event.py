@@ -19,7 +19,17 @@ from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, c
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
-from lightning_fire.when import AnyOf, AtNewData, Clock, Schedule, problem_of, require_schedule, watched_by
+from lightning_fire.when import (
+    AnyOf,
+    AtNewData,
+    Clock,
+    Horizon,
+    Schedule,
+    idle_epochs,
+    problem_of,
+    require_schedule,
+    watched_by,
+)
 
 _AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
 
@@ -88,6 +98,9 @@ class EventCallback(MethodCallback):
         for observer in observers:
             values |= observer.after()
         return values
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return idle_epochs(self.when, horizon)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
-from lightning_fire.when import Clock
+from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import Parameters, Weights
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
@@ -45,6 +45,10 @@ class MethodCallback(Callback):
         """Return a table of what this callback acts on; empty if it does not choose."""
         where = getattr(self, "where", None)
         return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        """Return how many epochs of the first data pass in any case before it does anything, Inf: all of them."""
+        return 0
 
     def describe(self) -> str:
         """Return what distinguishes this callback from others of its class, the same in every process."""

@@ -1,5 +1,6 @@
 """The base of the regularizers: a penalty whose gradient is added before each optimizer step."""
 
+import math
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -9,6 +10,7 @@ from lightning_fire._lightning import loss_scaler, unscales_gradients
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.methods.penalty import Penalty
+from lightning_fire.when import Horizon
 
 
 class PenaltyCallback(MethodCallback):
@@ -35,6 +37,9 @@ class PenaltyCallback(MethodCallback):
     def make(self, pl_module: LightningModule) -> Penalty:
         """Return the penalty."""
         raise NotImplementedError
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
 
     def describe(self) -> str:
         return f"start_chunk={self.start_chunk}, {self.where!r}"

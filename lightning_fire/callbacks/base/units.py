@@ -1,5 +1,6 @@
 """The base of methods that watch hidden units during training, and what all methods on units say."""
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.callbacks.probing.side_effects import is_compiled
 from lightning_fire.methods.unit_reset import StepwiseReset
+from lightning_fire.when import Horizon
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
@@ -45,6 +47,9 @@ class UnitCallback(MethodCallback):
     def num_reset(self) -> int:
         """Units reset so far."""
         return self._state["num_reset"] if self._method is None else self._method.num_reset
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
 
     def describe(self) -> str:
         return f"start_chunk={self.start_chunk}, {self.where!r}"

@@ -1,6 +1,32 @@
-"""Statistics over several tasks with a few runs each (Agarwal et al., NeurIPS 2021, and their package rliable)."""
+"""Intervals and summaries of runs: paired differences of seeds, and several tasks together."""
+
+from collections.abc import Mapping
 
 import numpy as np
+
+
+def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float, float]:
+    """Return the mean paired difference to a reference, and its 95 % Student-t interval.
+
+    Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
+    mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 97.5 % quantile of n - 1 degrees of
+    freedom.
+
+    Example:
+        >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
+        [0.2, -0.048, 0.448]
+    """
+    from scipy.special import stdtrit  # 0.15 s that other commands need not wait for
+
+    pairs = np.array([(values[seed], reference[seed]) for seed in values if seed in reference])
+    if len(pairs) < 2 or not np.isfinite(pairs).all():
+        return float("nan"), float("nan"), float("nan")
+    each = pairs[:, 0] - pairs[:, 1]
+    half = stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each))
+    return float(each.mean()), float(each.mean() - half), float(each.mean() + half)
+
+
+# several tasks with a few runs each: Agarwal et al., NeurIPS 2021, and their package rliable
 
 
 def resampled(scores: np.ndarray, resamples: int, seed: int = 0) -> np.ndarray:

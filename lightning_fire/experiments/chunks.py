@@ -1,0 +1,294 @@
+"""The report of data that arrives in chunks: accuracy, or another measure, over epochs and tasks."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from lightning_fire.experiments.logs import Curves, Name, Series
+from lightning_fire.experiments.pictures import Panel
+from lightning_fire.experiments.report import Column, Report, mean, number, with_spread
+from lightning_fire.experiments.statistics import difference
+
+LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
+_CHUNK, _DFI, _ONLINE, _DORMANT = (
+    "plasticity/chunk",
+    "plasticity/dfi_normalized",
+    "train/online_accuracy",
+    "plasticity/dormant_fraction",
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is compared: a key that validation logs, and whether more of it is better.
+
+    Of the default there may be `val/accuracy_seen`, over the classes seen so far, which comes first then.
+    """
+
+    key: str = "val/accuracy"
+    mode: str = "max"
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "accuracy" if self.key == "val/accuracy" else self.key
+
+    def of(self, curves: Curves) -> Series:
+        """Return its curve."""
+        return curves.get(f"{self.key}_seen", curves.get(self.key, (np.array([]), np.array([]))))
+
+    def gain(self, values: np.ndarray) -> np.ndarray:
+        """Return the values such that more is better."""
+        return values if self.mode == "max" else -values
+
+
+class ChunkedRun:
+    """One run over chunks of data.
+
+    Attributes:
+        metric: Its curve on validation data, by optimizer step.
+        dfi: Normalised deviation from isometry after each epoch, mean over the weights.
+        starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
+        at_new_data: The metric at the start of each chunk but the first, after the method has acted; maybe empty.
+    """
+
+    def __init__(self, curves: Curves, metric: Metric):
+        self.curves, self._metric = curves, metric
+        self.metric, self.dfi = metric.of(curves), curves[_DFI]
+        steps, chunks = curves[_CHUNK]
+        begins = [steps[chunks == chunk].min() for chunk in np.unique(chunks)]
+        self.starts = np.append(begins, max(self.metric[0].max(), self.dfi[0].max()) + 1)
+        self.at_new_data = curves.get(f"{metric.key}_at_new_data", (None, np.array([])))[1]
+
+    def of_events(self, measure: str) -> np.ndarray:
+        """Return a measure of the events of the method, the first by name if there are several; empty without one."""
+        keys = sorted(key for key in self.curves if re.fullmatch(rf"[\w-]+/{measure}", key))
+        return self.curves[keys[0]][1] if keys else np.array([])
+
+    def with_events(self, series: Series, values: np.ndarray) -> Series:
+        """Return a curve over chunks, each 1 wide, with a value at the start of each but the first if there is one."""
+        steps, y = series
+        if len(values) == len(self.starts) - 2:
+            steps, y = np.append(steps, self.starts[1:-1]), np.append(y, values)
+            order = np.argsort(steps, kind="stable")
+            steps, y = steps[order], y[order]
+        return np.interp(steps, self.starts, np.arange(len(self.starts))), y
+
+    def by_task(self, key: str) -> Series:
+        """Return a curve over tasks, counted from 1: its last value in each."""
+        return np.arange(1, len(self.starts)), self.last_in_chunk(self.curves[key])
+
+    def in_chunks(self, series: Series) -> list[np.ndarray]:
+        """Return the values of a curve in each chunk."""
+        steps, values = series
+        return [values[(start <= steps) & (steps < end)] for start, end in pairwise(self.starts)]
+
+    def last_in_chunk(self, series: Series) -> np.ndarray:
+        """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none."""
+        return np.array([part[-1] if len(part) else np.nan for part in self.in_chunks(series)])
+
+    def drops(self) -> np.ndarray:
+        """Return what each arrival of data costs at once, `(chunks - 1,)`: the metric before it and just after."""
+        before = self.last_in_chunk(self.metric)[:-1]
+        if len(self.at_new_data) != len(before):
+            return np.array([])
+        return self._metric.gain(before) - self._metric.gain(self.at_new_data)
+
+    def recoveries(self) -> list[float]:
+        """Return the epochs until each chunk is as good as the end of the one before; Inf: it never is."""
+        pairs = zip(self.in_chunks(self.metric)[1:], self.last_in_chunk(self.metric)[:-1], strict=True)
+        return [self.epochs_to(before, chunk) for chunk, before in pairs]
+
+    def epochs_to(self, target: float, values: np.ndarray) -> float:
+        """Return the number of epochs after which a value is first reached, at least 1; Inf if it never is.
+
+        Inf is longer than was observed: comparisons and medians of such times stay right, and a mean is Inf.
+        """
+        reached = np.flatnonzero(self._metric.gain(values) >= self._metric.gain(np.float64(target)))
+        return float(reached[0] + 1) if len(reached) else float("inf")
+
+
+class ChunkReport(Report):
+    """Of validation accuracy, or another metric, over the epochs of chunks; on streams also of online accuracy."""
+
+    needs = "Classifier"
+
+    def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric | None = None):
+        self.metric = metric or Metric()
+        self.runs = {name: ChunkedRun(of_run, self.metric) for name, of_run in curves.items()}
+        self.stream = all(_ONLINE in of_run for of_run in curves.values())
+        super().__init__(curves, reference)
+
+    @classmethod
+    def lacking(cls, curves: Curves, metric: Metric | None = None) -> set[str]:
+        """Return the keys that a run should have logged."""
+        metric = metric or Metric()
+        known = {metric.key} if len(metric.of(curves)[0]) else set()
+        return {metric.key, _CHUNK, _DFI} - known - set(curves)
+
+    @cached_property
+    def acts_on(self) -> Sequence[str]:  # type: ignore[override]
+        """Return the curves that are those of vanilla if a method never acts."""
+        return [self.metric.key, f"{self.metric.key}_seen", _ONLINE if self.stream else _DFI]
+
+    @property
+    def note(self) -> str:  # type: ignore[override]
+        """Return what the numbers of the table are."""
+        if self.stream:
+            return (
+                "online: accuracy of each batch before the update with it, mean over the first and last fifth of the"
+                " tasks\ntest: accuracy on the task's validation data at its end; dormant: fraction of hidden units;"
+                " both: last fifth\nall: mean ± standard deviation (n - 1) over the seeds"
+            )
+        return (
+            f"{self.metric.name}: on the test set, mean ± standard deviation (n - 1) over the seeds; first epoch: after"
+            " an event; area: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
+            " reference's final value; DfI: normalised deviation from isometry"
+        )
+
+    def measures(self, name: Name) -> dict[str, float]:
+        """Reduce a run to its numbers; NaN: the run does not have it.
+
+        Of the metric: `after_event` (just after it), `final`, `average` (at the ends of the chunks),
+        `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
+        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it is made
+        good). Of events: normalised DfI and largest eigenvalue of the Hessian before and after, SFE / ‖W‖². Of streams,
+        in the first or last fifth of the tasks, at least one: online accuracy, `test_last` (at the end of a task),
+        `dormant_last` (fraction of units). Measures of events are means over the chunks but the first; epochs are those
+        with a validation.
+        """
+        run, at_end = self.runs[name], self.runs[name].last_in_chunk(self.runs[name].metric)
+        _, *later = run.in_chunks(run.metric)
+        start, _, seed = name
+        other = self.runs.get((start, self.reference, seed))
+        target = np.nan if other is None else other.last_in_chunk(other.metric)[-1]
+        idle = run.last_in_chunk(run.dfi)[:-1]  # a method without events leaves the weights as they are
+        has_events = len(run.of_events("dfi_normalized_before")) > 0
+        return {
+            "after_event": mean(run.at_new_data),
+            "final": at_end[-1],
+            "average": mean(at_end),
+            "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
+            "area": mean(np.concatenate([[], *later])),
+            "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
+            "dfi_before": mean(run.of_events("dfi_normalized_before") if has_events else idle),
+            "dfi_after": mean(run.of_events("dfi_normalized_after") if has_events else idle),
+            "sfe": mean(run.of_events("sfe_normalized")),
+            "lambda_max_before": mean(run.of_events("lambda_max_before")),
+            "lambda_max_after": mean(run.of_events("lambda_max_after")),
+            "drop": mean(run.drops()),
+            "recovery": mean(run.recoveries()),
+            **_of_stream(run),
+        }
+
+    def columns(self) -> list[Column]:
+        """Return the columns of the table."""
+        minus = f"minus {self.reference} (95 %)"
+        if self.stream:
+            return [
+                Column("online, first", "online_first"),
+                Column("online, last", "online_last"),
+                Column(minus, "online_last", "minus", idle=True),
+                Column("test, last", "test_last"),
+                Column("dormant, last", "dormant_last"),
+            ]
+        return [
+            Column("first epoch", "first_epoch_after"),
+            Column("area", "area"),
+            Column(f"final {self.metric.name}", "final"),
+            Column(minus, "final", "minus"),
+            Column("epochs to it", "epochs_to_reference", "reached", digits=1),
+            Column("DfI before → after", "dfi", "arrow", idle=True),
+            Column("SFE/‖W‖²", "sfe", "mean"),
+        ]
+
+    def remarks(self) -> list[str]:
+        """Say of a stream which methods lost online accuracy from the first fifth of the tasks to the last.
+
+        A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
+        """
+        if not self.stream:
+            return []
+        changes = {method: self._change(method) for method in self._methods()}
+        known = {method: change for method, change in changes.items() if not np.isnan(change[0])}
+        lost = [self._in_points(method) for method, (_, _, high) in known.items() if high < 0]
+        gained = [self._in_points(method) for method, (_, low, _) in known.items() if low > 0]
+        level = [method for method, (_, low, high) in known.items() if low <= 0 <= high]
+        parts = [("lost online accuracy", lost), ("neither lost nor gained", level), ("gained", gained)]
+        said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        return [f"From the first tasks to the last, {said}."] if said else []
+
+    def _change(self, method: str) -> tuple[float, float, float]:
+        return difference(self.of("", method, "online_last"), self.of("", method, "online_first"))
+
+    def _in_points(self, method: str) -> str:
+        first, last = (mean(self.of("", method, f"online_{end}").values()) for end in ("first", "last"))
+        return f"{method} {100 * (last - first):+.0f} points ({number(first, 2)} to {number(last, 2)})"
+
+    def _methods(self) -> dict[str, list[ChunkedRun]]:
+        found: dict[str, list[ChunkedRun]] = {}
+        for (_, method, _), run in self.runs.items():
+            found.setdefault(method, []).append(run)
+        return found
+
+    def panels(self) -> list[Panel]:
+        """Return metric and deviation from isometry over chunks, or of a stream online accuracy and dormant units.
+
+        Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
+        acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it.
+        """
+        runs = self._methods()
+        if self.stream:
+            axis = {"x": "task (thin: each seed; thick: their mean)", "seeds": True, "low": 0.0, "whole_numbers": True}
+            curves = {method: [run.by_task(_ONLINE) for run in of] for method, of in runs.items()}
+            ends = {method: f"{method}  {number(_last_of(of), 2)}" for method, of in curves.items()}
+            known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}
+            dormant = {method: [run.by_task(_DORMANT) for run in of] for method, of in known.items()}
+            title = "how well each new task is learned"
+            return [
+                Panel(curves, y="online accuracy", labels=ends, title=title, **axis),
+                *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
+            ]
+        values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
+        dfi = {m: [r.with_events(r.dfi, r.of_events("dfi_normalized_after")) for r in of] for m, of in runs.items()}
+        chunks = max(len(run.starts) for run in self.runs.values()) - 1
+        axis = {
+            "x": "chunks of data (all epochs of a chunk between two dashed lines)",
+            "lines": dict.fromkeys(range(1, chunks), ""),
+            "whole_numbers": True,
+        }
+        low, high = self._range()
+        labels = {m: f"{m}  {with_spread(list(self.of('', m, 'final').values()))}" for m in runs}
+        name = f"test {self.metric.name}" if self.metric.name == "accuracy" else self.metric.name
+        of_metric = {"low": low, "high": high, "labels": labels, "legend": f"final {self.metric.name}"}
+        return [
+            Panel(values, y=name, **of_metric, **axis),
+            Panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI, **axis),
+        ]
+
+    def _range(self) -> tuple[float, float]:
+        """Return the range of values at the ends of chunks, with room for drops on the worse side."""
+        ends = self.metric.gain(np.concatenate([run.last_in_chunk(run.metric) for run in self.runs.values()]))
+        worst, best = np.nanmin(ends), max(self.metric.gain(run.metric[1]).max() for run in self.runs.values())
+        around = worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3
+        low, high = sorted(float(self.metric.gain(np.float64(end))) for end in around)
+        return low, high
+
+
+def _last_of(curves: Sequence[Series]) -> float:
+    return mean([values[-1] for _, values in curves])
+
+
+def _of_stream(run: ChunkedRun) -> dict[str, float]:
+    names = ("online_first", "online_last", "test_last", "dormant_last")
+    if _ONLINE not in run.curves:
+        return dict.fromkeys(names, np.nan)
+    online = run.curves[_ONLINE][1]
+    tasks = max(1, round(len(online) / 5))
+    dormant = run.last_in_chunk(run.curves[_DORMANT])[-tasks:] if _DORMANT in run.curves else []
+    last = run.last_in_chunk(run.metric)[-tasks:]
+    return dict(zip(names, map(mean, (online[:tasks], online[-tasks:], last, dormant)), strict=True))

@@ -1,0 +1,326 @@
+"""Where the trainings of a comparison run: on this machine, through Slurm, or on a Ray cluster."""
+
+import importlib
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from lightning_fire.experiments.training import PARENT, Task, perform
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one training is given.
+
+    Attributes:
+        cpus: Processor cores; None: a fair share of this machine's, or of a cluster 1.
+        gpus: GPUs; None: of this machine one, if it has any, or of a cluster 0.
+        minutes: Time after which Slurm ends it, and lets it go on from its last checkpoint.
+    """
+
+    cpus: int | None = None
+    gpus: int | None = None
+    minutes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("cpus", 1), ("gpus", 0), ("minutes", 1)):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < least):
+                raise ValueError(f"`{name}` of a run must be a whole number of at least {least}, got {value!r}")
+
+
+class Job(Protocol):
+    """A training that was begun."""
+
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+
+    def failure(self) -> str | None:
+        """Tell what went wrong; None if nothing did."""
+
+    def stop(self) -> None:
+        """End it."""
+
+
+class Engine(Protocol):
+    """Begins trainings. `limit`: how many at a time."""
+
+    limit: int
+
+    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+        """Begin trainings."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+def engine_of(name: str, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]) -> Engine:
+    """Return the engine with a name, `local`, `slurm` or `ray`; `options` are what is said to Slurm or Ray."""
+    if name == "local":
+        if options:
+            raise ValueError(f"--engine local takes no options, got {', '.join(options)}")
+        return Local(jobs, resources)
+    return (Slurm if name == "slurm" else Ray)(output, jobs, resources, options)
+
+
+class Local:
+    """Processes of this machine.
+
+    On Linux without a GPU each is a fork of Python's fork server, which has imported everything: that costs 5 to 25 s
+    of a processor, as much as a small training, and a fork 0.01 s. Elsewhere forks are not safe, and a new interpreter
+    imports everything anew.
+    """
+
+    def __init__(self, jobs: int | None, resources: Resources):
+        self.gpus = _gpus()
+        self.gpus_each = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
+        if self.gpus_each > len(self.gpus):
+            raise ValueError(f"a run is to have {self.gpus_each} GPUs, this machine has {len(self.gpus)}")
+        cores = os.cpu_count() or 1
+        room = len(self.gpus) // self.gpus_each if self.gpus_each else cores // (resources.cpus or 1)
+        self.limit = jobs or max(1, room)
+        self.threads = resources.cpus or max(1, cores // self.limit)
+        self.slots = list(range(self.limit))
+
+    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+        """Begin trainings."""
+        return [_Process(task, self, self.slots.pop()) for task in tasks]
+
+    def share(self, slot: int) -> dict[str, str]:
+        """Return the environment that gives one of several processes its cores, unless the user has, and its GPUs."""
+        share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.threads))}
+        if len(self.gpus) > self.gpus_each:  # also a single run: on all of them it would be another training
+            first = slot * self.gpus_each
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(
+                self.gpus[number % len(self.gpus)] for number in range(first, first + self.gpus_each)
+            )
+        return share
+
+    def close(self) -> None:
+        """Leave nothing behind: the fork server ends with this process."""
+
+
+def _gpus() -> list[str]:
+    """Return the names of the GPUs that this process may use."""
+    import torch
+
+    there = ",".join(map(str, range(torch.cuda.device_count())))
+    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", there).split(",") if name]
+
+
+class _Process:
+    """A training in a process of this machine."""
+
+    def __init__(self, task: Task, engine: Local, slot: int):
+        import torch
+
+        self.log, self.engine, self.slot = task.log, engine, slot
+        forks = sys.platform == "linux" and not torch.cuda.is_available()
+        context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        if forks:
+            context.set_forkserver_preload(["lightning_fire.recipe.cli", "lightning_fire.experiments.training"])
+        self.process = context.Process(target=_train, args=(task, {**os.environ, **engine.share(slot)}))
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")  # or the script that called us would be run there again
+        try:
+            self.process.start()
+        finally:
+            sys.modules["__main__"] = main
+
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+        if self.process.exitcode is None:
+            return False
+        if self.slot is not None:
+            self.engine.slots.append(self.slot)
+            self.slot = None
+        return True
+
+    def failure(self) -> str | None:
+        """Tell what went wrong; None if nothing did."""
+        code = self.process.exitcode
+        if code < 0:
+            return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
+        return _failure(code or None, self.log)
+
+    def stop(self) -> None:
+        """End it, after 10 s by force."""
+        self.process.terminate()
+        self.process.join(10)
+        self.process.kill()
+        self.process.join()
+
+
+def _train(task: Task, environment: Mapping[str, str]) -> None:
+    """Be what a new interpreter would be that runs the program."""
+    output = os.open(task.log, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.environ.clear()
+    os.environ.update({**environment, PARENT: str(os.getppid())})
+    os.chdir(task.where)
+    sys.path.insert(0, str(task.where))
+    import torch
+
+    if environment.get("OMP_NUM_THREADS", "").isdigit():
+        torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
+    program = importlib.import_module("lightning_fire.__main__")
+    sys.modules["__main__"].__spec__ = program.__spec__  # strategies start further processes by the same command
+
+    def fit(words: Sequence[str]) -> None:
+        sys.argv = [str(program.__file__), "fit", *words]
+        program.console()
+
+    raise SystemExit(perform(task, fit))
+
+
+class TrainElsewhere:
+    """Trains in a process that an engine has begun, maybe on another machine.
+
+    Attributes:
+        cpus: Threads that it may use.
+    """
+
+    def __init__(self, cpus: int):
+        self.cpus = cpus
+
+    def __call__(self, task: Task) -> int | str | None:
+        """Return the exit code, or what went wrong; see `perform`."""
+        drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+        environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(self.cpus))}
+
+        def fit(words: Sequence[str]) -> int:
+            command = [sys.executable, "-m", "lightning_fire", "fit", *words]
+            with open(task.log, "a") as log:
+                done = subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=task.where, check=False)
+            return done.returncode
+
+        return perform(task, fit)
+
+    def checkpoint(self, task: Task) -> Any:
+        """Tell submitit what to do when Slurm takes the machine away: the same again, from the last checkpoint."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, task)
+
+
+class Slurm:
+    """Jobs of Slurm, by submitit: an array of all trainings that wait for nothing. Files must be where all see them."""
+
+    def __init__(self, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]):
+        try:
+            import submitit
+        except ImportError as error:
+            raise ImportError("--engine slurm needs submitit: pip install 'lightning-fire[slurm]'") from error
+        options = dict(options)
+        self.folder, self.limit, cpus = output / "slurm", jobs or 1000, resources.cpus or 1
+        cluster = options.pop("cluster", None)
+        self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster, slurm_max_num_timeout=1000)
+        self.executor.update_parameters(
+            name="lightning-fire",
+            cpus_per_task=cpus,
+            gpus_per_node=resources.gpus or 0,
+            timeout_min=resources.minutes or 24 * 60,
+            slurm_array_parallelism=self.limit,
+            **{f"slurm_{name}": value for name, value in options.items()},
+        )
+        self.train = TrainElsewhere(cpus)
+
+    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+        """Begin trainings."""
+        return [
+            _SlurmJob(job, task) for job, task in zip(self.executor.map_array(self.train, tasks), tasks, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class _SlurmJob:
+    def __init__(self, job: Any, task: Task):
+        self.job, self.task = job, task
+
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+        return self.job.done()
+
+    def failure(self) -> str | None:
+        """Tell what went wrong; None if nothing did."""
+        if (error := self.job.exception()) is not None:
+            return " ".join(str(error).strip().splitlines()[-1:]) or type(error).__name__
+        return _failure(self.job.result(), self.task.log)
+
+    def stop(self) -> None:
+        """End it."""
+        self.job.cancel(check=False)
+
+
+class Ray:
+    """Tasks of Ray, on this machine or a cluster. Files must be where all machines see them."""
+
+    def __init__(self, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]):
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError("--engine ray needs Ray: pip install 'lightning-fire[ray]'") from error
+        self.ray, self.limit = ray, jobs or 1000
+        if not ray.is_initialized():
+            ray.init(include_dashboard=False, log_to_driver=False, **options)
+        cpus = resources.cpus or 1
+        given = {"num_cpus": cpus, "num_gpus": resources.gpus or 0}
+        # a training whose machine goes away begins again elsewhere, from its last checkpoint
+        self.train = ray.remote(**given, max_retries=10)(TrainElsewhere(cpus).__call__)
+
+    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+        """Begin trainings."""
+        return [_RayJob(self.ray, self.train.remote(task), task) for task in tasks]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self.ray.shutdown()
+
+
+class _RayJob:
+    def __init__(self, ray: Any, result: Any, task: Task):
+        self.ray, self.result, self.task = ray, result, task
+
+    def ended(self) -> bool:
+        """Return whether it has ended."""
+        return bool(self.ray.wait([self.result], timeout=0)[0])
+
+    def failure(self) -> str | None:
+        """Tell what went wrong; None if nothing did."""
+        try:
+            return _failure(self.ray.get(self.result), self.task.log)
+        except self.ray.exceptions.RayError as error:
+            return " ".join(str(error).strip().splitlines()[-1:])
+
+    def stop(self) -> None:
+        """End it."""
+        self.ray.cancel(self.result, force=True)
+
+
+def _failure(result: int | str | None, log: Path) -> str | None:
+    """Tell what went wrong from what `perform` returned, and from what the training printed."""
+    if result is None or isinstance(result, str):
+        return result
+    return last_words(log.read_text(errors="replace")) or f"exit code {result}"
+
+
+def last_words(log: str) -> str:
+    """Return what a program said last: from its last "error:" on, or else its last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    errors = [number for number, line in enumerate(lines) if re.match(r"(\S+: )?error: ", line)]
+    return " ".join(lines[errors[-1] :][:8]) if errors else "".join(lines[-1:])

@@ -1,0 +1,64 @@
+"""What runs have logged, read back from their TensorBoard files as one long table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+MARKER = "finished.json"
+COLUMNS = ("start", "method", "seed", "step", "key", "value")
+
+Series = tuple[np.ndarray, np.ndarray]  # places, such as optimizer steps, and values
+Curves = Mapping[str, Series]  # of one run, by key
+Name = tuple[str, str, int]  # of a run: start, method, seed
+
+
+def read_logs(output: str | Path) -> pd.DataFrame:
+    """Read what all finished runs of a comparison have logged.
+
+    Args:
+        output: The folder of `lightning-fire compare`.
+
+    Returns:
+        A row for each logged number: `start` (the checkpoint that the run went on from, in recipes with `starts`),
+        `method`, `seed`, `step` (as the loggers count), `key` and `value`.
+    """
+    folders = sorted(path.parent for path in Path(output).rglob(MARKER))
+    runs = {folder: folder.relative_to(output).parts for folder in folders}
+    return table({_name(parts): folder for folder, parts in runs.items() if parts[-1].startswith("seed")})
+
+
+def _name(parts: tuple[str, ...]) -> Name:
+    *start, method, seed = parts
+    return "/".join(start), method, int(seed.removeprefix("seed"))
+
+
+def table(folders: Mapping[Name, Path]) -> pd.DataFrame:
+    """Read what some runs have logged, as `read_logs` returns it."""
+    parts = [
+        pd.DataFrame(dict(zip(COLUMNS, (*name, steps, key, values), strict=True)))
+        for name, folder in folders.items()
+        for key, (steps, values) in read_curves(folder).items()
+    ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
+
+
+def curves_of(logs: pd.DataFrame) -> dict[Name, Curves]:
+    """Return the curves of each run of a long table."""
+    return {
+        name: {key: (one.step.to_numpy(), one.value.to_numpy()) for key, one in run.groupby("key", sort=False)}
+        for name, run in logs.groupby(["start", "method", "seed"], sort=False)
+    }
+
+
+def read_curves(folder: Path) -> dict[str, Series]:
+    """Read what one run has logged."""
+    log = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    log.Reload()
+    curves = {}
+    for key in log.Tags()["scalars"]:
+        events = log.Scalars(key)
+        curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
+    return curves

@@ -1,0 +1,187 @@
+"""Curves of several methods as a picture, and as a page whose legend switches them on and off."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from lightning_fire.experiments.logs import Series
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves of each method, one for each seed, over a common axis.
+
+    Attributes:
+        curves: By method.
+        x: Label of the axis of places.
+        y: Label of the axis of values.
+        labels: What a method is called in the legend; its name if it is not there.
+        seeds: Draw each seed thin and their mean thick, with the names at the ends; else the mean ± standard deviation.
+        low, high: Ends of the axis of values, where they are given; of one that is `log`, at least `low`.
+        lines: Places of vertical lines, with what is written beside them.
+    """
+
+    curves: Mapping[str, Sequence[Series]]
+    x: str
+    y: str
+    title: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    legend: str = ""
+    seeds: bool = False
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    whole_numbers: bool = False
+    lines: Mapping[float, str] = field(default_factory=dict)
+
+
+class Band(NamedTuple):
+    """Mean and standard deviation (n - 1) of curves, by place."""
+
+    place: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def band(curves: Sequence[Series]) -> Band:
+    """Average curves at all places where any has a point; each counts between its ends, where it is a number."""
+    x = np.unique(np.concatenate([places for places, _ in curves]))
+    y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
+    deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 of a single one
+    return Band(x, np.ma.filled(y.mean(axis=0), np.nan), deviation)
+
+
+def colors(names: Sequence[str]) -> dict[str, str]:
+    """Return colours that are told apart, as hex strings."""
+    pairs = [matplotlib.colors.to_hex(color) for color in plt.cm.tab20.colors]
+    wheel = [*pairs[::2], *pairs[1::2]] * (len(names) // 20 + 1)
+    return dict(zip(names, wheel, strict=False))
+
+
+def _methods(panels: Sequence[Panel]) -> list[str]:
+    by_size = sorted(panels, key=lambda panel: -len(panel.curves))  # first the methods, then what is in few panels
+    return list(dict.fromkeys(method for panel in by_size for method in panel.curves))
+
+
+def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False) -> None:
+    """Draw panels below each other, the first twice as high, or side by side."""
+    taken = colors(_methods(panels))
+    few, count = len(taken) <= 8, len(panels)
+    size = (0.4 + 3.8 * count, 4.4) if side_by_side else (10 if few else 12, 7.5 if count > 1 else 4.6)
+    shape = (1, count) if side_by_side else (count, 1)
+    ratios = {} if side_by_side or count == 1 else {"height_ratios": (2, *[1] * (count - 1)), "sharex": True}
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **ratios)
+    for place, (axis, panel) in enumerate(zip(axes.flat, panels, strict=True)):
+        _draw_panel(axis, panel, taken, at_ends=few and panel.seeds and place == 0)
+        axis.set_xlabel(panel.x if side_by_side or place == count - 1 else "")
+    named = next((n for n, panel in enumerate(panels) if len(panel.curves) > 1), 0)  # the panel whose names are shown
+    if not (few and panels[named].seeds):
+        legend = figure.legend(
+            *axes.flat[named].get_legend_handles_labels(), loc="outside right upper", title=panels[named].legend
+        )
+        for entry in legend.get_texts():
+            entry.set_parse_math(False)
+    figure.suptitle(title, parse_math=False)
+    figure.savefig(path, dpi=140, format="png")
+    plt.close(figure)
+
+
+def _draw_panel(axis: Axes, panel: Panel, taken: Mapping[str, str], at_ends: bool) -> None:
+    ends = []
+    for method, curves in panel.curves.items():
+        label = _legend(panel, method)
+        middle = band(curves)
+        if panel.seeds:
+            for place, values in curves:
+                axis.plot(place, values, color=taken[method], linewidth=0.7, alpha=0.45)
+        else:
+            low, high = middle.mean - middle.deviation, middle.mean + middle.deviation
+            axis.fill_between(middle.place, low, high, color=taken[method], alpha=0.2, linewidth=0)
+        width = 2.4 if panel.seeds else 1.6
+        axis.plot(middle.place, middle.mean, label=label, color=taken[method], linewidth=width)
+        ends.append((float(middle.mean[-1]), label, taken[method]))
+    for line, (place, text) in enumerate(panel.lines.items()):
+        axis.axvline(place, color="black", linestyle="--", linewidth=1, alpha=0.5)
+        where = {"xy": (place, 0.97 - 0.06 * line), "xycoords": ("data", "axes fraction"), "ha": "right"}
+        axis.annotate(text, **where, parse_math=False)
+    axis.set_title(panel.title, parse_math=False)
+    axis.set_ylabel(panel.y)
+    axis.grid(alpha=0.25)
+    if panel.log:
+        axis.set_yscale("log")
+        axis.set_ylim(bottom=max(panel.low or 0, axis.get_ylim()[0]))
+        axis.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        for ticks in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            ticks("{x:.3g}")
+    else:
+        axis.set_ylim(panel.low, panel.high)
+    if panel.whole_numbers:
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if at_ends:
+        _label_ends(axis, ends)
+
+
+def _legend(panel: Panel, method: str) -> str:
+    label = panel.labels.get(method, method)
+    return f" {label}" if label.startswith("_") else label  # matplotlib would leave it out of the legend
+
+
+def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
+    """Write names beside the ends of curves, far enough apart to be read."""
+    gap = 0.055 * np.diff(axis.get_ylim())[0]
+    place = -np.inf
+    for height, label, color in sorted(ends):
+        place = max(height, place + gap)
+        where = {"xy": (1.01, place), "xycoords": ("axes fraction", "data")}
+        axis.annotate(label, **where, color=color, va="center", annotation_clip=False, parse_math=False)
+
+
+def write_page(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False) -> None:
+    """Write what `draw` shows as one HTML file that needs no network: the legend switches curves, the wheel zooms."""
+    try:
+        from plotly.graph_objects import Figure, Scatter
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise ImportError("the page needs plotly: pip install 'lightning-fire[html]'") from error
+    count = len(panels)
+    grid = {"rows": 1, "cols": count} if side_by_side else {"rows": count, "cols": 1, "shared_xaxes": True}
+    if not side_by_side and count > 1:
+        grid |= {"row_heights": [2, *[1] * (count - 1)], "vertical_spacing": 0.04}
+    titles = [escape(panel.title, quote=False) for panel in panels]
+    figure: Figure = make_subplots(**grid, subplot_titles=titles)
+    taken, shown = colors(_methods(panels)), set()
+    for number, panel in enumerate(panels, 1):
+        cell = {"row": 1, "col": number} if side_by_side else {"row": number, "col": 1}
+        for method, curves in panel.curves.items():
+            middle = band(curves)
+            name = escape(_legend(panel, method), quote=False)
+            look = {"legendgroup": method, "mode": "lines", "name": name}
+            new = {"showlegend": method not in shown, "line_width": 2, "line_color": taken[method]}
+            figure.add_trace(Scatter(x=middle.place, y=middle.mean, **look, **new), **cell)
+            low, high = middle.mean - middle.deviation, middle.mean + middle.deviation
+            around = {"x": [*middle.place, *middle.place[::-1]], "y": [*high, *low[::-1]], "fill": "toself"}
+            shade = {"fillcolor": taken[method], "opacity": 0.15, "line_width": 0, "hoverinfo": "skip"}
+            figure.add_trace(Scatter(**around, **shade, **look, showlegend=False), **cell)
+            shown.add(method)
+        for place, text in panel.lines.items():
+            figure.add_vline(place, line_dash="dash", line_width=1, opacity=0.5, annotation_text=text or None, **cell)
+        kind = {"type": "log", "autorangeoptions_clipmin": panel.low} if panel.log else {"range": _range(panel)}
+        figure.update_yaxes(title_text=panel.y, **kind, **cell)
+        figure.update_xaxes(title_text=panel.x if side_by_side or number == count else "", **cell)
+    legend = next((panel.legend for panel in panels if panel.legend), "")
+    figure.update_layout(title=escape(title, quote=False), template="plotly_white", legend_title=legend, height=800)
+    figure.write_html(path, include_plotlyjs=True)
+
+
+def _range(panel: Panel) -> list[float | None] | None:
+    return None if panel.low is None and panel.high is None else [panel.low, panel.high]

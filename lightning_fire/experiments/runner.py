@@ -1,0 +1,188 @@
+"""Training all runs of a comparison, each once, what others go on from before them."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from lightning_fire.experiments.engines import Engine, Job
+from lightning_fire.experiments.logs import MARKER
+from lightning_fire.experiments.runs import SETTINGS, Run
+from lightning_fire.experiments.training import Progress, Task, read_progress, refuse_others, remove_replay
+
+_KEPT = "kept"
+_WHOLE = "(it shared its first chunk; --no-shared-start trains it whole)"
+
+
+class TimeIsUpError(Exception):
+    """The time that a comparison was given is over."""
+
+
+def train(
+    runs: Sequence[Run], engine: Engine, extra: Mapping[str, Any], minutes: float | None = None
+) -> dict[Run, str]:
+    """Train what has not finished before, under one progress bar, and return why runs have failed.
+
+    Args:
+        runs: Of the comparison.
+        engine: Where they run.
+        extra: Configuration that comes on top of all runs'.
+        minutes: Time after which to stop.
+    """
+    if outdated := [run.name for run in runs if run.is_outdated(extra)]:
+        print(f"trained before with other settings, training again: {', '.join(outdated)}")
+    until = None if minutes is None else time.monotonic() + 60 * minutes
+    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
+        todo = [run for run in runs if not run.is_finished(extra)]
+        every = [*dict.fromkeys(run.start for run in todo if run.start and not run.start.is_finished(extra)), *todo]
+
+        def show(now: Mapping[Run, Progress], active: Sequence[Run]) -> None:
+            if now:
+                bar.total, bar.n = amount(every, now, active)
+                running = [(run, now[run]) for run in active if run in now]
+                at = ", ".join(f"{run.name} chunk {p.chunk}/{p.chunks}" for run, p in running) or "starting"
+                bar.set_description(at)
+
+        try:
+            outcome = execute(runs, engine, extra, show, until)
+        except TimeIsUpError:
+            done = sum(run.is_finished(extra) for run in runs)
+            raise SystemExit(
+                f"stopped after {minutes:g} minutes: {done} of {len(runs)} runs have finished; the same command goes on"
+            ) from None
+    return {run: reason for run, reason in outcome.items() if reason}
+
+
+def amount(todo: Sequence[Run], now: Mapping[Run, Progress], active: Iterable[Run]) -> tuple[int | None, int]:
+    """Return the epochs to do in all, None as long as nobody knows, and those done.
+
+    A run whose length is not known yet counts as the mean of the others of its kind; that of a start, when it ends.
+    """
+    done = sum(progress.epoch - progress.began for progress in now.values())
+    active, total = set(active), 0.0
+    for kind in ([run for run in todo if run.saves], [run for run in todo if not run.saves]):
+        known = [
+            (progress.epoch if run.saves else progress.epochs) - progress.began
+            for run, progress in now.items()
+            if run in kind and not (run.saves and run in active) and progress.epochs >= 0
+        ]
+        if kind and not known:
+            return None, done
+        total += len(kind) * sum(known) / max(1, len(known))
+    return round(total), done
+
+
+def execute(
+    runs: Sequence[Run],
+    engine: Engine,
+    extra: Mapping[str, Any],
+    show: Callable[[Mapping[Run, Progress], Sequence[Run]], None] = lambda now, active: None,
+    until: float | None = None,
+) -> dict[Run, str | None]:
+    """Train all runs that have not finished before, and return what went wrong with each.
+
+    What they go on from is trained before them, and its checkpoint removed when they all have finished, unless it is to
+    be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
+    """
+    outcome: dict[Run, str | None] = dict.fromkeys(runs)
+    waiting = [run for run in runs if not run.is_finished(extra)]
+    starts = dict.fromkeys(run.start for run in waiting if run.start is not None)
+    waiting = [*(start for start in starts if not start.is_finished(extra)), *waiting]
+    active: dict[Run, Job] = {}
+    begun: list[Run] = []
+    try:
+        with _stoppable():
+            while waiting or active:
+                tasks: dict[Run, Task] = {}
+                for run in _ready(waiting, active)[: engine.limit - len(active)]:
+                    waiting.remove(run)
+                    try:
+                        tasks[run] = _task(run, outcome, extra)
+                    except (OSError, ValueError) as error:
+                        outcome[run] = _with_place(error, run.folder)
+                active |= zip(tasks, engine.begin(list(tasks.values())) if tasks else [], strict=True)
+                begun += tasks
+                time.sleep(0.2)
+                for run, job in list(active.items()):
+                    if job.ended():
+                        outcome[run] = job.failure()
+                        if outcome[run] and run.start is not None and not run.branch:
+                            outcome[run] += f" {_WHOLE}"
+                        del active[run]
+                now = {run: read_progress(run.folder) for run in begun}
+                show({run: progress for run, progress in now.items() if progress is not None}, list(active))
+                if until is not None and time.monotonic() > until and (waiting or active):
+                    raise TimeIsUpError
+    finally:
+        for job in active.values():
+            job.stop()
+    shared = [run.start for run in runs if run.start is not None and not run.branch]
+    _remove_starts({start.folder: start for start in shared}, outcome)
+    return {run: outcome[run] for run in runs}
+
+
+def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
+    """Return the runs that wait for no other."""
+    ahead = {*waiting, *active}
+    return [run for run in waiting if run.start is None or run.start not in ahead]
+
+
+def _task(run: Run, outcome: Mapping[Run, str | None], extra: Mapping[str, Any]) -> Task:
+    """Return what is to be done; of a run whose start has failed, the whole of it, if it is one training."""
+    failed = run.start is not None and outcome.get(run.start)
+    if failed and run.branch:
+        raise ValueError(f"{run.start.name}: {failed}")
+    refuse_others(run.folder)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    settings = run.settings(extra)
+    (run.folder / SETTINGS).touch()  # says whose folder this is
+    run.log.touch()
+    if run.start is not None and not failed:
+        settings["ckpt_path"] = str(run.checkpoint)
+    files = dict(zip(("base.yaml", "method.yaml"), run.configs, strict=False)) | {SETTINGS: yaml.safe_dump(settings)}
+    logs = run.start.folder if run.start is not None and not failed and not run.branch else None
+    return Task(run.folder.resolve(), files, run.fingerprint(extra), run.products, logs, Path.cwd())
+
+
+def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]) -> None:
+    """Remove what shared starts leave, also of runs that had finished before, but not what some run may yet need."""
+    for folder, start in starts.items():
+        if start.kept and folder.is_dir():
+            (folder / _KEPT).touch()  # later comparisons leave it, too
+        needed = any(reason for run, reason in outcome.items() if run.start is not None and run.start.folder == folder)
+        if not needed and not (folder / _KEPT).exists():
+            (folder / MARKER).unlink(missing_ok=True)  # first: nobody shall go on from half of it
+            for checkpoint in start.products:
+                checkpoint.unlink(missing_ok=True)
+            remove_replay(folder)
+
+
+def _with_place(error: Exception, place: Path) -> str:
+    """Return what an error says, with the place if it does not tell one itself: a full disk does not."""
+    silent = isinstance(error, OSError) and error.errno is not None and error.filename is None
+    return f"{place}: {error}" if silent else str(error)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Turn signals that would end this process at once into an exception, so that its children are stopped as well."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    former = {number: signal.signal(number, leave) for number in heeded}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

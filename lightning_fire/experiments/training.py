@@ -1,0 +1,327 @@
+"""One training of a comparison, in the process that does it: prepared, gone on with, marked as finished."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import yaml
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from lightning_fire._lightning import random_states, set_random_states
+from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
+from lightning_fire.experiments.logs import MARKER
+from lightning_fire.experiments.runs import PROGRESS, SETTINGS
+
+PARENT = "LIGHTNING_FIRE_PARENT"
+"""Environment variable with the number of the process that a training is started by, and ends with."""
+SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
+"""Environment variable with the time between two checkpoints of a training that can be gone on with."""
+_LAST, _BEGUN = "last.ckpt", "begun.json"
+
+
+@dataclass(frozen=True)
+class Task:
+    """A training to be done, as plain values that another process or machine can be given.
+
+    Attributes:
+        folder: Of the run.
+        files: YAML texts by name, of which later ones override.
+        fingerprint: What tells apart trainings that differ.
+        products: Files that it must leave.
+        start: The folder of the training that it goes on from; None if there is none.
+        where: The folder that the program is to run in.
+    """
+
+    folder: Path
+    files: Mapping[str, str]
+    fingerprint: str
+    products: Sequence[Path]
+    start: Path | None
+    where: Path
+
+    @property
+    def log(self) -> Path:
+        """File with all that the training prints."""
+        return self.folder / "log.txt"
+
+
+def perform(task: Task, fit: Callable[[Sequence[str]], int | str | None]) -> int | str | None:
+    """Train what has not finished, from its last checkpoint if there is one; return an exit code, or what went wrong.
+
+    Two processes with one folder wait for each other: the second finds the training finished.
+    """
+    task.folder.mkdir(parents=True, exist_ok=True)
+    marker, begun, last = (task.folder / name for name in (MARKER, _BEGUN, _LAST))
+    with _alone_in(task.folder):
+        if _says(marker, task.fingerprint) and all(file.is_file() for file in task.products):
+            return None
+        settings = yaml.safe_load(task.files[SETTINGS])
+        if last.is_file() and _says(begun, task.fingerprint):
+            _go_on_from(last, settings)
+        else:
+            make_room(task.folder)
+            os.truncate(task.log, 0)
+            for events in [] if task.start is None else task.start.glob("events.out.tfevents.*"):
+                shutil.copy(events, task.folder)  # TensorBoard shows the curves as one
+        for name, text in {**task.files, SETTINGS: yaml.safe_dump(settings)}.items():
+            (task.folder / name).write_text(text, encoding="utf-8")
+        begun.write_text(json.dumps({"settings": task.fingerprint}))
+        if code := fit([word for name in task.files for word in ("-c", str(task.folder / name))]):
+            return code
+        if (progress := read_progress(task.folder)) is None or not progress.ended:
+            return "stopped from outside before its end"
+        if lacking := [file.name for file in task.products if not file.is_file()]:
+            return f"it left no {', '.join(lacking)}: was val/loss never a number, or training shorter?"
+        begun.replace(marker)
+        last.unlink(missing_ok=True)
+        if not task.products:
+            remove_replay(task.folder)
+        return None
+
+
+def _says(path: Path, fingerprint: str) -> bool:
+    try:
+        return json.loads(path.read_text())["settings"] == fingerprint
+    except (OSError, ValueError):  # a full disk leaves half a file
+        return False
+
+
+def _go_on_from(checkpoint: Path, settings: dict[str, Any]) -> None:
+    """Let settings go on from a checkpoint; TensorBoard forgets what was logged after it."""
+    content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
+    settings["ckpt_path"] = str(checkpoint)
+    step = content["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
+    settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": step}
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process trains in a folder. Where the system has no locks, do not."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        yield
+        return
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def refuse_others(folder: Path) -> None:
+    """Refuse a folder with files that are not of a run."""
+    if folder.exists() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
+        raise FileExistsError(f"{folder} holds files that are not of an earlier comparison; choose another --output")
+
+
+def make_room(folder: Path) -> None:
+    """Remove what an interrupted run left, but its log, in which the present one writes.
+
+    The file that says whose folder it is stays to the end, and what says that the run is finished goes first: whenever
+    this is interrupted, it can be done again.
+    """
+    (folder / MARKER).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if path.name in (SETTINGS, "log.txt"):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def remove_replay(folder: Path) -> None:
+    """Remove the files of replay buffers, which nobody goes on from any more."""
+    for file in folder.rglob("*.replay"):
+        file.unlink()
+
+
+class Progress(NamedTuple):
+    """Where a run is: epochs done of all, its chunk of data, counted from 1, of all, whether its fit has ended, and
+    with how many epochs this process began.
+    """
+
+    epoch: int
+    epochs: int
+    chunk: int
+    chunks: int
+    ended: bool = False
+    began: int = 0
+
+
+def read_progress(folder: Path) -> Progress | None:
+    """Return what a run has written; None before its first epoch has ended."""
+    path = folder / PROGRESS
+    return Progress(*json.loads(path.read_text())) if path.is_file() else None
+
+
+class Report(Checkpoint):
+    """Writes a `Progress` at the end of each epoch and of the fit, and now and then a checkpoint to go on from.
+
+    A fit that is stopped from outside does not come to its end, though its process may exit as if all was well. A
+    training whose comparison is gone ends at its next batch: nobody stops it then, or waits for it. As a `Checkpoint`
+    it comes last of all callbacks.
+    """
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+        self.began, self.saves_random_states = 0, False
+        self._random_states: dict[str, Any] | None = None
+        self._saved = time.monotonic()
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the process if it is an orphan."""
+        _end_if_orphan(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the random states, in a checkpoint that the same training goes on from."""
+        return {"random": _plain(random_states())} if self.saves_random_states else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the random states until training begins."""
+        self._random_states = state_dict.get("random")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put the random states back: what draws from them goes on.
+
+        Lightning draws a different number of times before the first batch of a resumed training: the draws would be
+        others than those of a whole one.
+        """
+        self.began = trainer.current_epoch
+        if self._random_states:
+            set_random_states(self._random_states)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """End the process if it is an orphan."""
+        _end_if_orphan(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write."""
+        self._write(trainer, trainer.current_epoch + 1, ended=False)
+        due = time.monotonic() - self._saved >= float(os.environ.get(SAVE_SECONDS, 60))
+        if trainer.strategy.broadcast(due):
+            for logger in trainer.loggers:
+                logger.save()
+            save(trainer, self.path.with_name(_LAST))
+            self._saved = time.monotonic()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write."""
+        self._write(trainer, trainer.current_epoch, ended=True)
+
+    def _write(self, trainer: Trainer, epoch: int, ended: bool) -> None:
+        """Write; a reader sees the old file or the new one, never half of one."""
+        if not trainer.is_global_zero:
+            return
+        chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 1
+        now = Progress(epoch, trainer.max_epochs, chunk + 1, chunks, ended, self.began)
+        unfinished = self.path.with_suffix(".new")
+        unfinished.write_text(json.dumps(now))
+        unfinished.replace(self.path)
+
+
+def _end_if_orphan(trainer: Trainer) -> None:
+    """End at once if the process that started this one has been killed. On Windows an orphan goes on."""
+    parent = os.environ.get(PARENT)
+    if os.name == "posix" and parent and trainer.is_global_zero and os.getppid() != int(parent):
+        os._exit(1)  # without leaving anything more in the folder
+
+
+def save(trainer: Trainer, path: Path) -> None:
+    """Save a checkpoint with the random states, for the same training to go on; it is there in full or as it was."""
+    reports = [callback for callback in trainer.callbacks if isinstance(callback, Report)]
+    for report in reports:
+        report.saves_random_states = True
+    trainer.save_checkpoint(new := path.with_suffix(".new"))
+    for report in reports:
+        report.saves_random_states = False
+    if trainer.is_global_zero:
+        if path.is_dir():  # of a model that is sharded over processes
+            shutil.rmtree(path)
+        new.replace(path)
+
+
+def _plain(states: dict[str, Any]) -> dict[str, Any]:
+    """Return random states that load without unpickling."""
+    algorithm, keys, *rest = states["numpy"]
+    return {**states, "numpy": (algorithm, keys.tolist(), *rest)}
+
+
+class SaveStart(Callback):
+    """Ends the training after some epochs, None: of the first chunk of data, and saves a checkpoint then."""
+
+    def __init__(self, path: str, epochs: int | None = None):
+        self.path, self.epochs = Path(path), epochs
+        self._reached = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Check the data."""
+        if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
+            raise MisconfigurationException(
+                f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which tells where its first chunk ends"
+            )
+        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stop at the end."""
+        data, epoch = trainer.datamodule, trainer.current_epoch
+        if self.epochs is None:
+            self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
+        else:
+            self._reached = epoch + 1 >= self.epochs
+        if self._reached:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save, after all that the end of an epoch brings."""
+        if self._reached:
+            save(trainer, self.path)
+
+
+class SaveStarts(Callback):
+    """Saves checkpoints at the end of epochs, and of the epoch with the lowest `val/loss`: `epoch=N.ckpt`, `best.ckpt`
+    in `trainer.default_root_dir`.
+    """
+
+    def __init__(self, epochs: list[int], best: bool = True):
+        self.epochs, self.best = epochs, best
+        self._lowest, self._validated = float("inf"), False
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that there is a loss to compare."""
+        self._validated = not trainer.sanity_checking
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save."""
+        done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
+        if done in self.epochs:
+            trainer.save_checkpoint(folder / f"epoch={done}.ckpt")
+        if not self.best or not self._validated:
+            return
+        self._validated = False
+        if "val/loss" not in trainer.callback_metrics:
+            raise MisconfigurationException("the best checkpoint is that of the lowest val/loss: nobody logs it")
+        if (loss := float(trainer.callback_metrics["val/loss"])) < self._lowest:
+            self._lowest = loss
+            trainer.save_checkpoint(folder / "best.ckpt")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the lowest loss, for a training that is gone on with."""
+        return {"lowest": self._lowest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Put it back."""
+        self._lowest = state_dict["lowest"]
