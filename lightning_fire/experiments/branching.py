@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_fire.experiments.phases import FIRST_PHASE
 from lightning_fire.experiments.runs import Run, merged
 from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
 
-SHARED_START = "shared_start"
+SHARED_START, FIRST_PHASE = "shared_start", "first_phase"
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:

@@ -11,10 +11,16 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_fire.experiments.training import PARENT, Task, perform
+from lightning_fire.experiments.runs import PARENT
+
+if TYPE_CHECKING:
+    from lightning_fire.experiments.training import Task
+
+_PRELOADED = ["lightning_fire.recipe.cli", "lightning_fire.experiments.training"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class Engine(Protocol):
 
     limit: int
 
-    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
 
     def close(self) -> None:
@@ -81,6 +87,9 @@ class Local:
     """
 
     def __init__(self, jobs: int | None, resources: Resources):
+        if sys.platform == "linux":  # it imports while this process does
+            multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
+            forkserver.ensure_running()
         self.gpus = _gpus()
         self.gpus_each = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
         if self.gpus_each > len(self.gpus):
@@ -91,7 +100,7 @@ class Local:
         self.threads = resources.cpus or max(1, cores // self.limit)
         self.slots = list(range(self.limit))
 
-    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
         return [_Process(task, self, self.slots.pop()) for task in tasks]
 
@@ -120,14 +129,12 @@ def _gpus() -> list[str]:
 class _Process:
     """A training in a process of this machine."""
 
-    def __init__(self, task: Task, engine: Local, slot: int):
+    def __init__(self, task: "Task", engine: Local, slot: int):
         import torch
 
         self.log, self.engine, self.slot = task.log, engine, slot
         forks = sys.platform == "linux" and not torch.cuda.is_available()
         context = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            context.set_forkserver_preload(["lightning_fire.recipe.cli", "lightning_fire.experiments.training"])
         self.process = context.Process(target=_train, args=(task, {**os.environ, **engine.share(slot)}))
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")  # or the script that called us would be run there again
@@ -160,7 +167,7 @@ class _Process:
         self.process.join()
 
 
-def _train(task: Task, environment: Mapping[str, str]) -> None:
+def _train(task: "Task", environment: Mapping[str, str]) -> None:
     """Be what a new interpreter would be that runs the program."""
     output = os.open(task.log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
@@ -171,6 +178,8 @@ def _train(task: Task, environment: Mapping[str, str]) -> None:
     os.chdir(task.where)
     sys.path.insert(0, str(task.where))
     import torch
+
+    from lightning_fire.experiments.training import perform
 
     if environment.get("OMP_NUM_THREADS", "").isdigit():
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
@@ -194,8 +203,10 @@ class TrainElsewhere:
     def __init__(self, cpus: int):
         self.cpus = cpus
 
-    def __call__(self, task: Task) -> int | str | None:
+    def __call__(self, task: "Task") -> int | str | None:
         """Return the exit code, or what went wrong; see `perform`."""
+        from lightning_fire.experiments.training import perform
+
         drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
         environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
         environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(self.cpus))}
@@ -208,7 +219,7 @@ class TrainElsewhere:
 
         return perform(task, fit)
 
-    def checkpoint(self, task: Task) -> Any:
+    def checkpoint(self, task: "Task") -> Any:
         """Tell submitit what to do when Slurm takes the machine away: the same again, from the last checkpoint."""
         from submitit.helpers import DelayedSubmission
 
@@ -237,7 +248,7 @@ class Slurm:
         )
         self.train = TrainElsewhere(cpus)
 
-    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
         return [
             _SlurmJob(job, task) for job, task in zip(self.executor.map_array(self.train, tasks), tasks, strict=True)
@@ -249,7 +260,7 @@ class Slurm:
 
 
 class _SlurmJob:
-    def __init__(self, job: Any, task: Task):
+    def __init__(self, job: Any, task: "Task"):
         self.job, self.task = job, task
 
     def ended(self) -> bool:
@@ -283,7 +294,7 @@ class Ray:
         # a training whose machine goes away begins again elsewhere, from its last checkpoint
         self.train = ray.remote(**given, max_retries=10)(TrainElsewhere(cpus).__call__)
 
-    def begin(self, tasks: Sequence[Task]) -> Sequence[Job]:
+    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
         return [_RayJob(self.ray, self.train.remote(task), task) for task in tasks]
 
@@ -293,7 +304,7 @@ class Ray:
 
 
 class _RayJob:
-    def __init__(self, ray: Any, result: Any, task: Task):
+    def __init__(self, ray: Any, result: Any, task: "Task"):
         self.ray, self.result, self.task = ray, result, task
 
     def ended(self) -> bool:

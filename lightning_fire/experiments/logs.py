@@ -7,7 +7,8 @@ import numpy as np
 import pandas as pd
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-MARKER = "finished.json"
+from lightning_fire.experiments.runs import MARKER
+
 COLUMNS = ("start", "method", "seed", "step", "key", "value")
 
 Series = tuple[np.ndarray, np.ndarray]  # places, such as optimizer steps, and values

@@ -11,7 +11,6 @@ from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, Report
 
 LOSS, AT_START = "val/loss", "val/loss_at_new_data"
-FIRST_PHASE = "first_phase"
 
 
 def since_start(curves: Curves, text: str = "") -> Series:

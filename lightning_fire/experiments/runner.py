@@ -12,8 +12,7 @@ import yaml
 from tqdm import tqdm
 
 from lightning_fire.experiments.engines import Engine, Job
-from lightning_fire.experiments.logs import MARKER
-from lightning_fire.experiments.runs import SETTINGS, Run
+from lightning_fire.experiments.runs import MARKER, SETTINGS, Run
 from lightning_fire.experiments.training import Progress, Task, read_progress, refuse_others, remove_replay
 
 _KEPT = "kept"

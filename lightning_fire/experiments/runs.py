@@ -10,11 +10,13 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.experiments.logs import MARKER
 from lightning_fire.recipe.recipe import Recipe
 
 SETTINGS = "run.yaml"
+MARKER = "finished.json"
 PROGRESS = "progress.json"
+PARENT = "LIGHTNING_FIRE_PARENT"
+"""Environment variable with the number of the process that a training is started by, and ends with."""
 _CALLBACKS = "lightning_fire.experiments.training."
 
 

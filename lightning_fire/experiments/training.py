@@ -18,11 +18,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.experiments.logs import MARKER
-from lightning_fire.experiments.runs import PROGRESS, SETTINGS
+from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS
 
-PARENT = "LIGHTNING_FIRE_PARENT"
-"""Environment variable with the number of the process that a training is started by, and ends with."""
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
 """Environment variable with the time between two checkpoints of a training that can be gone on with."""
 _LAST, _BEGUN = "last.ckpt", "begun.json"
