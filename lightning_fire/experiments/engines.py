@@ -193,37 +193,33 @@ def _train(task: "Task", environment: Mapping[str, str]) -> None:
     raise SystemExit(perform(task, fit))
 
 
-class TrainElsewhere:
-    """Trains in a process that an engine has begun, maybe on another machine.
+def train_elsewhere(task: "Task", cpus: int) -> int | str | None:
+    """Train in a process that an engine has begun, maybe on another machine; see `perform`."""
+    from lightning_fire.experiments.training import perform
 
-    Attributes:
-        cpus: Threads that it may use.
-    """
+    drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
+    environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(cpus))}
 
-    def __init__(self, cpus: int):
-        self.cpus = cpus
+    def fit(words: Sequence[str]) -> int:
+        command = [sys.executable, "-m", "lightning_fire", "fit", *words]
+        with open(task.log, "a") as log:
+            done = subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=task.where, check=False)
+        return done.returncode
 
-    def __call__(self, task: "Task") -> int | str | None:
-        """Return the exit code, or what went wrong; see `perform`."""
-        from lightning_fire.experiments.training import perform
+    return perform(task, fit)
 
-        drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
-        environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(self.cpus))}
 
-        def fit(words: Sequence[str]) -> int:
-            command = [sys.executable, "-m", "lightning_fire", "fit", *words]
-            with open(task.log, "a") as log:
-                done = subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=task.where, check=False)
-            return done.returncode
+class _Resubmitted:
+    """`train_elsewhere`; when Slurm takes the machine away, submitit submits the same again."""
 
-        return perform(task, fit)
+    def __call__(self, task: "Task", cpus: int) -> int | str | None:
+        return train_elsewhere(task, cpus)
 
-    def checkpoint(self, task: "Task") -> Any:
-        """Tell submitit what to do when Slurm takes the machine away: the same again, from the last checkpoint."""
+    def checkpoint(self, *arguments: Any) -> Any:
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, task)
+        return DelayedSubmission(self, *arguments)
 
 
 class Slurm:
@@ -235,24 +231,22 @@ class Slurm:
         except ImportError as error:
             raise ImportError("--engine slurm needs submitit: pip install 'lightning-fire[slurm]'") from error
         options = dict(options)
-        self.folder, self.limit, cpus = output / "slurm", jobs or 1000, resources.cpus or 1
+        self.folder, self.limit, self.cpus = output / "slurm", jobs or 1000, resources.cpus or 1
         cluster = options.pop("cluster", None)
         self.executor = submitit.AutoExecutor(folder=self.folder, cluster=cluster, slurm_max_num_timeout=1000)
         self.executor.update_parameters(
             name="lightning-fire",
-            cpus_per_task=cpus,
+            cpus_per_task=self.cpus,
             gpus_per_node=resources.gpus or 0,
             timeout_min=resources.minutes or 24 * 60,
             slurm_array_parallelism=self.limit,
             **{f"slurm_{name}": value for name, value in options.items()},
         )
-        self.train = TrainElsewhere(cpus)
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
-        return [
-            _SlurmJob(job, task) for job, task in zip(self.executor.map_array(self.train, tasks), tasks, strict=True)
-        ]
+        jobs = self.executor.map_array(_Resubmitted(), tasks, [self.cpus] * len(tasks))
+        return [_SlurmJob(job, task) for job, task in zip(jobs, tasks, strict=True)]
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -286,17 +280,16 @@ class Ray:
             import ray
         except ImportError as error:
             raise ImportError("--engine ray needs Ray: pip install 'lightning-fire[ray]'") from error
-        self.ray, self.limit = ray, jobs or 1000
+        self.ray, self.limit, self.cpus = ray, jobs or 1000, resources.cpus or 1
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, **options)
-        cpus = resources.cpus or 1
-        given = {"num_cpus": cpus, "num_gpus": resources.gpus or 0}
-        # a training whose machine goes away begins again elsewhere, from its last checkpoint
-        self.train = ray.remote(**given, max_retries=10)(TrainElsewhere(cpus).__call__)
+        given = {"num_cpus": self.cpus, "num_gpus": resources.gpus or 0}
+        # a training whose machine goes away goes on elsewhere, from its last checkpoint
+        self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         """Begin trainings."""
-        return [_RayJob(self.ray, self.train.remote(task), task) for task in tasks]
+        return [_RayJob(self.ray, self.train.remote(task, self.cpus), task) for task in tasks]
 
     def close(self) -> None:
         """Leave nothing behind."""
