@@ -325,16 +325,16 @@ def idle_epochs(schedule: Any, horizon: Horizon) -> float:
     """
     if isinstance(schedule, AnyOf):
         return min(idle_epochs(each, horizon) for each in schedule.schedules)
-    end = horizon.max_epochs
     if isinstance(schedule, AtNewData):
-        end = 1  # the first data is new once
-    elif not isinstance(schedule, AtEpochs | EveryNEpochs | AtFraction) or horizon.max_steps or not end:
+        return math.inf if schedule.skip_first else 0
+    end = horizon.max_epochs
+    if not isinstance(schedule, AtEpochs | EveryNEpochs | AtFraction) or horizon.max_steps or not end:
         return 0
     clocks = (
         Clock(epoch, epoch, new_data=epoch == 0, progress=epoch / end, progress_before=max(0, epoch - 1) / end)
         for epoch in range(end)
     )
-    return next((clock.epoch for clock in clocks if schedule.due(clock)), math.inf)
+    return next((clock.epoch for clock in clocks if schedule.due(clock)), 0)
 
 
 def require_schedule(thing: Any) -> None:

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.change import Change
 from lightning_fire.optim import Muon
-from lightning_fire.when import Clock
+from lightning_fire.when import Clock, Horizon
 
 
 class UseMuon(EventCallback):
@@ -42,6 +42,9 @@ class UseMuon(EventCallback):
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if self.num_events == 0:
             super().at(trainer, pl_module, clock)
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return 0  # it pauses Muon
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         def switch() -> None:

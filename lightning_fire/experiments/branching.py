@@ -75,7 +75,7 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
         specs = [method for overlay in overlays for method in _as_list(overlay["intervention"])]
         trainer = merged(base, extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]
-        methods = parser.instantiate_classes(parser.parse_object({"methods": specs})).methods
+        methods = parser.instantiate(parser.parse_object({"methods": specs})).methods
     except Exception:  # of any kind: the run itself will say what is wrong with it
         return 0
     every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}

@@ -1,6 +1,7 @@
 """One training of a comparison, in the process that does it: prepared, gone on with, marked as finished."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import time
@@ -231,9 +232,13 @@ class Report(Checkpoint):
 
 
 def _end_if_orphan(trainer: Trainer) -> None:
-    """End at once if the process that started this one has been killed. On Windows an orphan goes on."""
-    parent = os.environ.get(PARENT)
-    if os.name == "posix" and parent and trainer.is_global_zero and os.getppid() != int(parent):
+    """End at once if the comparison has been killed, or the process that started this one.
+
+    A fork server lives as long as its forks: they know the process that has asked for them.
+    """
+    parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
+    orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
+    if trainer.is_global_zero and (orphan or (comparison is not None and not comparison.is_alive())):
         os._exit(1)  # without leaving anything more in the folder
 
 

@@ -1,7 +1,9 @@
 """`lightning-fire compare`: what it runs, what it reads back, what it prints and draws."""
 
 import csv
+import fcntl
 import io
+import json
 import math
 import os
 import re
@@ -10,26 +12,28 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas
 import pytest
 import yaml
-from history import HISTORY, series
-from matplotlib.axes import Axes
+from history import HISTORY, IDLE, NO_EVENTS, history, named, series
 from scipy.stats import ttest_rel
 from tiny_recipe import BASE, FIRE, MONITOR, set_base, set_method, tiny_recipe
 
 from lightning_fire.cli import main
-from lightning_fire.experiments import report, runs, train
-from lightning_fire.experiments.deliver import deliver
-from lightning_fire.experiments.history import History, read_history
-from lightning_fire.experiments.page import write_page
-from lightning_fire.experiments.progress import Progress
-from lightning_fire.experiments.shared_start import with_shared_starts
+from lightning_fire.experiments import branching, engines, report, runner, runs
+from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
+from lightning_fire.experiments.logs import read_curves, read_logs
+from lightning_fire.experiments.pictures import band, colors, draw, write_page
+from lightning_fire.experiments.report import deliver, difference_cell
+from lightning_fire.experiments.runs import Run
+from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.training import Progress
 from lightning_fire.recipe.recipe import Recipe, find_recipe
 
 
@@ -47,24 +51,20 @@ def compare(recipe, *words):
 
 @pytest.mark.slow
 def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
-    results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
+    results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2").loc[""]
     text = capsys.readouterr().out
-    assert {method: len(runs) for method, runs in results.items()} == {"vanilla": 2, "full_reset": 2, "fire": 2}
-    for run in results["vanilla"]:
-        assert np.isnan(run["sfe"])
-        assert run["dfi_after"] == run["dfi_before"]
-    for run in results["fire"]:
-        assert run["dfi_after"] < 0.5 * run["dfi_before"]
-        assert run["sfe"] > 0
-    for run in results["full_reset"]:  # the network at its beginning knows nothing
-        assert run["sfe"] > 0
+    assert list(results.index) == [(method, seed) for method in ("vanilla", "full_reset", "fire") for seed in (0, 1)]
+    vanilla, fire = results.loc["vanilla"], results.loc["fire"]
+    assert vanilla["sfe"].isna().all() and (vanilla["dfi_after"] == vanilla["dfi_before"]).all()
+    assert (fire["dfi_after"] < 0.5 * fire["dfi_before"]).all()
+    assert (results.loc[["fire", "full_reset"], "sfe"] > 0).all()  # the network at its beginning knows nothing
 
     with open("out/results.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
     assert [row["seed"] for row in rows] == ["0", "1"] * 3
     assert rows[0]["sfe"] == ""
-    assert float(rows[-1]["final"]) == pytest.approx(results["fire"][1]["final"], rel=1e-5)
+    assert float(rows[-1]["final"]) == pytest.approx(fire.loc[1, "final"], rel=1e-5)
     assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
     assert (tmp_path / "out/comparison.html").stat().st_size > 1_000_000
     for line in (
@@ -79,10 +79,15 @@ def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, caps
         assert line in text
     assert (tmp_path / "out/fire/seed1/config.yaml").is_file()
 
-    history = read_history(tmp_path / "out/fire/seed0")
-    assert list(history.starts) == [0, 4, 8, 12]
-    assert len(history.accuracy[1]) == len(history.dfi[1]) == 6
-    assert len(history.at_new_data) == len(history.sfe) == 2
+    run = ChunkedRun(read_curves(tmp_path / "out/fire/seed0"), Metric())
+    assert list(run.starts) == [0, 4, 8, 12]
+    assert len(run.metric[1]) == len(run.dfi[1]) == 6
+    assert len(run.at_new_data) == len(run.of_events("sfe_normalized")) == 2
+
+    logs = read_logs("out")
+    assert set(zip(logs.method, logs.seed, strict=True)) == set(results.index)
+    accuracy = logs[(logs.method == "fire") & (logs.seed == 0) & (logs.key == "val/accuracy")]
+    assert accuracy.step.tolist() == run.metric[0].tolist() and accuracy.value.tolist() == run.metric[1].tolist()
 
     before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
     compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2")
@@ -210,14 +215,14 @@ def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, cap
     set_base(recipe, base)
     set_method(recipe, "fire", "intervention: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
     results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--no-shared-start", "--jobs", "1")
-    assert 0 <= results["fire"][0]["final"] <= 1 and results["fire"][0]["sfe"] > 0
+    assert 0 <= results.loc[("", "fire", 0), "final"] <= 1 and results.loc[("", "fire", 0), "sfe"] > 0
     assert "val/accuracy" in (tmp_path / "mine/lightning_logs/one/metrics.csv").read_text().splitlines()[0]
     assert list((tmp_path / "out/fire/seed0").glob("events.out.tfevents.*"))
 
 
 def test_every_logger_of_a_recipe_stays_beside_ours():
     def loggers(trainer, extra=None):
-        run = runs.Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
+        run = Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
         names = [logger["class_path"] for logger in run.settings(extra or {})["trainer"]["logger"]]
         assert names[0] == "lightning.pytorch.loggers.TensorBoardLogger"
         return names[1:]
@@ -268,54 +273,77 @@ def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
     assert precious.read_text() == "years of work"
 
 
+def report_of(methods, reference="vanilla", **options):
+    return ChunkReport(named(methods), reference, **options)
+
+
+def numbers(run, reference=None):
+    others = {} if reference is None else {"vanilla": {0: reference}}
+    return report_of({"fire": {0: run}, **others}).numbers.loc[("", "fire", 0)].to_dict()
+
+
 def test_numbers_by_hand():
     expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
     expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
     expected |= {"first_epoch_after": 0.6, "area": 0.7, "epochs_to_reference": 2.0}
     streams = {name: math.nan for name in ("online_first", "online_last", "test_last", "dormant_last")}
-    assert report.numbers(HISTORY, target=0.7) == pytest.approx(expected | streams, nan_ok=True)
-    late = replace(HISTORY, accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
-    assert report.numbers(late)["recovery"] == 3
-    never = replace(HISTORY, accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))
-    assert report.numbers(never)["recovery"] == float("inf")
-    assert np.isnan(report.numbers(replace(HISTORY, at_new_data=np.array([])))["drop"])
-    assert HISTORY.chunk_position(np.array([0, 10, 20, 40, 60])) == pytest.approx([0, 0.5, 1, 1.5, 2])
-    steps, values = HISTORY.accuracy_with_events()
-    assert list(steps) == [9, 19, 20, 39, 59]
-    assert values[2] == 0.3
-    steps, values = HISTORY.dfi_with_events()
-    assert list(values) == [2.0, 4.0, 0.5, 1.0, 2.0]
-    assert list(replace(HISTORY, dfi_after=None).dfi_with_events()[1]) == [2.0, 4.0, 1.0, 2.0]
+    assert numbers(HISTORY, ending(0.7)) == pytest.approx(expected | streams, nan_ok=True)
+    late = history(val__accuracy=series((9, 0.4), (19, 0.7), (29, 0.3), (39, 0.6), (59, 0.8)))
+    assert numbers(late)["recovery"] == 3
+    never = history(val__accuracy=series((19, 0.9), (39, 0.6), (59, 0.8)))
+    assert numbers(never)["recovery"] == float("inf")
+    assert np.isnan(numbers(history(val__accuracy_at_new_data=None))["drop"])
+    run = ChunkedRun(HISTORY, Metric())
+    assert run.starts.tolist() == [0, 20, 60]
+    places, values = run.with_events(run.metric, run.at_new_data)
+    assert places.tolist() == pytest.approx([0.45, 0.95, 1.0, 1.475, 1.975]) and values[2] == 0.3
+    after = run.of_events("dfi_normalized_after")
+    assert run.with_events(run.dfi, after)[1].tolist() == [2.0, 4.0, 0.5, 1.0, 2.0]
+    assert run.with_events(run.dfi, np.array([]))[1].tolist() == [2.0, 4.0, 1.0, 2.0]
 
 
-THREE_CHUNKS = replace(
-    HISTORY, accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)), starts=np.array([0, 10, 30, 50])
-)
+def test_a_metric_of_which_less_is_better():
+    """Losses are 1 - accuracy: the same numbers of epochs, and drops of the same size."""
+    keys = ("val/accuracy", "val/accuracy_at_new_data")
+    losses = {key.replace("accuracy", "loss"): (HISTORY[key][0], 1 - HISTORY[key][1]) for key in keys}
+    run = {**{key: curve for key, curve in HISTORY.items() if "accuracy" not in key}, **losses}
+    reports = report_of({"vanilla": {0: HISTORY}}), report_of({"vanilla": {0: run}}, metric=Metric("val/loss", "min"))
+    one, other = (each.numbers.iloc[0] for each in reports)
+    same = ["epochs_to_reference", "drop", "recovery", "dfi_after"]
+    assert other[same].to_dict() == pytest.approx(one[same].to_dict())
+    assert other["final"] == pytest.approx(0.2) and "final val/loss" in reports[1].table()
+    accuracy, loss = (each.panels()[0] for each in reports)
+    assert (loss.low, loss.high) == pytest.approx((1 - accuracy.high, 1 - accuracy.low))
+    assert ChunkReport.lacking(HISTORY, Metric("val/loss", "min")) == {"val/loss"}
+
+
+THREE_CHUNKS = history((0, 10, 30), val__accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)))
 
 
 def test_the_speed_after_events_by_hand():
     """First epochs of the second and the third chunk; all epochs since the first event; epochs of the last chunk."""
-    of = report.numbers(THREE_CHUNKS, target=0.65)
+    of = numbers(THREE_CHUNKS, ending(0.65))
     assert [of["first_epoch_after"], of["area"]] == pytest.approx([(0.3 + 0.2) / 2, (0.3 + 0.6 + 0.2 + 0.7) / 4])
-    reached = [report.numbers(THREE_CHUNKS, target)["epochs_to_reference"] for target in (0.1, 0.55, 0.7, 0.71)]
+    targets = (0.1, 0.55, 0.7, 0.71)
+    reached = [numbers(THREE_CHUNKS, ending(target))["epochs_to_reference"] for target in targets]
     assert reached == [1, 2, 2, float("inf")]  # 0.55 was reached before, on other data
-    assert np.isnan(report.numbers(THREE_CHUNKS)["epochs_to_reference"])
-    alone = report.numbers(replace(HISTORY, starts=np.array([0, 60])), target=0.5)
+    assert np.isnan(numbers(THREE_CHUNKS)["epochs_to_reference"])
+    alone = numbers(history((0,)), ending(0.5))
     assert np.isnan([alone[name] for name in ("first_epoch_after", "area", "epochs_to_reference")]).all()
 
 
 def test_each_run_is_measured_against_the_reference_of_its_seed():
     methods = {"vanilla": {0: ending(0.5), 1: ending(0.9)}, "fire": {1: HISTORY, 0: HISTORY, 2: HISTORY}}
-    runs = report.all_numbers(methods, "vanilla")["fire"]
-    assert {seed: run["epochs_to_reference"] for seed, run in runs.items()} == pytest.approx(
+    compared = report_of(methods)
+    assert compared.of("", "fire", "epochs_to_reference") == pytest.approx(
         {0: 1.0, 1: float("inf"), 2: float("nan")}, nan_ok=True
     )
-    assert "1.0 (1 of 2)" in report.table(methods, "vanilla").splitlines()[3]
+    assert "1.0 (1 of 2)" in compared.table().splitlines()[3]
 
 
 def test_a_table_shows_mean_and_sample_standard_deviation():
     name = "plasticity_injection"
-    text = report.table({name: {0: THREE_CHUNKS, 1: HISTORY}, "vanilla": {0: HISTORY, 1: IDLE}}, "vanilla")
+    text = report_of({name: {0: THREE_CHUNKS, 1: HISTORY}, "vanilla": {0: HISTORY, 1: IDLE}}).table()
     line = text.splitlines()[2]
     assert line.split("  ")[0] == name
     assert "0.425 ± 0.247" in line  # first epoch
@@ -330,21 +358,19 @@ def test_the_difference_to_the_reference_is_that_of_a_paired_t_test():
         reference = random.normal(size=seeds)
         values = reference + random.normal(0.3, 0.1, seeds)
         expected = ttest_rel(values, reference).confidence_interval(0.95)
-        middle, low, high = report.difference(dict(enumerate(values)), dict(enumerate(reference)))
+        middle, low, high = difference(dict(enumerate(values)), dict(enumerate(reference)))
         assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12)
         assert middle == pytest.approx(values.mean() - reference.mean())
     # by hand: differences 0.1, 0.2, 0.3 of the seeds that both have; their deviation is 0.1, t of 2 degrees 4.3027
-    found = report.difference({0: 1.1, 1: 2.2, 2: 3.3, 5: 9.0}, {2: 3.0, 1: 2.0, 0: 1.0, 7: -9.0})
+    found = difference({0: 1.1, 1: 2.2, 2: 3.3, 5: 9.0}, {2: 3.0, 1: 2.0, 0: 1.0, 7: -9.0})
     assert found == pytest.approx((0.2, 0.2 - 4.3027 * 0.1 / 3**0.5, 0.2 + 4.3027 * 0.1 / 3**0.5), abs=1e-5)
     for few in ({0: 1.0}, {0: 1.0, 3: 2.0}, {0: 1.0, 1: float("inf")}, {0: 1.0, 1: float("nan")}):
-        assert np.isnan(report.difference(few, {0: 0.5, 1: 0.5, 2: 0.5})).all()
+        assert np.isnan(difference(few, {0: 0.5, 1: 0.5, 2: 0.5})).all()
 
 
 def test_differences_are_shown_with_their_interval():
     def shown(*values):
-        finals = {"fire": values, "vanilla": (0.5, 0.5, 0.5)}
-        every = {method: {seed: {"final": value} for seed, value in enumerate(of)} for method, of in finals.items()}
-        return report.difference_cell(every, "fire", "vanilla")
+        return difference_cell(dict(enumerate(values)), {0: 0.5, 1: 0.5, 2: 0.5})
 
     assert shown(0.6, 0.7, 0.8) == "+0.200 (-0.048 to +0.448)"
     assert shown(0.5, 0.5, 0.5) == "0"
@@ -354,23 +380,25 @@ def test_differences_are_shown_with_their_interval():
 def test_the_table_pairs_runs_of_one_seed():
     """Seed 7 of the method has no partner; the seeds differ far more than the methods do."""
     methods = {"fire": {0: ending(0.82), 1: ending(0.43), 7: ending(0.1)}, "vanilla": {1: ending(0.4), 0: ending(0.8)}}
-    head, _, fire, vanilla = report.table(methods, "vanilla").splitlines()
+    head, _, fire, vanilla = report_of(methods).table().splitlines()
     assert "minus vanilla (95 %)" in head
     assert "+0.025 (-0.039 to +0.089)" in fire
     assert "+" not in vanilla
-    assert "minus fire (95 %)" in report.table(methods, "fire")
-    assert "+" not in report.table({"fire": methods["fire"]}, "vanilla")  # no run of the reference has finished
+    assert "minus fire (95 %)" in report_of(methods, "fire").table()
+    assert "+" not in report_of({"fire": methods["fire"]}).table()  # no run of the reference has finished
 
 
 def ending(accuracy):
-    return replace(HISTORY, accuracy=series((19, 0.5), (59, accuracy)))
+    return history(val__accuracy=series((19, 0.5), (59, accuracy)))
 
 
 def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
-    other = replace(IDLE, dfi=series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0 + 1e-12)))
+    dfi = series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0 + 1e-12))
+    other = history(**NO_EVENTS, plasticity__dfi_normalized=dfi)
 
     def says_so(methods, method="redo"):
-        (line,) = [line for line in report.table(methods, next(iter(methods))).splitlines() if line.startswith(method)]
+        table = report_of(methods, next(iter(methods))).table()
+        (line,) = [line for line in table.splitlines() if line.startswith(method)]
         return re.search(r"0  .*  never acted  +–$", line) is not None
 
     assert says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}})
@@ -396,9 +424,9 @@ def test_the_summary_holds_mean_spread_and_difference(tmp_path):
     methods = {
         "vanilla": {0: ending(0.4), 1: ending(0.8)},
         "fire": {0: ending(0.43), 1: ending(0.82)},
-        "single": {0: replace(IDLE, accuracy=series((19, 0.9), (59, 0.6)))},  # never recovers
+        "single": {0: history(**NO_EVENTS, val__accuracy=series((19, 0.9), (59, 0.6)))},  # never recovers
     }
-    report.write_summary(methods, "vanilla", tmp_path / "summary.csv")
+    report_of(methods).publish(tmp_path, "title")
     lines = (tmp_path / "summary.csv").read_text().splitlines()
     rows = {(row["method"], row["measure"]): row for row in csv.DictReader(lines)}
     final = rows["fire", "final"]
@@ -426,7 +454,8 @@ def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, e
 
 def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
     pytest.importorskip("plotly")
-    write_page({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+    panels = report_of({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}).panels()
+    write_page(panels, tmp_path / "page.html", "a title")
     text = (tmp_path / "page.html").read_text()
     for word in ("vanilla  0.800 \\u00b1 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
         assert word in text
@@ -437,37 +466,31 @@ def test_without_plotly_the_page_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
-        write_page({"fire": {0: HISTORY}}, tmp_path / "page.html", "a title")
+        write_page(report_of({"fire": {0: HISTORY}}).panels(), tmp_path / "page.html", "a title")
 
 
 def test_many_methods_have_colours_of_their_own():
-    assert len(set(report.colors(20))) == 20
-    assert len(report.colors(45)) == 45
-
-
-IDLE = replace(
-    HISTORY, dfi_before=None, dfi_after=None, sfe=None, lambda_max_before=None, lambda_max_after=None
-)  # a method without events, as vanilla
+    assert len(set(colors([str(n) for n in range(20)]).values())) == 20
+    assert len(colors([str(n) for n in range(45)])) == 45
 
 
 def test_one_seed_has_no_standard_deviation_and_what_was_not_measured_is_a_dash():
-    line = report.table({"vanilla": {0: IDLE}}, "vanilla").splitlines()[2]
+    line = report_of({"vanilla": {0: IDLE}}).table().splitlines()[2]
     assert "±" not in line
     assert line.split() == ["vanilla", "1", "0.600", "0.700", "0.800", "–", "2.0", "4.000", "→", "4.000", "–"]
 
 
 def test_a_chunk_without_validation_is_left_out_of_the_average():
-    sparse = replace(HISTORY, accuracy=series((39, 0.6), (59, 0.8)))
-    assert report.numbers(sparse)["average"] == 0.8
-    assert report.numbers(sparse)["final"] == 0.8
+    sparse = numbers(history(val__accuracy=series((39, 0.6), (59, 0.8))))
+    assert sparse["average"] == sparse["final"] == 0.8
 
 
 def test_the_axis_of_the_deviation_ends_at_1e_4(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plt, "close", figures.append)
     for lowest in (1e-13, 0.5):
-        histories = {"fire": {0: replace(HISTORY, dfi_after=np.array([lowest]))}}
-        report.draw(histories, tmp_path / "picture.png", "title")
+        histories = {"fire": {0: history(fire__dfi_normalized_after=series((20, lowest)))}}
+        draw(report_of(histories).panels(), tmp_path / "picture.png", "title")
     (low, high), (unclipped, _) = (figure.axes[1].get_ylim() for figure in figures)
     assert low == 1e-4 and high > 4
     assert unclipped == pytest.approx(0.45, abs=0.01)
@@ -475,27 +498,23 @@ def test_the_axis_of_the_deviation_ends_at_1e_4(tmp_path, monkeypatch):
     plt.close("all")
 
 
-def test_runs_of_different_length_are_drawn_together(tmp_path, monkeypatch):
+def test_runs_of_different_length_are_averaged_together():
     """Mean and spread at each place are of the runs that reach it."""
-    short = History(series((9, 0.6)), series((9, 4.0)), np.array([0, 10]), np.array([]), None, None, None)
-    seen, plot = [], Axes.plot
-
-    def remember(axis, x, y, **options):
-        seen.append((list(x), list(y)))
-        return plot(axis, x, y, **options)
-
-    monkeypatch.setattr(Axes, "plot", remember)
-    report.draw({"vanilla": {0: IDLE, 1: short}}, tmp_path / "picture.png", "title")
-    x, y = seen[0]
-    assert x == pytest.approx([0.45, 0.9, 0.95, 1.0, 1.475, 1.975])
-    assert y[:3] == pytest.approx([0.4, (0.6 + np.interp(0.9, [0.45, 0.95], [0.4, 0.5])) / 2, 0.5])
-    assert y[-1] == 0.8
-    assert (tmp_path / "picture.png").stat().st_size > 1000
+    short = history((0,), val__accuracy=series((9, 0.6)), plasticity__dfi_normalized=series((9, 4.0)))
+    curves = report_of({"vanilla": {0: history(val__accuracy_at_new_data=None), 1: short}}).panels()[0].curves
+    place, mean, deviation = band(curves["vanilla"])
+    assert place == pytest.approx([0.45, 0.9, 0.95, 1.475, 1.975])
+    assert mean[:3] == pytest.approx([0.4, (0.6 + np.interp(0.9, [0.45, 0.95], [0.4, 0.5])) / 2, 0.5])
+    assert mean[-1] == 0.8 and deviation[-1] == 0
+    assert deviation[1] == pytest.approx(np.std([0.6, 0.49], ddof=1))
 
 
 def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
-    with pytest.raises(ValueError, match="the module must log val/accuracy, as Classifier does"):
-        read_history(tmp_path)
+    assert ChunkReport.lacking(read_curves(tmp_path)) == {
+        "val/accuracy",
+        "plasticity/chunk",
+        "plasticity/dfi_normalized",
+    }
 
 
 @pytest.mark.slow
@@ -519,24 +538,45 @@ def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
 
 def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
     log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
-    assert runs._last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
-    assert runs._last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
+    assert engines.last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
+    assert engines.last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
 
 
 @pytest.mark.slow
 def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path):
     words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
-    (run,) = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)["vanilla"]
-    history = read_history(tmp_path / "out/vanilla/seed0")
-    assert list(history.starts) == [0, 2, 4, 6]
-    assert np.isnan(run["final"])  # there was no validation in the last chunk
+    results = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)
+    assert list(ChunkedRun(read_curves(tmp_path / "out/vanilla/seed0"), Metric()).starts) == [0, 2, 4, 6]
+    assert np.isnan(results.loc[("", "vanilla", 0), "final"])  # there was no validation in the last chunk
 
 
-@pytest.mark.parametrize(("jobs", "expected"), [(1, ["4"]), (3, ["4", "5", "4"])])
-def test_several_processes_share_the_gpus(monkeypatch, jobs, expected):
+@pytest.mark.parametrize(
+    ("jobs", "each", "expected"),
+    [(1, None, ["4"]), (3, None, ["4", "5", "4"]), (None, None, ["4", "5"]), (None, 2, [None]), (2, 0, ["", ""])],
+)
+def test_several_processes_share_the_gpus(monkeypatch, jobs, each, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    given = [runs._share(slot, jobs).get("CUDA_VISIBLE_DEVICES") for slot in range(jobs)]
-    assert given == expected
+    engine = engines.Local(jobs, engines.Resources(gpus=each))
+    assert [engine.share(slot).get("CUDA_VISIBLE_DEVICES") for slot in range(engine.limit)] == expected
+
+
+def test_processes_share_the_cores(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+
+    def shared(jobs, cpus):
+        engine = engines.Local(jobs, engines.Resources(cpus=cpus))
+        return engine.limit, engine.share(0)["OMP_NUM_THREADS"]
+
+    assert [shared(None, None), shared(2, None), shared(None, 4), shared(3, 4)] == [
+        (8, "1"),
+        (2, "4"),
+        (2, "4"),
+        (3, "4"),
+    ]
+    with pytest.raises(ValueError, match="a run is to have 1 GPUs, this machine has 0"):
+        engines.Local(1, engines.Resources(gpus=1))
 
 
 def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
@@ -545,7 +585,7 @@ def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
         assert settings["seed_everything"] == run.seed
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
         assert settings["trainer"]["max_epochs"] == 3
-        assert settings["trainer"]["enable_checkpointing"] is False
+        assert settings["trainer"]["enable_progress_bar"] is False
 
 
 SHARING = {
@@ -563,27 +603,29 @@ SHARING = {
 }
 
 
+DFI = "plasticity/dfi_normalized"
+
+
 @pytest.mark.slow
-def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path, monkeypatch):
+def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path):
     for name, overlay in SHARING.items():
         set_method(recipe, name, overlay)
     methods = ["vanilla", *SHARING]
-    monkeypatch.setattr(report, "draw", lambda *args, **options: None)
     shared = main(["compare", str(recipe), "--output", "shared", "--seeds", "1", "--methods", *methods])
     alone = ["--output", "alone", "--seeds", "1", "--no-shared-start"]
     apart = main(["compare", str(recipe), *alone, "--methods", *methods])
     for method in methods:
-        assert shared[method] == [pytest.approx(run, rel=1e-6, nan_ok=True) for run in apart[method]], method
-        one, other = (read_history(tmp_path / folder / method / "seed0") for folder in ("shared", "alone"))
-        assert list(one.starts) == list(other.starts) == [0, 4, 8, 12]
-        assert np.array_equal(one.accuracy, other.accuracy), method  # curves from the very first epoch on
-        assert np.array_equal(one.dfi, other.dfi), method
+        one, other = (read_curves(tmp_path / folder / method / "seed0") for folder in ("shared", "alone"))
+        assert list(ChunkedRun(one, Metric()).starts) == list(ChunkedRun(other, Metric()).starts) == [0, 4, 8, 12]
+        for key in ("val/accuracy", DFI):  # curves from the very first epoch on
+            assert np.array_equal(one[key], other[key]), method
         if method not in ("vanilla", "snr"):
-            vanilla = read_history(tmp_path / "alone" / "vanilla" / "seed0")
-            assert not np.array_equal(one.dfi, vanilla.dfi), f"{method} does nothing"
+            vanilla = read_curves(tmp_path / "alone" / "vanilla" / "seed0")
+            assert not np.array_equal(one[DFI], vanilla[DFI]), f"{method} does nothing"
+    pandas.testing.assert_frame_equal(shared, apart, rtol=1e-6)
     assert yaml.safe_load((tmp_path / "shared/fire/seed0/run.yaml").read_text())["ckpt_path"]
     assert not list((tmp_path / "shared").rglob("*.ckpt"))
-    assert read_history(tmp_path / "shared/shared_start/seed0").starts[-1] == 4
+    assert ChunkedRun(read_curves(tmp_path / "shared/shared_start/seed0"), Metric()).starts[-1] == 4
     assert not (tmp_path / "alone/shared_start").exists()
 
 
@@ -638,44 +680,45 @@ def test_a_method_that_cannot_be_built_fails_alone(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path, monkeypatch):
+def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
     """What runs is the recipe as it was."""
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    close = runs._close
 
-    def edit_and_close(*args):
+    def edit(*args):
         set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
-        return close(*args)
 
-    monkeypatch.setattr(runs, "_close", edit_and_close)
-    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    assert runner.execute([run], local(), {}, edit) == {run: None}
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["intervention"]["init_args"]["steps"] == 5
     (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert runs.is_finished(run, {}) and not runs.is_finished(edited, {})
+    assert run.is_finished({}) and not edited.is_finished({})
+
+
+def local():
+    return engines.Local(1, engines.Resources())
 
 
 @pytest.mark.slow
 def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert runs.execute([run], 1, {}, lambda *args: None) == {run: None}
+    assert runner.execute([run], local(), {}) == {run: None}
     text = recipe.read_text()
     for same in (f"# what came of it\n{text}\n", re.sub("^( +)", r"\1\1", text, flags=re.MULTILINE)):
         assert same != text
         recipe.write_text(same)
         (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert runs.is_finished(again, {})
+        assert again.is_finished({})
     for new in ("steps: 6", "steps: '5'", ""):
         other = text.replace("steps: 5", new)
         assert other != text
         recipe.write_text(other)
         (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert not runs.is_finished(changed, {})
+        assert not changed.is_finished({})
 
 
 def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
-    assert runs._fingerprint(run, {}) == runs._fingerprint(elsewhere, {})
+    assert run.fingerprint({}) == elsewhere.fingerprint({})
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
@@ -686,13 +729,13 @@ def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
 def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
-    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ProgressReport", "Timer"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["Report", "Timer"]
 
 
 def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with runs._stoppable():
+        with runner._stoppable():
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
     finally:
@@ -702,15 +745,17 @@ def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
 def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
     planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
     (start,) = {run.start for run in planned}
-    at = lambda epoch: Progress(epoch, 110, 1, 2)  # noqa: E731
-    assert train._amount(planned, {start}, {start: at(50)}, [start]) == (None, 50)
-    assert train._amount(planned, {start}, {start: at(100)}, []) == (120, 100)
-    now = {start: at(100), planned[0]: at(110), planned[1]: at(105)}
-    assert train._amount(planned, {start}, now, [planned[1]]) == (120, 115)
-    alone = [replace(run, start=None) for run in planned]
-    assert train._amount(alone, set(), {alone[0]: at(30)}, [alone[0]]) == (220, 30)
-    later = [replace(run, epochs_before=90) for run in alone]
-    assert train._amount(later, set(), {later[0]: at(100)}, [later[0]]) == (40, 10)
+
+    def at(epoch, began=0):
+        return Progress(epoch, 110, 1, 2, began=began)
+
+    todo = [start, *planned]
+    assert runner.amount(todo, {start: at(50)}, [start]) == (None, 50)
+    assert runner.amount(todo, {start: at(100)}, []) == (None, 100)
+    now = {start: at(100), planned[0]: at(110, 100), planned[1]: at(105, 100)}
+    assert runner.amount(todo, now, [planned[1]]) == (120, 115)
+    assert runner.amount(planned, {planned[0]: at(30)}, [planned[0]]) == (220, 30)
+    assert runner.amount(planned, {planned[0]: at(100, 90)}, [planned[0]]) == (40, 10)  # gone on with
 
 
 @pytest.mark.slow
@@ -734,13 +779,13 @@ def test_the_table_is_utf8_whatever_the_system_writes_by_default(tmp_path, monke
 @pytest.mark.slow
 def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
     words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
-    assert compare(recipe, *words, "--list") == {}
+    assert compare(recipe, *words, "--list") is None
     commands = capsys.readouterr().out.splitlines()
     assert len(commands) == 4
     assert not (tmp_path / "out").exists()
     name, *rest = shlex.split(commands[3])
     assert name == "lightning-fire"
-    assert main(rest)["fire"][0]["sfe"] > 0
+    assert main(rest).loc[("", "fire", 1), "sfe"] > 0
     assert "final accuracy" not in capsys.readouterr().out
     assert [path.parent.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("finished.json")] == [
         Path("fire/seed1")
@@ -748,3 +793,56 @@ def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_pa
     before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
     compare(recipe, *words)
     assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before
+
+
+def test_two_comparisons_in_one_folder_are_refused(recipe, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    folder = os.open(tmp_path / "out", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with pytest.raises(SystemExit, match="another comparison is at work in out: wait, or choose another --output"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1")
+    os.close(folder)
+
+
+@pytest.mark.slow
+def test_a_comparison_stops_in_time_and_goes_on(recipe, tmp_path, capsys, monkeypatch):
+    words = ["--methods", "vanilla", "fire", "--seeds", "1", "--jobs", "1"]
+    with pytest.raises(SystemExit, match=r"stopped after 0\.001 minutes: 0 of 2 runs have finished; the same command"):
+        compare(recipe, *words, "--max-minutes", "0.001")
+    results = compare(recipe, *words, "--json")
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert [(row["method"], row["seed"]) for row in rows] == [("vanilla", 0), ("fire", 0)]
+    assert rows[0]["sfe"] is None and rows[1]["final"] == results.loc[("", "fire", 0), "final"]
+
+
+def test_the_resources_of_a_run_come_from_the_recipe_or_the_command_line(recipe, capsys):
+    recipe.write_text(f"resources: {{cpus: 2, minutes: 5}}\n{recipe.read_text()}")
+    assert find_recipe(recipe).resources == {"cpus": 2, "minutes": 5}
+    recipe.write_text(recipe.read_text().replace("minutes: 5", "gpu: 1"))
+    for words, message in (
+        ([], "may have cpus, gpus and minutes, got {'cpus': 2, 'gpu': 1}"),
+        (["--cpus", "0"], "got {'cpus': 0, 'gpu': 1}"),
+    ):
+        with pytest.raises(SystemExit):
+            compare(recipe, "--methods", "vanilla", *words)
+        assert message in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ValueError, match="`cpus` of a run must be a whole number of at least 1, got 0"):
+        engines.Resources(cpus=0)
+
+
+def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
+    """Told by the methods themselves: a schedule is asked at the start of each epoch."""
+    overlays = {
+        "epochs": "{class_path: FullReset, init_args: {when: {class_path: AtEpochs, init_args: {epochs: [3, 5]}}}}",
+        "every": "{class_path: FullReset, init_args: {when: {class_path: EveryNEpochs, init_args: {n: 3}}}}",
+        "steps": "{class_path: FullReset, init_args: {when: {class_path: EveryNSteps, init_args: {n: 3}}}}",
+        "metric": "{class_path: FullReset, init_args: {when: {class_path: WhenMetric, init_args:"
+        " {metric: val/loss, above: 1}}}}",
+    }
+    layers = {name: ("trainer: {max_epochs: 6}", f"intervention: {text}") for name, text in overlays.items()}
+    found = {name: branching._idle_epochs(of, {}) for name, of in layers.items()}
+    assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
+    assert branching._idle_epochs(layers["epochs"], {"trainer": {"max_steps": 5}}) == 0
+    assert branching._idle_epochs(layers["epochs"][:1], {}) is None
+    assert branching._idle_epochs(("{}", layers["epochs"][1]), {}) == 0  # the length of training is not known
+    assert branching._idle_epochs(("{}", FIRE), {}) == math.inf

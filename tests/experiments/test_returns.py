@@ -6,16 +6,16 @@ import shutil
 import numpy as np
 import pytest
 import yaml
+from history import named
 from matplotlib.image import imread
 from recipe_files import ROOT
 
 from lightning_fire.cli import main
-from lightning_fire.experiments.history import read_scalars
-from lightning_fire.experiments.return_history import ReturnHistory, read_returns
-from lightning_fire.experiments.return_report import numbers, place_of_events, table
+from lightning_fire.experiments.aggregate import curves_of, read_task
+from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.logs import read_curves
+from lightning_fire.experiments.returns import ReturnReport, returns_of
 from lightning_fire.experiments.runs import plan
-from lightning_fire.experiments.shared_start import with_shared_starts
-from lightning_fire.experiments.task_scores import curves_of, read_task
 from lightning_fire.recipe.recipe import Recipe
 
 RECIPE = ROOT / "reinforcement_learning" / "dqn" / "cartpole_mlp.yaml"
@@ -26,29 +26,42 @@ TINY = (
 METHODS = ["vanilla", "fire", "full_reset", "plasticity_injection"]
 
 
-def history(values, events=(), dfi=(np.nan, np.nan)) -> ReturnHistory:
-    steps = 100.0 * np.arange(1, len(values) + 1)
-    return ReturnHistory((steps, np.array(values, float)), np.array(events, float), dfi, np.nan)
+def history(values, events=(), dfi=None):
+    """Evaluations each 100 environment steps, an update each."""
+    steps = 100 * np.arange(1, len(values) + 1)
+    curves = {"val/episode_return": (steps - 1, np.array(values, float)), "train/environment_steps": (steps - 1, steps)}
+    if len(events):
+        curves["fire/event"] = (np.array(events), np.arange(1, len(events) + 1))
+    if dfi:
+        before, after = dfi
+        curves["fire/dfi_normalized_before"] = (np.array(events), np.array([before]))
+        curves["fire/dfi_normalized_after"] = (np.array(events), np.array([after]))
+    return curves
+
+
+def report_of(**methods):
+    return ReturnReport(named({method: dict(enumerate(runs)) for method, runs in methods.items()}), "vanilla")
 
 
 def test_numbers_of_a_run():
-    run = history([1, 2, 3, 4, 5, 6, 7, 8, 9, 20], events=[500], dfi=(0.5, 0.1))
-    assert numbers(run, 500) == pytest.approx(
+    report = report_of(fire=[history([1, 2, 3, 4, 5, 6, 7, 8, 9, 20], events=[500], dfi=(0.5, 0.1))])
+    assert report.numbers.iloc[0].to_dict() == pytest.approx(
         {"before": 5, "final": 14.5, "since": 10, "dfi_before": 0.5, "dfi_after": 0.1, "sfe": np.nan}, nan_ok=True
     )
-    assert np.isnan(run.before(50)) and np.isnan(run.since(1000))
+    early, late = report_of(fire=[history([1, 2], events=[100])]), report_of(fire=[history([1, 2], events=[200])])
+    assert early.numbers["before"].item() == 1 and np.isnan(late.numbers["since"].item())
 
 
 def test_runs_without_events_are_cut_where_the_others_act():
-    runs = {"vanilla": {0: history([1, 2, 3, 4])}, "fire": {0: history([1, 2, 5, 6], events=[200])}}
-    assert place_of_events(runs) == 200 == place_of_events({"vanilla": runs["vanilla"]})
-    lines = table(runs, "vanilla").splitlines()
+    runs = {"vanilla": [history([1, 2, 3, 4])], "fire": [history([1, 2, 5, 6], events=[200])]}
+    assert report_of(**runs).event == 200 == report_of(vanilla=runs["vanilla"]).event
+    lines = report_of(**runs).table().splitlines()
     assert lines[2].split() == ["vanilla", "1", "2.0", "4.0", "–", "3.5", "–", "→", "–", "–"]
     assert lines[3].split()[2:6] == ["2.0", "6.0", "–", "5.5"]
-    idle = table({**runs, "redo": {0: history([1, 2, 3, 4])}}, "vanilla").splitlines()[4]
+    idle = report_of(**runs, redo=[history([1, 2, 3, 4])]).table().splitlines()[4]
     assert idle.split()[-3:] == ["never", "acted", "–"]
-    runs["vanilla"][1], runs["fire"][1] = history([1, 2, 3, 4]), history([1, 2, 5, 8], events=[200])
-    assert "+3.0 (-9.7 to +15.7)" in table(runs, "vanilla").splitlines()[3]
+    runs = {"vanilla": 2 * runs["vanilla"], "fire": [*runs["fire"], history([1, 2, 5, 8], events=[200])]}
+    assert "+3.0 (-9.7 to +15.7)" in report_of(**runs).table().splitlines()[3]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +78,7 @@ def compared(tmp_path_factory):
 @pytest.mark.slow
 def test_branches_equal_whole_trainings(compared):
     for method in METHODS:
-        branch, whole = (read_scalars(folder / method / "seed0") for folder in compared.values())
+        branch, whole = (read_curves(folder / method / "seed0") for folder in compared.values())
         assert set(whole) <= set(branch), method
         for tag in whole:
             if not tag.endswith("seconds"):
@@ -92,7 +105,7 @@ def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
     read = [read_task(task, "final") for task in tasks]
     curves = curves_of(read, METHODS)
     for method in METHODS:
-        steps, returns = read_returns(compared["branches"] / method / "seed0").returns
+        steps, returns = returns_of(read_curves(compared["branches"] / method / "seed0"))
         first, second = curves.values[method][0]
         assert first == pytest.approx(np.interp(curves.grid, steps / steps[-1], returns) / 100)
         assert second == pytest.approx(10 * first)  # branches are whole runs
@@ -111,13 +124,13 @@ def test_a_method_that_is_added_later_goes_on_from_a_start_that_was_kept(compare
     main(["compare", str(RECIPE), "--methods", "full_reset", *words])
     assert start.stat().st_mtime_ns == made
     assert yaml.safe_load((tmp_path / "full_reset" / "seed0" / "run.yaml").read_text())["ckpt_path"] == str(start)
-    late, early = (read_returns(folder / "full_reset" / "seed0") for folder in (tmp_path, compared["branches"]))
-    assert np.array_equal(late.returns, early.returns)
+    late, early = (read_curves(folder / "full_reset" / "seed0") for folder in (tmp_path, compared["branches"]))
+    assert np.array_equal(returns_of(late), returns_of(early))
 
 
 @pytest.mark.slow
 def test_the_event_is_at_half_of_training(compared):
-    scalars = read_scalars(compared["branches"] / "fire" / "seed0")
+    scalars = read_curves(compared["branches"] / "fire" / "seed0")
     assert scalars["train/environment_steps"][1].tolist() == [32, 48, 64, 80]
     assert scalars["fire/event"][0].tolist() == [4]  # rounds of 8 steps
 
@@ -138,6 +151,6 @@ def test_methods_that_wait_for_the_same_share_of_training_have_one_start(tmp_pat
     starts = {run.method: run.start for run in with_shared_starts(runs, {})}
     sharing = {method for method, start in starts.items() if start is not None}
     assert sharing == ({"vanilla", "first", "second"} if until else set())
-    assert not until or starts["first"].checkpoint_epochs == until
+    assert not until or starts["first"].saves["SaveStart"]["epochs"] == until
     with_steps = with_shared_starts(runs, {"trainer": {"max_steps": 100}})
     assert all(run.start is None for run in with_steps)

@@ -6,12 +6,11 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from history import HISTORY
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_fire.experiments import stream_report
-from lightning_fire.experiments.history import read_history
-from lightning_fire.experiments.publish import publish
-from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.experiments.chunks import ChunkReport
+from lightning_fire.experiments.logs import read_curves
 
 TASKS, EPOCHS = 10, 2
 
@@ -47,17 +46,17 @@ def histories(tmp_path):
     for method, curve in curves.items():
         for seed in (-1, 0, 1):
             log(tmp_path / "runs" / method / f"seed{seed}", curve(seed), acted=method in ("level", "fire"))
-            found.setdefault(method, {})[seed] = read_history(tmp_path / "runs" / method / f"seed{seed}")
+            found["", method, seed] = read_curves(tmp_path / "runs" / method / f"seed{seed}")
     return found
 
 
 def test_only_runs_with_online_accuracy_are_streams(histories):
-    assert stream_report.is_stream(histories)
-    assert histories["vanilla"][0].online[1].tolist() == pytest.approx(FALLING.tolist())
+    assert ChunkReport(histories, "vanilla").stream
+    assert not ChunkReport(histories | {("", "other", 0): HISTORY}, "vanilla").stream
 
 
 def test_table(histories):
-    lines = stream_report.table(histories, "vanilla").splitlines()
+    lines = ChunkReport(histories, "vanilla").table().splitlines()
     cells = {line.split("  ")[0]: [cell.strip() for cell in line.split("  ") if cell] for line in lines}
     # FALLING: 0.5, 0.46, … 0.14; the first and last fifth are two tasks
     assert cells["vanilla"] == ["vanilla", "3", "0.480 ± 0.010", "0.160 ± 0.010", "0", "0.260 ± 0.010", "0.250 ± 0.000"]
@@ -69,15 +68,16 @@ def test_table(histories):
 
 
 def test_sentence(histories):
-    assert stream_report.sentence(histories) == (
+    assert ChunkReport(histories, "vanilla").remarks() == [
         "From the first tasks to the last, lost online accuracy: vanilla -32 points (0.48 to 0.16), idle -32 points"
         " (0.48 to 0.16); neither lost nor gained: level; gained: fire +33 points (0.52 to 0.85)."
-    )
-    assert stream_report.sentence({"vanilla": {0: histories["vanilla"][0]}}) == ""
+    ]
+    name = ("", "vanilla", 0)
+    assert ChunkReport({name: histories[name]}, "vanilla").remarks() == []
 
 
 def test_everything_is_written(histories, tmp_path, capsys):
-    publish(histories, "vanilla", find_recipe("quick_start"), tmp_path)
+    ChunkReport(histories, "vanilla").publish(tmp_path, "title")
     assert "From the first tasks to the last, lost" in capsys.readouterr().out
     with open(tmp_path / "results.csv") as file:
         rows = [row for row in csv.DictReader(file) if row["method"] == "vanilla" and row["seed"] == "0"]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning_fire.experiments.phase_history import PhaseHistory, read_phase_history
+from lightning_fire.experiments.starts import SaveStarts, first_phases, second_phases
 from small_training import PlainData, PlainModule, trainer
 from tiny_recipe import set_method, write_recipe
 from token_files import write_tokens
@@ -16,9 +18,7 @@ from lightning_fire import FIRECallback, Log, OptimizerReset
 from lightning_fire.cli import main
 from lightning_fire.data import TextDataModule
 from lightning_fire.experiments import phase_report
-from lightning_fire.experiments.phase_history import PhaseHistory, read_phase_history
 from lightning_fire.experiments.runs import _fingerprint, plan
-from lightning_fire.experiments.starts import SaveStarts, first_phases, second_phases
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
 from lightning_fire.recipe.recipe import find_recipe

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from killed_processes import wait_for_end_of
-from tiny_recipe import BASE, FIRE
-
 from lightning_fire.experiments.processes import Training, begin
 from lightning_fire.experiments.progress import COMPARISON
+from tiny_recipe import BASE, FIRE
 
 linux = pytest.mark.skipif(
     sys.platform != "linux" or torch.cuda.is_available(), reason="forks are for Linux without a GPU"

@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 
 from lightning_fire import FIRECallback, OptimizerReset
-from lightning_fire.experiments.shared_start import GoOnFromStart, SaveStart
+from lightning_fire.experiments.training import SAVE_SECONDS, Progress, Report, SaveStart, read_progress
+
+SAVING = {"enable_checkpointing": True}
 
 
 class Data(GrowingData):
@@ -51,7 +54,7 @@ class WithPlateau(PlainModule):
     [PlainModule, ChangesAtTheEndOfAnEpoch, WithSchedule, WithPlateau],
     ids=lambda kind: kind.__name__,
 )
-@pytest.mark.parametrize("options", [{}, {"min_epochs": 6}], ids=str)
+@pytest.mark.parametrize("options", [SAVING, {**SAVING, "min_epochs": 6}], ids=str)
 def test_two_parts_are_one_training(tmp_path, kind, options):
     def built():
         torch.manual_seed(0)
@@ -59,10 +62,11 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
 
     whole = fitted(OptimizerReset(), FIRECallback(), data=Data(), module=built(), **options)
     path = str(tmp_path / "start.ckpt")
-    start = fitted(OptimizerReset(), SaveStart(path), data=Data(), module=built(), **options)
+    report = tmp_path / "progress.json"
+    start = fitted(OptimizerReset(), Report(report), SaveStart(path), data=Data(), module=built(), **options)
     assert start.trainer.current_epoch == 2
     module = built()
-    goes_on = [OptimizerReset(), FIRECallback(), GoOnFromStart(path)]
+    goes_on = [OptimizerReset(), FIRECallback(), Report(report)]
     fitted(*goes_on, data=Data(), module=module, seed=99, ckpt_path=path, **options)
     assert_same_weights(module, whole)
     assert not torch.equal(whole.net[0].weight, start.net[0].weight)
@@ -70,8 +74,10 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
 
 def test_random_numbers_go_on_and_do_not_begin_again(tmp_path):
     path = str(tmp_path / "start.ckpt")
-    start = fitted(SaveStart(path), data=Data(), module=Draws())
-    goes_on = [fitted(GoOnFromStart(path), data=Data(), module=Draws(), seed=s, ckpt_path=path) for s in (0, 99)]
+    report = tmp_path / "progress.json"
+    start = fitted(Report(report), SaveStart(path), data=Data(), module=Draws(), **SAVING)
+    options = {"data": Data(), "ckpt_path": path, **SAVING}
+    goes_on = [fitted(Report(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
     assert goes_on[0].drawn == goes_on[1].drawn
     assert not set(goes_on[0].drawn) & set(start.drawn)
 
@@ -79,3 +85,33 @@ def test_random_numbers_go_on_and_do_not_begin_again(tmp_path):
 def test_data_that_does_not_say_where_its_chunks_are():
     with pytest.raises(Exception, match=r"GrowingData has no chunk_at\(epoch\)"):
         fitted(SaveStart("never.ckpt"))
+
+
+class Stops(Callback):
+    """Raises in the middle of an epoch."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == 4 and batch_idx == 1:
+            raise RuntimeError("the machine goes away")
+
+
+@pytest.mark.parametrize("kind", [PlainModule, WithSchedule, Draws], ids=lambda kind: kind.__name__)
+def test_a_training_that_goes_on_from_its_last_checkpoint_is_the_undisturbed_one(tmp_path, kind, monkeypatch):
+    def built():
+        torch.manual_seed(0)
+        return kind()
+
+    def callbacks():
+        return [OptimizerReset(), FIRECallback(), Report(tmp_path / "progress.json")]
+
+    monkeypatch.setenv(SAVE_SECONDS, "1e9")
+    whole = fitted(*callbacks(), data=Data(), module=built(), **SAVING)
+    assert not (tmp_path / "last.ckpt").exists()
+    monkeypatch.setenv(SAVE_SECONDS, "0")
+    with pytest.raises(RuntimeError):
+        fitted(*callbacks(), Stops(), data=Data(), module=built(), **SAVING)
+    assert read_progress(tmp_path)[:2] == (4, 6)
+    module = built()
+    fitted(*callbacks(), data=Data(), module=module, seed=99, ckpt_path=str(tmp_path / "last.ckpt"), **SAVING)
+    assert_same_weights(module, whole)
+    assert read_progress(tmp_path) == Progress(6, 6, 3, 1, ended=True, began=4)
