@@ -7,9 +7,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from history import named
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning_fire.experiments.phase_history import PhaseHistory, read_phase_history
-from lightning_fire.experiments.starts import SaveStarts, first_phases, second_phases
 from small_training import PlainData, PlainModule, trainer
 from tiny_recipe import set_method, write_recipe
 from token_files import write_tokens
@@ -17,8 +16,11 @@ from token_files import write_tokens
 from lightning_fire import FIRECallback, Log, OptimizerReset
 from lightning_fire.cli import main
 from lightning_fire.data import TextDataModule
-from lightning_fire.experiments import phase_report
-from lightning_fire.experiments.runs import _fingerprint, plan
+from lightning_fire.experiments.branching import with_first_phases
+from lightning_fire.experiments.phases import PhaseReport
+from lightning_fire.experiments.pictures import draw
+from lightning_fire.experiments.runs import plan
+from lightning_fire.experiments.training import SaveStarts
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
 from lightning_fire.recipe.recipe import find_recipe
@@ -70,26 +72,24 @@ def compare(recipe, *words):
 def test_a_whole_comparison(recipe, tmp_path, capsys):
     results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
     text = capsys.readouterr().out
-    assert list(results) == ["best", "early", "late"]
-    for by_method in results.values():
-        assert {method: len(runs) for method, runs in by_method.items()} == {"vanilla": 1, "fire": 1}
-        for run in by_method["vanilla"]:
-            assert run["steps_to_reference"] <= 10 and np.isnan(run["event_seconds"])
-        for run in by_method["fire"]:
-            assert run["final"] == pytest.approx(0.25 * run["final_a"] + 0.75 * run["final_b"], rel=1e-5)
-            assert 0 < run["event_seconds"] < 10
-    assert "start early: after 5 steps of phase 1" in text and "start late:  after 15 steps" in text
+    assert list(results.index) == [(s, m, 0) for s in ("best", "early", "late") for m in ("vanilla", "fire")]
+    vanilla, fire = (results.xs(method, level="method") for method in ("vanilla", "fire"))
+    assert (vanilla["steps_to_reference"] <= 10).all() and vanilla["event_seconds"].isna().all()
+    assert np.allclose(fire["final"], 0.25 * fire["final_a"] + 0.75 * fire["final_b"], rtol=1e-5)
+    assert fire["event_seconds"].between(0, 10, inclusive="neither").all()
+    assert "start early: after 5 steps of phase 1" in text and "start late: after 15 steps" in text
     assert len((tmp_path / "out" / "table.txt").read_text().splitlines()) == 2 + 3 * 2
     with open(tmp_path / "out" / "results.csv") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 6
-    assert float(rows[1]["final"]) == pytest.approx(results["best"]["fire"][0]["final"], rel=1e-5)
+    assert float(rows[1]["final"]) == pytest.approx(results.loc[("best", "fire", 0), "final"], rel=1e-5)
     assert matplotlib.image.imread(tmp_path / "out" / "comparison.png").shape[1] > 1500
-    as_one_would_by_hand(tmp_path, results["early"]["fire"][0])
+    as_one_would_by_hand(tmp_path, results.loc[("early", "fire", 0)])
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("events.out.*")}
     assert len(stamps) == 1 + 6
-    assert compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--starts", "late").keys() == {"late"}
+    again = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--starts", "late")
+    assert set(again.index.get_level_values("start")) == {"late"}
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("events.out.*")} == stamps
 
     (tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt").unlink()
@@ -150,59 +150,57 @@ def test_the_best_needs_a_loss(tmp_path):
 
 
 def checkpoint(path, epochs):
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save({"epoch": epochs - 1, "global_step": 5 * epochs}, path)
 
 
 def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
     set_method(recipe, "fire.late", FIRE.replace("steps: 5", "steps: 7"))
-    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "best.ckpt", 2)
-    checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "late" / "x", 1)
-    torch.save({"epoch": 2, "global_step": 15}, tmp_path / "out" / "first_phase" / "seed0" / "epoch=3.ckpt")
+    first = tmp_path / "out" / "first_phase" / "seed0"
+    checkpoint(first / "best.ckpt", 2)
+    checkpoint(first / "epoch=3.ckpt", 3)
     starts = {"best": "best", "late": 3}
     small = replace(find_recipe(recipe), starts=starts)
-    runs = plan(small, ["vanilla", "fire"], [0], tmp_path / "out")
-    before = first_phases(small, [0], tmp_path / "out", {})
-    later = second_phases(runs, before, small, starts, {})
+    later = with_first_phases(plan(small, ["vanilla", "fire"], [0], tmp_path / "out"), small, starts, {})
     assert [run.name for run in later] == [
         "best vanilla seed 0",
         "best fire seed 0",
         "late vanilla seed 0",
         "late fire seed 0",
     ]
-    assert [run.overrides["data"]["init_args"]["epochs"] for run in later] == [[2, 2], [2, 2], [3, 2], [3, 2]]
+    assert [run.settings({})["data"]["init_args"]["epochs"] for run in later] == [[2, 2], [2, 2], [3, 2], [3, 2]]
     assert [len(run.configs) for run in later] == [1, 2, 1, 2]
     assert ["steps: 5" in later[1].configs[1], "steps: 7" in later[3].configs[1]] == [True, True]
     assert later[3].folder == tmp_path / "out" / "late" / "fire" / "seed0"
+    assert {run.start.folder for run in later} == {first} and later[3].checkpoint == first / "epoch=3.ckpt"
 
 
 def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp_path):
-    small = replace(find_recipe(recipe), starts={"early": 1})
-    (run,) = first_phases(small, [0], tmp_path, {"data": {"init_args": {"epochs": [4, 1]}}})
-    assert run.overrides["data"]["init_args"] == {"phases": [{"a": 1}], "epochs": [4]}
-    assert run.products == (tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt",)
+    small, extra = replace(find_recipe(recipe), starts={"early": 1}), {"data": {"init_args": {"epochs": [4, 1]}}}
+    (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path), small, small.starts, extra)
+    assert run.start.settings(extra)["data"]["init_args"] == {"seed": 0, "phases": [{"a": 1}], "epochs": [4]}
+    assert run.start.products == (tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt",)
 
 
 def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
     """From the checkpoint after epoch 1, phase 2 has the same settings whether phase 1 goes on to 3 epochs or to 4."""
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "epoch=1.ckpt", 1)
 
-    def fingerprint(extra, starts):
+    def fingerprints(extra, starts):
         small = replace(find_recipe(recipe), starts=starts)
-        before = first_phases(small, [0], tmp_path / "out", extra)
-        later = second_phases(plan(small, ["fire"], [0], tmp_path / "out"), before, small, {"early": 1}, extra)
-        assert later[0].overrides["data"]["init_args"]["epochs"] == [1, 2]
-        return [_fingerprint(run, extra) for run in (*before, *later)]
+        (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path / "out"), small, {"early": 1}, extra)
+        assert run.settings(extra)["data"]["init_args"]["epochs"] == [1, 2]
+        return [each.fingerprint(extra) for each in (run.start, run)]
 
     longer = {"data": {"init_args": {"epochs": [4, 2]}}}
-    as_it_is = fingerprint({}, {"early": 1})
-    assert not set(as_it_is) & set(fingerprint(longer, {"early": 1}))
-    assert as_it_is == fingerprint({}, {"early": 1, "best": "best"})  # which says only what is kept
+    as_it_is = fingerprints({}, {"early": 1})
+    assert not set(as_it_is) & set(fingerprints(longer, {"early": 1}))
+    assert as_it_is == fingerprints({}, {"early": 1, "best": "best"})  # which says only what is kept
 
 
 @pytest.mark.slow
 def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="no run of phase 1 finished"):
+    with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "model.init_args.learning_rate=1e30")
     assert "FAILED: it left no best.ckpt: was val/loss never a number" in capsys.readouterr().out
 
@@ -239,46 +237,57 @@ def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
     assert "the recipe has no `starts`" in refused("--starts", "late")
 
 
-def history(*losses, seconds=float("nan")) -> PhaseHistory:
-    curve = np.arange(0, 10 * len(losses), 10), np.array(losses)
-    return PhaseHistory(loss=curve, by_text={"a": curve}, event_seconds=seconds, tokens_per_second=1.0)
+def history(*losses):
+    """Evaluations every 10 steps of a phase that begins at step 100, the first of them just after the event."""
+    steps = np.arange(100, 100 + 10 * len(losses), 10)
+    curves = {}
+    for text in ("", "/a"):
+        curves[f"val/loss{text}"] = steps[1:] - 1, np.array(losses[1:])
+        curves[f"val/loss_at_new_data{text}"] = steps[:1], np.array(losses[:1])
+    return curves
 
 
-def test_steps_to_a_loss():
+def report_of(methods, reference="vanilla", **options):
+    options = {"first": {}, "taken": {}, **options}
+    return PhaseReport(named(methods, start="late"), reference, **options)
+
+
+def test_numbers_of_a_run():
     run = history(5.0, 3.0, 4.0, 2.0)
-    assert [run.steps_to(target) for target in (6, 3, 2.5, 2, 1.9)] == [0, 10, 30, 30, float("inf")]
-    assert (run.at_start, run.final) == (5.0, 2.0)
+    for final, expected in ((6.0, 0), (3.0, 10), (2.5, 30), (2.0, 30), (1.9, float("inf"))):
+        numbers = report_of({"fire": {0: run}, "vanilla": {0: history(9.0, final)}}).numbers.loc[("late", "fire", 0)]
+        assert numbers["steps_to_reference"] == expected
+    assert numbers[["at_start", "final", "final_a"]].tolist() == [5.0, 2.0, 2.0]
 
 
 def test_the_table_tells_how_many_seeds_reach_vanilla():
-    phases = {
-        "late": {
-            "vanilla": {0: history(4, 3, 2), 1: history(4, 3, 2)},
-            "fire": {0: history(5, 2, 1), 1: history(5, 3, 1)},
-            "lucky": {0: history(5, 2, 1), 1: history(5, 4, 3)},
-            "poor": {0: history(5, 4, 3), 1: history(5, 4, 3)},
-            "idle": {0: history(4, 3, 2), 1: history(4, 3, 2)},
-        }
+    methods = {
+        "vanilla": {0: history(4, 3, 2), 1: history(4, 3, 2)},
+        "fire": {0: history(5, 2, 1), 1: history(5, 3, 1)},
+        "lucky": {0: history(5, 2, 1), 1: history(5, 4, 3)},
+        "poor": {0: history(5, 4, 3), 1: history(5, 4, 3)},
+        "idle": {0: history(4, 3, 2), 1: history(4, 3, 2)},
     }
-    lines = phase_report.table(phases, "vanilla").splitlines()[2:]
+    lines = report_of(methods).table().splitlines()[2:]
     assert [line.split("  ")[-1].strip() for line in lines] == ["20", "15", "10 (1 of 2)", "never", "never acted"]
     assert [" -1.000 (-1.000 to -1.000)" in line for line in lines] == [False, True, False, False, False]
     assert "+0.000 (-12.706 to +12.706)" in lines[2]
-    by_fire = phase_report.table(phases, "fire").splitlines()
+    by_fire = report_of(methods, "fire").table().splitlines()
     assert "minus fire (95 %)" in by_fire[0] and by_fire[0].endswith("steps to fire's")
-    assert phase_report.numbers(phases, "late", "poor", 0, "vanilla")["steps_to_reference"] == float("inf")
-    del phases["late"]["vanilla"]
-    assert phase_report.table(phases, "vanilla").splitlines()[2].split("  ")[-1].strip() == "–"
+    del methods["vanilla"]
+    assert report_of(methods).table().splitlines()[2].split("  ")[-1].strip() == "–"
 
 
 def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
-    phases = {"late": {"vanilla": {0: history(4, 3, 2)}, "wild": {0: history(4, 3, float("nan"))}}}
-    firsts = {0: (np.arange(3), np.array([4.0, 3.0, 2.0]))}
-    phase_report.draw(phases, firsts, {"late": {0: 2}}, tmp_path / "picture.png", "title")
+    methods = {"vanilla": {0: history(4, 3, 2)}, "wild": {0: history(4, 3, float("nan"))}}
+    first = {0: {"val/loss": (np.arange(3), np.array([4.0, 3.0, 2.0]))}}
+    report = report_of(methods, first=first, taken={"late": {0: 2}, "best": {0: 2}})
+    assert list(report.panels()[0].lines.items()) == [(2.0, "late, best")]
+    draw(report.panels(), tmp_path / "picture.png", "title", side_by_side=True)
     assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
-    assert phase_report.table(phases, "vanilla").splitlines()[3].split()[-2:] == ["–", "never"]
+    assert report.table().splitlines()[3].split()[-2:] == ["–", "never"]
 
 
-def test_a_run_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"has not logged \['val/loss', 'val/loss_at_new_data'\]"):
-        read_phase_history(tmp_path)
+def test_what_a_run_must_log():
+    assert PhaseReport.lacking({}) == {"val/loss", "val/loss_at_new_data"}
+    assert not PhaseReport.lacking(history(2.0, 1.0))
