@@ -42,7 +42,7 @@ from lightning_fire import (
 from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
 from lightning_fire.data import ChunkedDataModule, Continual
-from lightning_fire.experiments import runs
+from lightning_fire.experiments import compare as compare_command
 
 resource = pytest.importorskip("resource", reason="bounds the size of files on Unix")
 
@@ -271,7 +271,7 @@ NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 def compare(tmp_path, monkeypatch):
     """Return the command, with trainings that take no time."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "begin", Instantaneous)
+    monkeypatch.setattr(compare_command, "engine_for", Instantaneous)
     Instantaneous.write_logs(tmp_path / "logs", ["vanilla", "fire"])
     recipe = tiny_recipe(tmp_path, {"fire": FIRE})
     words = ["compare", str(recipe), "--methods", "vanilla", "fire", "--seeds", "1", "--output", "out"]
@@ -300,11 +300,10 @@ def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next
     log = sorted(place.iterdir())
     (place / "replay").mkdir()
     file = place / "replay" / "a.replay"
-    for left in (file, place / "start.random"):
-        left.touch()
+    file.touch()
     torch.save({"segments": [{"file": str(file)}]}, place / "start.ckpt")
     main([*compare.args[0], *(["--keep-starts"] if kept else [])])
-    assert [(place / f"start.{kind}").exists() for kind in ("ckpt", "random")] == [kept, kept]
+    assert (place / "start.ckpt").exists() == kept
     assert file.exists() == kept
     assert set(log) <= set(place.iterdir())
     main(compare.args[0])  # a start that was kept stays
@@ -317,24 +316,6 @@ def test_a_comparison_whose_folder_is_a_file_says_so(compare, tmp_path, capsys):
         compare()
     assert "vanilla seed 0 FAILED: [Errno 20] Not a directory: 'out/" in capsys.readouterr().out
     assert (tmp_path / "out").read_text() == "a file"
-
-
-def test_a_run_that_cannot_be_marked_as_finished_is_none_and_stops_no_other(compare, tmp_path, capsys, monkeypatch):
-    with disk_full_for("finished.json", monkeypatch), pytest.raises(SystemExit, match="no run finished"):
-        compare()
-    told = capsys.readouterr().out
-    for method in ("vanilla", "fire"):
-        assert f"{method} seed 0 FAILED: out/{method}/seed0/finished.json: [Errno 28] No space left" in told
-        assert sorted(path.name for path in (tmp_path / "out" / method / "seed0").iterdir()) == [
-            "base.yaml",
-            "events.out.tfevents.0",
-            "events.out.tfevents.1",
-            "log.txt",
-            *(["method.yaml"] if method == "fire" else []),
-            "progress.json",
-            "run.yaml",
-        ]
-    assert compare().keys() == {"vanilla", "fire"}
 
 
 @pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.html"])

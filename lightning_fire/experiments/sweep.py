@@ -132,9 +132,11 @@ class _Sweep:
                 {name: _suggest(trial, name, values) for name, values in self.space.items()} for trial in trials
             ]
             for trial, score in zip(trials, self._scores(settings), strict=True):
-                pruned = isinstance(score, _Pruned)
-                state = TrialState.PRUNED if pruned else TrialState.FAIL if score is None else TrialState.COMPLETE
-                study.tell(trial, None if score is None else float(score), state=state)
+                if isinstance(score, _Pruned):
+                    trial.report(float(score), step=0)
+                    study.tell(trial, state=TrialState.PRUNED)
+                else:
+                    study.tell(trial, score, state=TrialState.FAIL if score is None else TrialState.COMPLETE)
 
     def _name(self) -> str:
         """Return what tells this sweep from others in the same folder, whose scores are not its own."""

@@ -9,7 +9,8 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import ablation
-from lightning_fire.experiments.history import read_history
+from lightning_fire.experiments.logs import read_curves
+from lightning_fire.experiments.report import Report
 
 FIRE = "intervention: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
 RESET = "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
@@ -30,7 +31,7 @@ def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recip
     methods = ["--methods", "vanilla", "fire"]
     numbers = ablate(recipe, *methods, "--steps", "5", "exact")
     text = capsys.readouterr().out
-    assert list(numbers) == ["vanilla", "fire", "fire,steps=exact"]  # 5 is the recipe's
+    assert list(numbers.index) == [("", method, 0) for method in ("vanilla", "fire", "fire,steps=exact")]  # 5: own
     used = yaml.safe_load((tmp_path / "out/fire,steps=exact/seed0/config.yaml").read_text())
     assert used["intervention"]["init_args"]["steps"] == "exact"
     assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
@@ -39,9 +40,10 @@ def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recip
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert float(rows["fire,steps=exact"]["dfi_after"]) < float(rows["fire"]["dfi_after"])
     assert rows["vanilla"]["lambda_max_after"] == ""
-    one, other = (read_history(tmp_path / f"out/{method}/seed0") for method in ("fire", "fire,steps=exact"))
-    assert one.lambda_max_before[0] == other.lambda_max_before[0]  # of one network on one batch
-    assert one.lambda_max_after[0] != other.lambda_max_after[0]
+    one, other = (read_curves(tmp_path / f"out/{method}/seed0") for method in ("fire", "fire,steps=exact"))
+    before, after = "fire/lambda_max_before", "fire/lambda_max_after"
+    assert one[before][1][0] == other[before][1][0]  # of one network on one batch
+    assert one[after][1][0] != other[after][1][0]
     lines = text.splitlines()
     assert [line.split()[0] for line in lines if line[:1].isdigit() or line.startswith("exact")] == ["5", "exact"]
     assert (tmp_path / "out/ablation.png").stat().st_size > 10_000
@@ -51,31 +53,34 @@ def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recip
     assert "epochs" not in capsys.readouterr().out  # nothing is trained again
 
 
+NAN = float("nan")
+MEASURES = ("final", "lambda_max_before", "lambda_max_after", "dfi_after", "sfe")
+FIRST, SECOND = (0.6, 8.0, 2.0, 0.1, 0.4), (0.8, 8.0, 4.0, 0.3, 0.6)
 NUMBERS = {
-    "vanilla": [
-        {
-            "final": 0.5,
-            "lambda_max_before": float("nan"),
-            "lambda_max_after": float("nan"),
-            "dfi_after": 2.0,
-            "sfe": float("nan"),
-        }
-    ],
-    "fire": [
-        {"final": 0.6, "lambda_max_before": 8.0, "lambda_max_after": 2.0, "dfi_after": 0.1, "sfe": 0.4},
-        {"final": 0.8, "lambda_max_before": 8.0, "lambda_max_after": 4.0, "dfi_after": 0.3, "sfe": 0.6},
-    ],
+    ("", "vanilla", 0): (0.5, NAN, NAN, 2.0, NAN),
+    ("", "fire", 0): FIRST,
+    ("", "fire", 1): SECOND,
+    ("", "fire,steps=5", 0): (0.7, *FIRST[1:]),
+    ("", "fire,steps=5", 1): (0.9, *SECOND[1:]),
 }
 
 
+class Known(Report):
+    """A report of numbers that are known."""
+
+    def measures(self, name):
+        return dict(zip(MEASURES, self.curves[name], strict=True))
+
+
 def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
-    table = ablation.table(NUMBERS, "method", "vanilla", NUMBERS).splitlines()
+    rows = {"vanilla": "vanilla", "fire": "fire"}
+    table = ablation.table(Known(NUMBERS, "vanilla"), "method", rows).splitlines()
     assert table[0].split("  ")[0] == "method"
     assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–"]
     assert "0.700 ± 0.141" in table[3]
     assert "3.000 ± 1.414" in table[3]
-    steps = {"10": [{**run, "final": run["final"] + 0.1} for run in NUMBERS["fire"]]}
-    row = ablation.table(steps, "steps", "fire", NUMBERS).splitlines()[2]
+    row = ablation.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"}).splitlines()[2]
+    assert row.startswith("5 ")
     assert "+0.100 (+0.100 to +0.100)" in row
     seen, bar = [], Axes.bar
 
@@ -84,7 +89,7 @@ def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
         return bar(axis, names, heights, **options)
 
     monkeypatch.setattr(Axes, "bar", remember)
-    ablation.draw(NUMBERS, {"5": NUMBERS["fire"], "10": NUMBERS["fire"]}, tmp_path / "a.png", "title")
+    ablation.draw(Known(NUMBERS, "vanilla"), rows, {"5": "fire,steps=5", "10": "fire"}, tmp_path / "a.png", "title")
     (names, heights, errors), dfi, _ = seen
     assert (names, heights) == (["fire"], [3.0])
     assert errors == pytest.approx([2**0.5])

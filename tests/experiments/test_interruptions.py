@@ -14,7 +14,7 @@ import torch
 from killed_processes import KILLED
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_fire.experiments import runs
+from lightning_fire.experiments import training
 
 SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
@@ -142,11 +142,11 @@ def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path):
 
 @pytest.mark.parametrize("last", range(4))
 def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp_path, monkeypatch, last):
-    run = runs.Run("fire", 0, tmp_path / "fire" / "seed0", ())
+    folder = tmp_path / "fire" / "seed0"
     names = ["log.txt", "run.yaml", "finished.json", "progress.json", "events.out.tfevents.1", "config.yaml"]
-    (run.folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints").mkdir(parents=True)
     for name in names:
-        (run.folder / name).touch()
+        (folder / name).touch()
     unlink, done = Path.unlink, []
 
     def stopped(path, **options):
@@ -158,7 +158,7 @@ def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", stopped)
         with pytest.raises(KeyboardInterrupt):
-            runs._make_room(run)
-    assert (run.folder / "finished.json").exists() == (last == 0)  # it goes first
-    runs._make_room(run)
-    assert [path.name for path in run.folder.iterdir()] == ["run.yaml"]
+            training.make_room(folder)
+    assert (folder / "finished.json").exists() == (last == 0)  # it goes first
+    training.make_room(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run.yaml"]

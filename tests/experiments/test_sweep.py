@@ -1,7 +1,9 @@
 """`lightning-fire sweep`: what it tries, what it finds, what it refuses."""
 
 import csv
+import json
 import sys
+from itertools import groupby
 
 import pytest
 import yaml
@@ -9,6 +11,8 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import sweep
+from lightning_fire.experiments.report import Report
+from lightning_fire.recipe.recipe import find_recipe
 
 optuna = pytest.importorskip("optuna")
 SPACE = """
@@ -46,32 +50,55 @@ def test_a_grid_is_tried_as_a_whole_and_gone_on_with(recipe, tmp_path, capsys):
         rows = list(csv.DictReader(file))
     assert {row["method"] for row in rows} == {"shrink,strength=0.0", "shrink,strength=1.0"}
     assert float(rows[0]["average"]) >= float(rows[1]["average"])  # the best first
-    assert f"best average accuracy: shrink,strength={best['strength']}; chosen on the test set" in text
+    assert f"best average: shrink,strength={best['strength']}; chosen on the test set" in text
     for value in (0.0, 1.0):
         config = yaml.safe_load((tmp_path / f"out/shrink,strength={value}/seed0/config.yaml").read_text())
         assert config["intervention"]["init_args"]["strength"] == value
 
-    markers = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("finished.json")}
+    assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
+    assert find_recipe("out/best.yaml").methods["shrink"]["intervention"]["init_args"]["strength"] == best["strength"]
+
+    markers = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shrink*/seed*/finished.json")}
     assert len(markers) == 2
     assert tune(recipe, "--method", "shrink", "--seeds", "1", "--measure", "average") == best
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("finished.json")} == markers
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shrink*/seed*/finished.json")}
+    assert after == markers
 
 
 class Scores:
-    """Stands in for training: the score of a setting is known."""
+    """Stands in for training and for the report: the score of a setting is known, and it may fail."""
 
     def __init__(self, monkeypatch, score):
         self.seen, self.score = [], score
-        monkeypatch.setattr(sweep, "train", self.train)
-        monkeypatch.setattr(sweep, "publish", lambda *args: None)
-        monkeypatch.setattr(sweep.report, "numbers", lambda run: run)
+        monkeypatch.setattr(sweep, "train_and_read", self.train_and_read)
 
-    def train(self, runs, jobs, extra):
-        setting = extra["intervention"]["init_args"]
-        self.seen.append((setting, [run.seed for run in runs]))
-        value = self.score(**setting)
-        failed = {} if value is not None else {runs[0]: "reason"}
-        return {} if failed else {runs[0].method: {run.seed: {"final": value} for run in runs}}, failed
+    def train_and_read(self, runs, engine, extra, reference, options):
+        rows = {}
+        for label, of_label in groupby(runs, key=lambda run: run.method):
+            of_label = list(of_label)
+            setting = yaml.safe_load(of_label[0].configs[-1])["intervention"]["init_args"]
+            setting = {key: value for key, value in setting.items() if key != "when"}
+            if not all(run.is_finished(extra) for run in of_label):
+                self.seen.append((setting, [run.seed for run in of_label]))
+            value = self.score(**setting)
+            for run in of_label if value is not None else []:
+                rows["", label, run.seed] = {"final": value}
+                run.folder.mkdir(parents=True, exist_ok=True)
+                (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint(extra)}))
+        return (Known(rows) if rows else None), len(runs) - len(rows)
+
+
+class Known(Report):
+    """A report of numbers that are known."""
+
+    def __init__(self, rows):
+        super().__init__(rows, next(iter(rows))[1])
+
+    def measures(self, name):
+        return self.curves[name]
+
+    def publish(self, output, title):
+        """Show nothing."""
 
 
 def test_every_point_of_a_grid_is_tried_once(recipe, monkeypatch):
@@ -87,8 +114,20 @@ def test_ranges_are_searched_in_the_same_order_every_time(recipe, monkeypatch):
     assert abs(best["strength"] - 0.7) < 0.2
     assert abs(best["seed"] - 3) <= 1
     first, scores.seen = scores.seen, []
-    assert tune(recipe, "--method", "range", "--trials", "60") == best
+    assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
     assert scores.seen == first
+    assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
+    assert tune(recipe, "--method", "range", "--trials", "40", "--output", "again") == best
+    assert scores.seen == first  # what was tried is not tried again
+
+
+def test_pruning_drops_the_worse_half_after_each_seed(recipe, monkeypatch):
+    scores = Scores(monkeypatch, lambda strength, seed: strength + seed)
+    assert tune(recipe, "--method", "two", "--seeds", "3", "--prune") == {"strength": 0.4, "seed": 3}
+    first = [(setting["strength"], setting["seed"]) for setting, seeds in scores.seen if seeds == [0]]
+    second = [(setting["strength"], setting["seed"]) for setting, seeds in scores.seen if seeds == [0, 1]]
+    third = [(setting["strength"], setting["seed"]) for setting, seeds in scores.seen if seeds == [0, 1, 2]]
+    assert (len(first), second, third) == (6, [(0.4, 3), (0.2, 3), (0.4, 2)], [(0.4, 3), (0.2, 3)])
 
 
 def test_a_setting_that_fails_does_not_stop_the_sweep(recipe, monkeypatch):
@@ -117,9 +156,12 @@ def test_keys_of_the_recipe_are_tried_too(recipe, tmp_path):
     assert f"warmup={yaml.safe_load(config.read_text())['model']['init_args']['warmup']}" in str(config)
 
 
-def test_labels_tell_settings_apart_and_are_names_of_folders():
-    assert sweep._label("m", {"a": 0.1}) != sweep._label("m", {"a": 0.1000001})
-    assert "/" not in sweep._label("m", {"a": "x/y"})
+def test_labels_tell_settings_apart_and_are_names_of_folders(recipe, tmp_path, monkeypatch):
+    (tmp_path / "space.yaml").write_text("shrink: {strength: [0.1, 0.1000001, x/y]}")
+    Scores(monkeypatch, lambda strength: float(strength != "x/y"))
+    tune(recipe, "--method", "shrink", "--space", "space.yaml")
+    there = {path.name for path in (tmp_path / "out").glob("shrink*")}
+    assert there == {"shrink,strength=0.1", "shrink,strength=0.1000001", "shrink,strength=_x_y_"}
 
 
 @pytest.mark.parametrize(

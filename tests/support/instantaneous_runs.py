@@ -4,38 +4,56 @@ import itertools
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import yaml
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_fire.experiments import runs
-from lightning_fire.experiments.progress import Progress
+from lightning_fire.experiments.branching import SHARED_START
+from lightning_fire.experiments.training import Progress, Task, perform
 
 
 class Instantaneous:
-    """Stands in for `processes.begin`: leaves what a training leaves, from logs that are there already."""
+    """Stands in for an engine and its jobs: leaves what a training leaves, from logs that are there already."""
 
     logs = Path()  # files of the name <method>.<chunk>
-    returncode = 0
+    limit = 2
 
-    def __init__(self, words, log, environment):
-        log.touch()
-        place = Path(words[-1]).parent
+    def __init__(self, *args):
+        self.result = None
+
+    def begin(self, tasks):
+        """Do them."""
+        jobs = []
+        for task in tasks:
+            jobs.append(job := Instantaneous())
+            job.result = perform(task, partial(job.fit, task))
+        return jobs
+
+    def ended(self):
+        """It has."""
+        return True
+
+    def failure(self):
+        """Tell what went wrong."""
+        return self.result
+
+    def close(self):
+        """There is nothing to close."""
+
+    def fit(self, task: Task, words: Sequence[str]) -> None:
+        """Leave what a training leaves."""
+        place = task.folder
         method = place.parent.name
-        start = yaml.safe_load(Path(words[-1]).read_text()).get("ckpt_path")
-        if start:
-            assert all(Path(start).with_suffix(kind).is_file() for kind in (".ckpt", ".random"))
-        if method == runs.SHARED_START:
+        start = yaml.safe_load((place / "run.yaml").read_text()).get("ckpt_path")
+        assert start is None or Path(start).is_file()
+        if method == SHARED_START:
             (place / "start.ckpt").touch()
-            (place / "start.random").touch()
-        for chunk in [0] if method == runs.SHARED_START else [1] if start else [0, 1]:
+        for chunk in [0] if method == SHARED_START else [1] if start else [0, 1]:
             name = "vanilla" if chunk == 0 else method
             shutil.copy(self.logs / f"{name}.{chunk}", place / f"events.out.tfevents.{chunk}")
         (place / "progress.json").write_text(json.dumps(Progress(2, 2, 2, 2, ended=True)))
-
-    def poll(self):
-        return self.returncode
 
     @classmethod
     def write_logs(cls, folder: Path, methods: Sequence[str]) -> None:

@@ -18,33 +18,58 @@ from lightning.pytorch import Callback
 from tiny_recipe import FIRE, tiny_recipe
 
 from lightning_fire.cli import main as lightning_fire
-from lightning_fire.experiments import progress, publish, report, runs
+from lightning_fire.experiments import compare as compare_command
+from lightning_fire.experiments import report, runner, runs, training
 
 RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
 METHODS = ["vanilla", "fire", "full_reset"]
 
 
 class Forked:
-    """Stands in for `processes.begin`: runs the command in a fork of the comparison itself, without a server."""
+    """Stands in for an engine and its jobs: trains in forks of the comparison itself, without a server."""
 
-    def __init__(self, words, log, environment):
+    limit = 2
+
+    def begin(self, tasks):
+        """Begin trainings."""
+        return list(map(Job, tasks))
+
+    def close(self):
+        """There is nothing to close."""
+
+
+class Job:
+    """A training in a fork."""
+
+    def __init__(self, task):
         comparison = str(os.getpid())
 
         def work():
-            with open(log, "w") as output:
+            with open(task.log, "a") as output:
                 os.dup2(output.fileno(), sys.stdout.fileno())
                 os.dup2(output.fileno(), sys.stderr.fileno())
-            os.environ.update(environment, **{progress.COMPARISON: comparison})
+            os.environ[runs.PARENT] = comparison
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            lightning_fire(words)
+            if reason := training.perform(task, lambda words: lightning_fire(["fit", *words]) and None):
+                raise SystemExit(reason)
 
-        self.process, self.returncode = forked(work), None
+        self.process, self.code = forked(work), None
 
-    def poll(self):
-        if self.returncode is None and (found := os.waitpid(self.process, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(found[1])
-        return self.returncode
+    def ended(self):
+        """Return whether it has ended."""
+        if self.code is None and (found := os.waitpid(self.process, os.WNOHANG))[0]:
+            self.code = os.waitstatus_to_exitcode(found[1])
+        return self.code is not None
+
+    def failure(self):
+        """Tell what went wrong."""
+        return str(self.code) if self.code else None
+
+    def stop(self):
+        """End it."""
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
 
 
 class KillsItsParent(Callback):
@@ -69,7 +94,8 @@ def tell(**values) -> None:
 
 def kill_trainings(folder: Path, recipe: Path) -> None:
     """Compare undisturbed; then with three kills by the clock."""
-    runs.begin = Forked
+    compare_command.engine_for = lambda *args: Forked()
+    os.environ[training.SAVE_SECONDS] = "0"
     tell(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
     tell(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
     draw, number, kills = random.Random(0), 0, 3
@@ -86,9 +112,9 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
 def kill_at_each_change(folder: Path, recipe: Path) -> None:
     """Compare with trainings that take no time, each time killed one change to the disk later; then with one more."""
     Instantaneous.write_logs(folder / "logs", METHODS)
-    runs.begin = Instantaneous
-    runs.time = SimpleNamespace(sleep=lambda seconds: None)
-    report.draw = publish.write_page = lambda histories, path, title, **options: path.write_text(title)
+    compare_command.engine_for = Instantaneous
+    runner.time = SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
+    report.draw = report.write_page = lambda panels, path, title, **options: path.write_text(title)
     operations, code = 0, KILLED
     while code == KILLED:
         operations += 1
