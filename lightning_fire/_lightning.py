@@ -156,6 +156,17 @@ def set_random_states(states: dict[str, Any]) -> None:
     _set_rng_states(states)
 
 
+def draw_seeds_of_loaders(trainer: "Trainer") -> None:
+    """Draw from the random generators what the DataLoaders of a resumed training drew before it began.
+
+    In a whole training they draw a seed when an epoch begins, and one more where they were made anew.
+    """
+    anew = bool(trainer.reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
+    loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]
+    for loader in loaders * (1 + anew):
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
 def is_compiled(module: nn.Module) -> bool:
     """Return whether a module, or a part of it, runs through `torch.compile`."""
     return getattr(module, "_compiler_ctx", None) is not None or any(  # Lightning's mark on a LightningModule

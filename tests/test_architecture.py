@@ -24,13 +24,7 @@ MAY_IMPORT = {
     "experience": {"experience"},
     "data": {"data", "experience"},
     "modules": {"metrics", "nets", "modules"},
-    "experiments": {
-        "functional",
-        "checkpoints",
-        "experiments",
-        "recipe",
-        "cli",
-    },  # cli only inside the function that trains, in a process
+    "experiments": {"callbacks", "checkpoints", "experiments", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints"},
     "recipe": {"callbacks", "checkpoints", "cli", "data", "modules", "nets", "optim", "recipe"},
     "text": {"checkpoints", "text"},  # files that are there in full

@@ -89,7 +89,7 @@ class Run:
             settings = merged(settings, {"data": {"init_args": {"epochs": [done, *self.later_epochs]}}})
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
         ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
-        settings["trainer"]["logger"] = [ours, *_loggers(recipe.get("trainer"))]
+        settings["trainer"]["logger"] = [ours, *_loggers(recipe.get("trainer"), self.name)]
         return settings
 
     def fingerprint(self, extra: Mapping[str, Any]) -> str:
@@ -158,9 +158,18 @@ def _takes_seed(data: Any) -> bool:
     return "." not in name or name.startswith("lightning_fire.") or "seed" in arguments
 
 
-def _loggers(trainer: Any) -> list[Any]:
-    """Return the recipe's own loggers, which stay beside ours."""
+def _loggers(trainer: Any, name: str) -> list[Any]:
+    """Return the recipe's own loggers, which stay beside ours; those that name runs name this one, if they do not."""
     given = trainer.get("logger") if isinstance(trainer, dict) else None
     loggers = given if isinstance(given, list) else [given]
     named = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
-    return [logger for logger in named if isinstance(logger, dict)]
+    keys = {"WandbLogger": "name", "MLFlowLogger": "run_name"}
+    return [
+        merged({"init_args": {keys[kind]: name}}, logger) if (kind := _class_of(logger)) in keys else logger
+        for logger in named
+        if isinstance(logger, dict)
+    ]
+
+
+def _class_of(spec: Mapping[str, Any]) -> str:
+    return str(spec.get("class_path")).rpartition(".")[2]

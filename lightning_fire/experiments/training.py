@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire._lightning import random_states, set_random_states
+from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS
 
@@ -193,14 +193,11 @@ class Report(Checkpoint):
         self._random_states = state_dict.get("random")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the random states back: what draws from them goes on.
-
-        Lightning draws a different number of times before the first batch of a resumed training: the draws would be
-        others than those of a whole one.
-        """
+        """Put the random states back, so that what draws from them, such as dropout, draws as in a whole training."""
         self.began = trainer.current_epoch
         if self._random_states:
             set_random_states(self._random_states)
+            draw_seeds_of_loaders(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """End the process if it is an orphan."""

@@ -24,19 +24,20 @@ import torch
 import torchvision
 import yaml
 from checkpoint_files import draw, refused, small_state, write_safetensors
-from history import HISTORY
+from history import HISTORY, named
 from matplotlib.figure import Figure
 from PIL import Image
-from small_training import GrowingData, PlainModule, trainer
 from tiny_recipe import BASE, FIRE, write_recipe
 from tiny_recipe import refused as parser_refused
 
 from lightning_fire import data
 from lightning_fire.checkpoints import diagnose_command
 from lightning_fire.cli import main
-from lightning_fire.experiments import ablation, report
-from lightning_fire.experiments.page import write_page
-from lightning_fire.experiments.shared_start import GoOnFromStart
+from lightning_fire.experiments import ablation
+from lightning_fire.experiments.chunks import ChunkReport
+from lightning_fire.experiments.pictures import draw as draw_panels
+from lightning_fire.experiments.pictures import write_page
+from lightning_fire.experiments.training import Task, perform
 
 PACKAGE = Path(__file__).parents[2] / "lightning_fire"
 
@@ -166,10 +167,14 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     assert "ckpt_path: gone.ckpt does not exist" in parser_refused(["fit", "-c", "base.yaml"], capsys)
 
 
-def test_the_random_states_of_a_shared_start_are_not_unpickled(tmp_path):
-    torch.save({"torch": Attack(os.mkdir, str(tmp_path / "done"))}, tmp_path / "start.random")
+def test_the_checkpoint_that_a_killed_run_left_is_not_unpickled(tmp_path):
+    task = Task(tmp_path / "run", {"run.yaml": "{}"}, "as it was", (), None, tmp_path)
+    task.folder.mkdir()
+    task.log.touch()
+    (task.folder / "begun.json").write_text('{"settings": "as it was"}')
+    torch.save({"loops": Attack(os.mkdir, str(tmp_path / "done"))}, task.folder / "last.ckpt")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        trainer(GoOnFromStart(str(tmp_path / "start.ckpt"))).fit(PlainModule(), datamodule=GrowingData())
+        perform(task, lambda words: None)
     assert not (tmp_path / "done").exists()
 
 
@@ -524,12 +529,12 @@ MARKUP = [
 @pytest.mark.parametrize("name", MARKUP)
 def test_names_are_text_on_the_page(tmp_path, name):
     pytest.importorskip("plotly")
-    write_page({name: {0: HISTORY}}, tmp_path / "page.html", title=name)
+    write_page(ChunkReport(named({name: {0: HISTORY}}), name).panels(), tmp_path / "page.html", title=name)
     text = (tmp_path / "page.html").read_text()
     shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # plotly takes <b>, <a> and the like
     for place in (r'"name":("(?:[^"\\]|\\.)*")', r'"title":\{"text":("(?:[^"\\]|\\.)*")'):
         found = [json.loads(word) for word in re.findall(place, text[text.rindex("Plotly.newPlot") :])]
-        assert any(word.startswith(shown) for word in found), found
+        assert any(word.strip().startswith(shown) for word in found), found
     assert "alert(1)" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", text[text.rindex("Plotly.newPlot") :])
     assert "onerror=alert(1)>" not in text and "<script>alert" not in text
 
@@ -540,24 +545,25 @@ def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
     figures: list[Figure] = []
     monkeypatch.setattr(plt, "close", figures.append)
     for others in (0, 6):  # the legend inside, and outside
-        histories = {name: {0: HISTORY}, **{f"m{i}": {0: HISTORY} for i in range(others)}}
-        report.draw(histories, tmp_path / "comparison.png", title=name)
+        report = ChunkReport(named({name: {0: HISTORY}, **{f"m{i}": {0: HISTORY} for i in range(others)}}), name)
+        draw_panels(report.panels(), tmp_path / "comparison.png", title=name)
         figure = figures.pop()
-        legend = figure.axes[0].get_legend() or figure.legends[0]
-        texts = [legend.get_texts()[0], figure.axes[0].title]
+        legend = figure.legends[0] if figure.legends else None
+        first = legend.get_texts()[0] if legend else figure.axes[0].texts[0]
+        texts = [first, figure._suptitle]
         assert [text.get_text().strip().startswith(name) for text in texts] == [True, True]
         assert not any(text.get_parse_math() for text in texts)
-    numbers = {name: [report.numbers(HISTORY)]}
-    ablation.draw(numbers, {"10": numbers[name]}, tmp_path / "ablation.png", title=name)
+    report = ChunkReport(named({name: {0: HISTORY}}), name)
+    ablation.draw(report, {name: name}, {"10": name}, tmp_path / "ablation.png", title=name)
     labels = [text for axes in figures.pop().axes for text in axes.get_xticklabels() if text.get_text() == name]
     assert len(labels) == 3 and not any(text.get_parse_math() for text in labels)
     monkeypatch.undo()
     plt.close("all")
-    report.write_csv({name: {0: HISTORY}}, name, tmp_path / "results.csv")
+    report.publish(tmp_path, name)
     with open(tmp_path / "results.csv", newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["method"], row["seed"]) == (name, "0")
-    assert report.table({name: {0: HISTORY}}, name).splitlines()[2].split("  ")[0] == name
+    assert report.table().splitlines()[2].split("  ")[0] == name
 
 
 def test_names_in_a_checkpoint_do_not_steer_the_terminal(tmp_path, capsys):

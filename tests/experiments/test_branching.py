@@ -79,6 +79,8 @@ def test_random_numbers_go_on_and_do_not_begin_again(tmp_path):
     options = {"data": Data(), "ckpt_path": path, **SAVING}
     goes_on = [fitted(Report(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
     assert goes_on[0].drawn == goes_on[1].drawn
+    whole = fitted(Report(report), data=Data(), module=Draws(), **SAVING)
+    assert whole.drawn == start.drawn + goes_on[0].drawn
     assert not set(goes_on[0].drawn) & set(start.drawn)
 
 
@@ -95,23 +97,30 @@ class Stops(Callback):
             raise RuntimeError("the machine goes away")
 
 
+@pytest.mark.parametrize("reload", [0, 1])
 @pytest.mark.parametrize("kind", [PlainModule, WithSchedule, Draws], ids=lambda kind: kind.__name__)
-def test_a_training_that_goes_on_from_its_last_checkpoint_is_the_undisturbed_one(tmp_path, kind, monkeypatch):
+def test_a_training_that_goes_on_from_its_last_checkpoint_is_the_undisturbed_one(tmp_path, kind, reload, monkeypatch):
+    options = {"reload_dataloaders_every_n_epochs": reload, **SAVING}
+    chunks = (2, 2, 2) if reload else (6,)
+
     def built():
         torch.manual_seed(0)
         return kind()
 
     def callbacks():
-        return [OptimizerReset(), FIRECallback(), Report(tmp_path / "progress.json")]
+        methods = [OptimizerReset(), FIRECallback()] if reload else []
+        return [*methods, Report(tmp_path / "progress.json")]
 
     monkeypatch.setenv(SAVE_SECONDS, "1e9")
-    whole = fitted(*callbacks(), data=Data(), module=built(), **SAVING)
+    whole = fitted(*callbacks(), data=Data(chunks), module=built(), **options)
     assert not (tmp_path / "last.ckpt").exists()
     monkeypatch.setenv(SAVE_SECONDS, "0")
     with pytest.raises(RuntimeError):
-        fitted(*callbacks(), Stops(), data=Data(), module=built(), **SAVING)
+        fitted(*callbacks(), Stops(), data=Data(chunks), module=built(), **options)
     assert read_progress(tmp_path)[:2] == (4, 6)
     module = built()
-    fitted(*callbacks(), data=Data(), module=module, seed=99, ckpt_path=str(tmp_path / "last.ckpt"), **SAVING)
+    fitted(*callbacks(), data=Data(chunks), module=module, seed=99, ckpt_path=str(tmp_path / "last.ckpt"), **options)
     assert_same_weights(module, whole)
-    assert read_progress(tmp_path) == Progress(6, 6, 3, 3, ended=True, began=4)
+    if kind is Draws:  # as dropout does
+        assert module.drawn == whole.drawn[-len(module.drawn) :]
+    assert read_progress(tmp_path) == Progress(6, 6, len(chunks), len(chunks), ended=True, began=4)

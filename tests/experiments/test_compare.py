@@ -231,7 +231,33 @@ def test_every_logger_of_a_recipe_stays_beside_ours():
     assert loggers({}) == loggers({"logger": True}) == loggers({"logger": False}) == loggers({"logger": None}) == []
     assert loggers({"logger": csv}) == loggers({"logger": "CSVLogger"}) == ["CSVLogger"]
     assert loggers({"logger": [csv, {"class_path": "WandbLogger"}]}) == ["CSVLogger", "WandbLogger"]
+    run = Run(
+        "fire", 3, Path("out/fire/seed3"), ("trainer: {logger: {class_path: lightning.pytorch.loggers.WandbLogger}}",)
+    )
+    assert run.settings({})["trainer"]["logger"][1]["init_args"] == {"name": "fire seed 3"}
     assert loggers({"logger": csv}, {"trainer": {"logger": {"class_path": "MLFlowLogger"}}}) == ["MLFlowLogger"]
+
+
+@pytest.mark.slow
+def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    tracking = pytest.importorskip("mlflow.tracking")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    loggers = [
+        {"class_path": "WandbLogger", "init_args": {"project": "mine", "offline": True, "save_dir": "."}},
+        {"class_path": "MLFlowLogger", "init_args": {"tracking_uri": "file:./mlruns"}},
+    ]
+    compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--set", f"trainer.logger={json.dumps(loggers)}")
+    client = tracking.MlflowClient("file:./mlruns")
+    (experiment,) = client.search_experiments()
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {"shared_start seed 0", "vanilla seed 0", "fire seed 0"}
+    fire = runs["fire seed 0"]
+    logged = [(point.step, point.value) for point in client.get_metric_history(fire.info.run_id, "val/accuracy")]
+    ours = read_curves(tmp_path / "out/fire/seed0")["val/accuracy"]
+    assert logged == pytest.approx(list(zip(*ours, strict=True))[-len(logged) :], abs=1e-6)
+    assert fire.data.metrics["fire/event"] == 1
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))) == 3
 
 
 @pytest.mark.parametrize(

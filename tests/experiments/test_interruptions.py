@@ -14,7 +14,7 @@ import torch
 from killed_processes import KILLED
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lightning_fire.experiments import training
+from lightning_fire.experiments.training import make_room
 
 SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
@@ -158,7 +158,7 @@ def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp
     with monkeypatch.context() as patch:
         patch.setattr(Path, "unlink", stopped)
         with pytest.raises(KeyboardInterrupt):
-            training.make_room(folder)
+            make_room(folder)
     assert (folder / "finished.json").exists() == (last == 0)  # it goes first
-    training.make_room(folder)
+    make_room(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run.yaml"]

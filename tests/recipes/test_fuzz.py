@@ -550,13 +550,8 @@ def test_a_method_of_any_kind_in_the_other_commands(words, text):
         indented = b"".join(b"    " + line for line in text.splitlines(keepends=True))
         Path(folder, "recipe.yaml").write_bytes(b"methods:\n  fire:\n" + indented)
         Path(folder, "search_space.yaml").write_text("fire: {steps: [1, 2]}")
-        for module, name in (
-            (sweep, "train"),
-            (sweep, "_study"),
-            (ablation, "train"),
-            (ablation, "with_shared_starts"),
-        ):
-            stack.enter_context(patch.object(module, name, reach))
+        for module in (sweep, ablation):
+            stack.enter_context(patch.object(module, "engine_for", reach))
         try:
             main([words[0], f"{folder}/recipe.yaml", *words[1:], "--output", f"{folder}/out"])
         except SystemExit as leaving:

@@ -4,8 +4,8 @@ import pytest
 from recipe_files import ROOT, methods_of, name_of
 
 from lightning_fire.cli import main
+from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.runs import plan
-from lightning_fire.experiments.shared_start import with_shared_starts
 from lightning_fire.recipe.recipe import find_recipe
 
 FOLDER = ROOT / "reinforcement_learning"
