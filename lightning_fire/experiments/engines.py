@@ -186,9 +186,12 @@ def _train(task: "Task", environment: Mapping[str, str]) -> None:
     program = importlib.import_module("lightning_fire.__main__")
     sys.modules["__main__"].__spec__ = program.__spec__  # strategies start further processes by the same command
 
-    def fit(words: Sequence[str]) -> None:
+    def fit(words: Sequence[str]) -> int | str | None:
         sys.argv = [str(program.__file__), "fit", *words]
-        program.console()
+        try:
+            program.console()
+        except SystemExit as leaving:  # with 0 if it was stopped from outside
+            return leaving.code
 
     raise SystemExit(perform(task, fit))
 

@@ -202,7 +202,7 @@ def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
 def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "model.init_args.learning_rate=1e30")
-    assert "FAILED: it left no best.ckpt: was val/loss never a number" in capsys.readouterr().out
+    assert "FAILED: first_phase seed 0: it left no best.ckpt: was val/loss never a number" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
