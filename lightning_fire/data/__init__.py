@@ -1,7 +1,11 @@
 """Training data that arrives in chunks: the paper's protocols, for any data set and for those of the paper."""
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.chunks import (
+from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
+from lightning_fire.data.digits import DigitsDataModule
+from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
+from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
+from lightning_fire.data.protocols import (
     ClassIncremental,
     Continual,
     Protocol,
@@ -10,10 +14,6 @@ from lightning_fire.data.chunks import (
     continual,
     warm_start,
 )
-from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
-from lightning_fire.data.digits import DigitsDataModule
-from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
-from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
 from lightning_fire.data.replay import ReplayDataModule
 from lightning_fire.data.slowly_changing_regression import SlowlyChangingRegressionDataModule
 from lightning_fire.data.streams import PermutedInputs, PermutedLabels, RandomLabels, SlowlyChangingRegression

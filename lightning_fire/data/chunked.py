@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.arriving_data import ArrivingData
-from lightning_fire.data.chunks import Protocol, warm_start
+from lightning_fire.data.protocols import Protocol, warm_start
 from lightning_fire.data.resumable_loader import ResumableLoader
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
 from lightning_fire.data.streams import Stream

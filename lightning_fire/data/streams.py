@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lightning_fire.data.chunks import Access, Protocol
+from lightning_fire.data.protocols import Access, Protocol
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
 

@@ -20,7 +20,7 @@ def steps_per_chunk(plan: EpochPlan, sizes: Sequence[int], batch_size: int, trai
         trainer: Whose `limit_train_batches` and `accumulate_grad_batches` count; None: neither limit nor accumulation.
 
     Example:
-        >>> from lightning_fire.data.chunks import WarmStart
+        >>> from lightning_fire.data.protocols import WarmStart
         >>> steps_per_chunk(WarmStart(epochs=(20, 2)), sizes=[100, 1000], batch_size=256, trainer=None)
         [20, 8]
     """

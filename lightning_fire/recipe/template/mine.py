@@ -8,7 +8,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from lightning_fire.data import ChunkedDataModule
-from lightning_fire.data.chunks import Protocol, warm_start
+from lightning_fire.data.protocols import Protocol, warm_start
 
 
 class Images(ChunkedDataModule):
