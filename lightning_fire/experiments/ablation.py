@@ -14,15 +14,13 @@ from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
     at_work_in,
+    common,
     engine_for,
-    nested,
-    require_counts,
     title_of,
     train_and_read,
     with_monitor,
 )
-from lightning_fire.experiments.runs import Run, merged, plan
-from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.experiments.runs import Run, merged, plan, reference_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,14 +69,10 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run by method, and by number of steps as `fire,steps=N`."""
     options = parser().parse_args(args)
     try:
-        recipe = find_recipe(options.recipe)
-        output = options.output or Path("runs", f"{recipe.name}_ablation")
-        require_counts(options)
+        recipe, output, seeds, extra = common(options, "_ablation")
         if "fire" not in options.methods:
             raise ValueError(f"--methods must have fire among them, got {' '.join(options.methods)}")
-        seeds = range(options.first_seed, options.first_seed + options.seeds)
         runs = plan(recipe, options.methods, seeds, output)
-        extra = nested(options.set)
         variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
         engine = engine_for(recipe, options, output)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
@@ -86,9 +80,8 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     extra = with_monitor(runs, extra)
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
-    reference = "vanilla" if "vanilla" in options.methods else options.methods[0]
     with at_work_in(output), closing(engine):
-        report, failed = train_and_read(every, engine, extra, reference, options)
+        report, failed = train_and_read(every, engine, extra, reference_of(None, options.methods), options)
     if failed or report is None:
         raise SystemExit(f"{failed} of {len(every)} runs failed")
     by_method = {method: method for method in options.methods}

@@ -14,9 +14,9 @@ import pandas as pd
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.pictures import colors
-from lightning_fire.experiments.report import aligned, deliver, number, reference_of
+from lightning_fire.experiments.report import aligned, deliver, number
 from lightning_fire.experiments.returns import events_of, returns_of
-from lightning_fire.experiments.runs import MARKER
+from lightning_fire.experiments.runs import MARKER, reference_of
 from lightning_fire.experiments.statistics import (
     interquartile_mean,
     mean_of_all,

@@ -1,6 +1,5 @@
 """The report of data that arrives in chunks: accuracy, or another measure, over epochs and tasks."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series
+from lightning_fire.experiments.logs import Curves, Name, Series, of_events
 from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, Report, mean, number, with_spread
 from lightning_fire.experiments.statistics import difference
@@ -63,11 +62,6 @@ class ChunkedRun:
         begins = [steps[chunks == chunk].min() for chunk in np.unique(chunks)]
         self.starts = np.append(begins, max(self.metric[0].max(), self.dfi[0].max()) + 1)
         self.at_new_data = curves.get(f"{metric.key}_at_new_data", (None, np.array([])))[1]
-
-    def of_events(self, measure: str) -> np.ndarray:
-        """Return a measure of the events of the method, the first by name if there are several; empty without one."""
-        keys = sorted(key for key in self.curves if re.fullmatch(rf"[\w-]+/{measure}", key))
-        return self.curves[keys[0]][1] if keys else np.array([])
 
     def with_events(self, series: Series, values: np.ndarray) -> Series:
         """Return a curve over chunks, each 1 wide, with a value at the start of each but the first if there is one."""
@@ -125,19 +119,16 @@ class ChunkReport(Report):
 
     @classmethod
     def lacking(cls, curves: Curves, metric: Metric | None = None) -> set[str]:
-        """Return the keys that a run should have logged."""
         metric = metric or Metric()
         known = {metric.key} if len(metric.of(curves)[0]) else set()
         return {metric.key, _CHUNK, _DFI} - known - set(curves)
 
     @cached_property
     def acts_on(self) -> Sequence[str]:  # type: ignore[override]
-        """Return the curves that are those of vanilla if a method never acts."""
         return [self.metric.key, f"{self.metric.key}_seen", _ONLINE if self.stream else _DFI]
 
     @property
     def note(self) -> str:  # type: ignore[override]
-        """Return what the numbers of the table are."""
         if self.stream:
             return (
                 "online: accuracy of each batch before the update with it, mean over the first and last fifth of the"
@@ -167,7 +158,7 @@ class ChunkReport(Report):
         other = self.runs.get((start, self.reference, seed))
         target = np.nan if other is None else other.last_in_chunk(other.metric)[-1]
         idle = run.last_in_chunk(run.dfi)[:-1]  # a method without events leaves the weights as they are
-        has_events = len(run.of_events("dfi_normalized_before")) > 0
+        has_events = len(of_events(run.curves, "dfi_normalized_before")) > 0
         return {
             "after_event": mean(run.at_new_data),
             "final": at_end[-1],
@@ -175,18 +166,17 @@ class ChunkReport(Report):
             "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
             "area": mean(np.concatenate([[], *later])),
             "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
-            "dfi_before": mean(run.of_events("dfi_normalized_before") if has_events else idle),
-            "dfi_after": mean(run.of_events("dfi_normalized_after") if has_events else idle),
-            "sfe": mean(run.of_events("sfe_normalized")),
-            "lambda_max_before": mean(run.of_events("lambda_max_before")),
-            "lambda_max_after": mean(run.of_events("lambda_max_after")),
+            "dfi_before": mean(of_events(run.curves, "dfi_normalized_before") if has_events else idle),
+            "dfi_after": mean(of_events(run.curves, "dfi_normalized_after") if has_events else idle),
+            "sfe": mean(of_events(run.curves, "sfe_normalized")),
+            "lambda_max_before": mean(of_events(run.curves, "lambda_max_before")),
+            "lambda_max_after": mean(of_events(run.curves, "lambda_max_after")),
             "drop": mean(run.drops()),
             "recovery": mean(run.recoveries()),
             **_of_stream(run),
         }
 
     def columns(self) -> list[Column]:
-        """Return the columns of the table."""
         minus = f"minus {self.reference} (95 %)"
         if self.stream:
             return [
@@ -213,7 +203,7 @@ class ChunkReport(Report):
         """
         if not self.stream:
             return []
-        changes = {method: self._change(method) for method in self._methods()}
+        changes = {method: self._change(method) for method in self.by_method(self.runs.get)}
         known = {method: change for method, change in changes.items() if not np.isnan(change[0])}
         lost = [self._in_points(method) for method, (_, _, high) in known.items() if high < 0]
         gained = [self._in_points(method) for method, (_, low, _) in known.items() if low > 0]
@@ -229,19 +219,13 @@ class ChunkReport(Report):
         first, last = (mean(self.of("", method, f"online_{end}").values()) for end in ("first", "last"))
         return f"{method} {100 * (last - first):+.0f} points ({number(first, 2)} to {number(last, 2)})"
 
-    def _methods(self) -> dict[str, list[ChunkedRun]]:
-        found: dict[str, list[ChunkedRun]] = {}
-        for (_, method, _), run in self.runs.items():
-            found.setdefault(method, []).append(run)
-        return found
-
     def panels(self) -> list[Panel]:
         """Return metric and deviation from isometry over chunks, or of a stream online accuracy and dormant units.
 
         Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
         acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it.
         """
-        runs = self._methods()
+        runs = self.by_method(self.runs.get)
         if self.stream:
             axis = {"x": "task (thin: each seed; thick: their mean)", "seeds": True, "low": 0.0, "whole_numbers": True}
             curves = {method: [run.by_task(_ONLINE) for run in of] for method, of in runs.items()}
@@ -254,7 +238,9 @@ class ChunkReport(Report):
                 *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
             ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
-        dfi = {m: [r.with_events(r.dfi, r.of_events("dfi_normalized_after")) for r in of] for m, of in runs.items()}
+        dfi = {
+            m: [r.with_events(r.dfi, of_events(r.curves, "dfi_normalized_after")) for r in of] for m, of in runs.items()
+        }
         chunks = max(len(run.starts) for run in self.runs.values()) - 1
         axis = {
             "x": "chunks of data (all epochs of a chunk between two dashed lines)",

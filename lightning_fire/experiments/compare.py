@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
-from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan
+from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.recipe.recipe import Recipe, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
@@ -119,12 +119,15 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     where.add_argument("--max-minutes", type=float, help="stop after this time; the same command goes on")
 
 
-def require_counts(options: argparse.Namespace) -> None:
-    """Refuse numbers that are no counts."""
+def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path, range, dict[str, Any]]:
+    """Return what all commands over a recipe begin with: the recipe, the folder for results, seeds, and what is set."""
     for name in ("seeds", "jobs", "trials"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1, got {value}")
+    recipe = find_recipe(options.recipe)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
+    return recipe, options.output or Path("runs", f"{recipe.name}{ending}"), seeds, nested(options.set)
 
 
 def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
@@ -147,13 +150,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
     """
     options = parser().parse_args(args)
     try:
-        recipe = find_recipe(options.recipe)
-        output = options.output or Path("runs") / recipe.name
-        require_counts(options)
-        reference = _reference(options)
-        seeds = range(options.first_seed, options.first_seed + options.seeds)
+        recipe, output, seeds, extra = common(options)
+        reference = reference_of(options.reference, options.methods)
         runs = plan(recipe, options.methods, seeds, output)
-        extra = nested(options.set)
         starts = chosen_starts(recipe.starts, options.starts)
         if starts and (options.list or options.no_shared_start):
             raise ValueError(f"{recipe.path} has `starts`: --list and --no-shared-start are not for it")
@@ -182,13 +181,6 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
     return report.numbers
 
 
-def _reference(options: argparse.Namespace) -> str:
-    reference = options.reference or ("vanilla" if "vanilla" in options.methods else options.methods[0])
-    if reference not in options.methods:
-        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(options.methods)}")
-    return reference
-
-
 def train_and_read(
     runs: Sequence[Run], engine: "Engine", extra: Mapping[str, Any], reference: str, options: argparse.Namespace
 ) -> tuple["Report | None", int]:
@@ -199,18 +191,19 @@ def train_and_read(
     from lightning_fire.experiments.returns import ReturnReport
     from lightning_fire.experiments.runner import train
 
+    declared = "phases" if runs[0].branch else declared_report(runs[0], extra)
+    if declared == "loss" and options.metric is None:
+        options.metric, options.mode = "val/loss", "min"
+    metric = Metric(options.metric or "val/accuracy", options.mode)
+    kind = {"phases": PhaseReport, "return": ReturnReport}.get(declared, ChunkReport)
     failed, curves = train(runs, engine, extra, options.max_minutes), {}
-    kind, metric = declared_report(runs[0], extra), getattr(options, "metric", None)
-    if metric is None and kind == "loss" and not runs[0].branch:
-        metric, options.mode = "val/loss", "min"
-    chunks = Metric(metric, options.mode) if metric else Metric()
-    report = PhaseReport if runs[0].branch else ReturnReport if kind == "return" else ChunkReport
-    for run in sorted(runs, key=lambda run: list(dict.fromkeys(r.method for r in runs)).index(run.method)):
+    branches, methods = [run.branch for run in runs], [run.method for run in runs]
+    for run in sorted(runs, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
         if run in failed:
             continue
         found = read_curves(run.folder)
-        if lacking := report.lacking(found, chunks) if report is ChunkReport else report.lacking(found):
-            failed[run] = f"{run.folder} has not logged {sorted(lacking)}, as {report.needs} does"
+        if lacking := kind.lacking(found, metric):
+            failed[run] = f"{run.folder} has not logged {sorted(lacking)}, as {kind.needs} does"
         else:
             curves[run.branch, run.method, run.seed] = found
     for run, reason in failed.items():
@@ -218,18 +211,14 @@ def train_and_read(
         print(f"\n{run.name} FAILED: {reason}  (see {log})")
     if not curves:
         return None, len(failed)
-    if report is PhaseReport:
-        order = list(dict.fromkeys(run.branch for run in runs))
-        curves = dict(sorted(curves.items(), key=lambda pair: order.index(pair[0][0])))
-        before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
-        taken: dict[str, dict[int, int]] = {}
-        for run in runs:
-            if run not in failed:
-                taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
-        return PhaseReport(curves, reference, before, taken), len(failed)
-    return ReturnReport(curves, reference) if report is ReturnReport else ChunkReport(curves, reference, chunks), len(
-        failed
-    )
+    if kind is not PhaseReport:
+        return kind(curves, reference, metric), len(failed)
+    before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
+    taken: dict[str, dict[int, int]] = {}
+    for run in runs:
+        if run not in failed:
+            taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
+    return PhaseReport(curves, reference, before, taken), len(failed)
 
 
 def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,6 @@ class Local:
         self.slots = list(range(self.limit))
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        """Begin trainings."""
         return [_Process(task, self, self.slots.pop()) for task in tasks]
 
     def share(self, slot: int) -> dict[str, str]:
@@ -144,7 +143,6 @@ class _Process:
             sys.modules["__main__"] = main
 
     def ended(self) -> bool:
-        """Return whether it has ended."""
         if self.process.exitcode is None:
             return False
         if self.slot is not None:
@@ -153,7 +151,6 @@ class _Process:
         return True
 
     def failure(self) -> str | None:
-        """Tell what went wrong; None if nothing did."""
         code = self.process.exitcode
         if code < 0:
             return f"killed by {signal.Signals(-code).name}; out of memory? Try fewer --jobs"
@@ -247,12 +244,10 @@ class Slurm:
         )
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        """Begin trainings."""
         jobs = self.executor.map_array(_Resubmitted(), tasks, [self.cpus] * len(tasks))
         return [_SlurmJob(job, task) for job, task in zip(jobs, tasks, strict=True)]
 
     def close(self) -> None:
-        """Leave nothing behind."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -261,17 +256,14 @@ class _SlurmJob:
         self.job, self.task = job, task
 
     def ended(self) -> bool:
-        """Return whether it has ended."""
         return self.job.done()
 
     def failure(self) -> str | None:
-        """Tell what went wrong; None if nothing did."""
         if (error := self.job.exception()) is not None:
             return " ".join(str(error).strip().splitlines()[-1:]) or type(error).__name__
         return _failure(self.job.result(), self.task.log)
 
     def stop(self) -> None:
-        """End it."""
         self.job.cancel(check=False)
 
 
@@ -291,11 +283,9 @@ class Ray:
         self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        """Begin trainings."""
         return [_RayJob(self.ray, self.train.remote(task, self.cpus), task) for task in tasks]
 
     def close(self) -> None:
-        """Leave nothing behind."""
         self.ray.shutdown()
 
 
@@ -304,18 +294,15 @@ class _RayJob:
         self.ray, self.result, self.task = ray, result, task
 
     def ended(self) -> bool:
-        """Return whether it has ended."""
         return bool(self.ray.wait([self.result], timeout=0)[0])
 
     def failure(self) -> str | None:
-        """Tell what went wrong; None if nothing did."""
         try:
             return _failure(self.ray.get(self.result), self.task.log)
         except self.ray.exceptions.RayError as error:
             return " ".join(str(error).strip().splitlines()[-1:])
 
     def stop(self) -> None:
-        """End it."""
         self.ray.cancel(self.result, force=True)
 
 

@@ -1,5 +1,6 @@
 """What runs have logged, read back from their TensorBoard files as one long table."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,6 +53,12 @@ def curves_of(logs: pd.DataFrame) -> dict[Name, Curves]:
         name: {key: (one.step.to_numpy(), one.value.to_numpy()) for key, one in run.groupby("key", sort=False)}
         for name, run in logs.groupby(["start", "method", "seed"], sort=False)
     }
+
+
+def of_events(curves: Curves, measure: str) -> np.ndarray:
+    """Return a measure of the events of the method, the first by name if there are several; empty without one."""
+    keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+/{measure}", key))
+    return curves[keys[0]][1] if keys else np.array([])
 
 
 def read_curves(folder: Path) -> dict[str, Series]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -51,13 +52,11 @@ class PhaseReport(Report):
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves) -> set[str]:
-        """Return the keys that a run should have logged."""
+    def lacking(cls, curves: Curves, metric: Any = None) -> set[str]:
         return {LOSS, AT_START} - set(curves)
 
     @property
     def note(self) -> str:  # type: ignore[override]
-        """Return what the numbers of the table are."""
         return (
             "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; steps"
             f" to {self.reference}'s: until the loss is that of {self.reference} at the end"
@@ -92,7 +91,6 @@ class PhaseReport(Report):
         }
 
     def columns(self) -> list[Column]:
-        """Return the columns of the table."""
         return [
             Column("loss after the event", "at_start"),
             Column("final loss", "final"),
@@ -102,7 +100,6 @@ class PhaseReport(Report):
         ]
 
     def remarks(self) -> list[str]:
-        """Tell where the starts lie."""
         return [
             f"start {name}: after {', '.join(map(str, by_seed.values()))} steps of phase 1"
             for name, by_seed in self.taken.items()

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -52,7 +52,7 @@ class Report:
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
 
     @classmethod
-    def lacking(cls, curves: Curves) -> set[str]:
+    def lacking(cls, curves: Curves, metric: Any) -> set[str]:
         """Return the keys that a run should have logged."""
         raise NotImplementedError
 
@@ -75,6 +75,13 @@ class Report:
     def _numbers(self) -> pd.DataFrame:
         index = pd.MultiIndex.from_tuples(list(self.curves), names=RUN)
         return pd.DataFrame([self.measures(name) for name in self.curves], index=index, dtype=float)
+
+    def by_method(self, of_run: Callable[[Name], Any]) -> dict[str, list[Any]]:
+        """Return something of each run, by method."""
+        found: dict[str, list[Any]] = {}
+        for name in self.curves:
+            found.setdefault(name[1], []).append(of_run(name))
+        return found
 
     def of(self, start: str, method: str, measure: str) -> dict[int, float]:
         """Return one number of each run of a method, by seed."""
@@ -157,14 +164,6 @@ class Report:
 
 def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
     return rows if rows["start"].any() else rows.drop(columns="start")
-
-
-def reference_of(name: str | None, methods: Sequence[str]) -> str:
-    """Return the method that the others are compared with."""
-    reference = name or (VANILLA if VANILLA in methods else methods[0])
-    if reference not in methods:
-        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
-    return reference
 
 
 def deliver(

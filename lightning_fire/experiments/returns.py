@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series
+from lightning_fire.experiments.logs import Curves, Name, Series, of_events
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import Column, Report
+from lightning_fire.experiments.report import Column, Report, mean
 
 EVALUATION, _STEPS = "val/episode_return", "train/environment_steps"
 
@@ -36,20 +37,18 @@ class ReturnReport(Report):
     needs = "DQN or SAC"
     acts_on = (EVALUATION,)
 
-    def __init__(self, curves: Mapping[Name, Curves], reference: str):
+    def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Any = None):
         first = [events[0] for of_run in curves.values() if len(events := events_of(of_run))]
         ends = [returns_of(of_run)[0][-1] for of_run in curves.values()]
         self.event = float(np.median(first)) if first else max(ends) / 2  # of runs without one: where the others act
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves) -> set[str]:
-        """Return the keys that a run should have logged."""
+    def lacking(cls, curves: Curves, metric: Any = None) -> set[str]:
         return {EVALUATION, _STEPS} - set(curves)
 
     @property
     def note(self) -> str:  # type: ignore[override]
-        """Return what the numbers of the table are."""
         return (
             "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
             f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalised deviation from"
@@ -68,17 +67,12 @@ class ReturnReport(Report):
             "before": before[-1] if len(before) else np.nan,
             "final": values[steps >= steps[-1] - 0.1 * steps[-1]].mean(),
             "since": since.mean() if len(since) else np.nan,
-            "dfi_before": self._of_events(name, "dfi_normalized_before"),
-            "dfi_after": self._of_events(name, "dfi_normalized_after"),
-            "sfe": self._of_events(name, "sfe_normalized"),
+            "dfi_before": mean(of_events(self.curves[name], "dfi_normalized_before")),
+            "dfi_after": mean(of_events(self.curves[name], "dfi_normalized_after")),
+            "sfe": mean(of_events(self.curves[name], "sfe_normalized")),
         }
 
-    def _of_events(self, name: Name, measure: str) -> float:
-        found = [values for key, (_, values) in self.curves[name].items() if re.fullmatch(rf"[\w-]+/{measure}", key)]
-        return float(np.mean(found[0])) if found else np.nan
-
     def columns(self) -> list[Column]:
-        """Return the columns of the table."""
         return [
             Column("before the event", "before", digits=1),
             Column("final return", "final", digits=1),
@@ -89,9 +83,6 @@ class ReturnReport(Report):
         ]
 
     def panels(self) -> list[Panel]:
-        """Return the return of each evaluation, the event marked."""
-        curves: dict[str, list[Series]] = {}
-        for (_, method, _), run in self.curves.items():
-            curves.setdefault(method, []).append(returns_of(run))
+        curves = self.by_method(lambda name: returns_of(self.curves[name]))
         labels = {"x": "environment steps", "y": "return of an episode of evaluation"}
         return [Panel(curves, **labels, lines={self.event: ""})]

@@ -50,10 +50,10 @@ def train(
 
         try:
             outcome = execute(runs, engine, extra, show, until)
-        except TimeIsUpError:
+        except (TimeIsUpError, KeyboardInterrupt):
             done = sum(run.is_finished(extra) for run in runs)
             raise SystemExit(
-                f"stopped after {minutes:g} minutes: {done} of {len(runs)} runs have finished; the same command goes on"
+                f"stopped: {done} of {len(runs)} runs have finished; the same command goes on where they are"
             ) from None
     return {run: reason for run, reason in outcome.items() if reason}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.recipe.recipe import Recipe
+from lightning_fire.recipe.recipe import VANILLA, Recipe
 
 SETTINGS = "run.yaml"
 MARKER = "finished.json"
@@ -124,6 +124,14 @@ def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: P
         for seed in seeds
         for method, configs in layers.items()
     ]
+
+
+def reference_of(name: str | None, methods: Sequence[str]) -> str:
+    """Return the method that the others are compared with."""
+    reference = name or (VANILLA if VANILLA in methods else methods[0])
+    if reference not in methods:
+        raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
+    return reference
 
 
 def epochs_and_steps_of(checkpoint: str | os.PathLike) -> tuple[int, int]:

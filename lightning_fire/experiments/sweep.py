@@ -15,15 +15,14 @@ from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
     at_work_in,
+    common,
     engine_for,
-    nested,
-    require_counts,
     title_of,
     train_and_read,
     with_monitor,
 )
 from lightning_fire.experiments.runs import Run, merged, plan
-from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, find_recipe
+from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 _ARGUMENTS = "intervention.init_args"
@@ -63,13 +62,10 @@ def main(args: Sequence[str] | None = None) -> Setting:
     """Run the command, and return the best setting."""
     options = parser().parse_args(args)
     try:
-        recipe = find_recipe(options.recipe)
-        output = options.output or Path("runs", f"{recipe.name}_{options.method}")
-        require_counts(options)
+        recipe, output, _, extra = common(options, f"_{options.method}")
         example = plan(recipe, [options.method], [0], output)[0]  # refuses what there is not
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
-        extra = nested(options.set)
         engine = engine_for(recipe, options, output)
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")

@@ -181,7 +181,6 @@ class Report(Checkpoint):
         self._saved = time.monotonic()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """End the process if it is an orphan."""
         _end_if_orphan(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -189,7 +188,6 @@ class Report(Checkpoint):
         return {"random": _plain(random_states())} if self.saves_random_states else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the random states until training begins."""
         self._random_states = state_dict.get("random")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -200,11 +198,9 @@ class Report(Checkpoint):
             draw_seeds_of_loaders(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """End the process if it is an orphan."""
         _end_if_orphan(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write."""
         self._write(trainer, trainer.current_epoch + 1, ended=False)
         due = time.monotonic() - self._saved >= float(os.environ.get(SAVE_SECONDS, 60))
         if trainer.strategy.broadcast(due):
@@ -214,7 +210,6 @@ class Report(Checkpoint):
             self._saved = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write."""
         self._write(trainer, trainer.current_epoch, ended=True)
 
     def _write(self, trainer: Trainer, epoch: int, ended: bool) -> None:
@@ -267,7 +262,6 @@ class SaveStart(Callback):
         self._reached = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Check the data."""
         if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
             raise MisconfigurationException(
                 f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which tells where its first chunk ends"
@@ -275,7 +269,6 @@ class SaveStart(Callback):
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Stop at the end."""
         data, epoch = trainer.datamodule, trainer.current_epoch
         if self.epochs is None:
             self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
@@ -300,11 +293,9 @@ class SaveStarts(Callback):
         self._lowest, self._validated = float("inf"), False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that there is a loss to compare."""
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save."""
         done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
         if done in self.epochs:
             trainer.save_checkpoint(folder / f"epoch={done}.ckpt")
@@ -322,5 +313,4 @@ class SaveStarts(Callback):
         return {"lowest": self._lowest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Put it back."""
         self._lowest = state_dict["lowest"]
