@@ -119,6 +119,8 @@ def console() -> None:
         function, words = _command(sys.argv[1:])
         ask_cuda_itself()
         function(words)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None  # as a shell says of a program ended by Ctrl-C
     except (Exception, SystemExit) as error:
         if BrokenPipeError in (type(error), type(error.__context__)) and _reader_has_gone("\n"):
             raise SystemExit(141) from None

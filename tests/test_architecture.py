@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "modules": {"metrics", "nets", "modules"},
     "experiments": {"callbacks", "checkpoints", "experiments", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints"},
-    "recipe": {"callbacks", "checkpoints", "cli", "data", "modules", "nets", "optim", "recipe"},
+    "recipe": {"callbacks", "checkpoints", "cli", "data", "modules", "nets", "optim", "recipe", "when", "where"},
     "text": {"checkpoints", "text"},  # files that are there in full
     "cli": set(),  # imports the module of a command when it is given
 }

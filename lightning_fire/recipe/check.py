@@ -92,5 +92,7 @@ def _check_checkpoint(path: str | None, weights_only: bool | None) -> None:
         return
     if not Path(path).exists():
         raise FileNotFoundError(f"ckpt_path: {path} does not exist")
+    if not Path(path).is_file() and not Path(path, ".metadata").is_file():
+        raise ValueError(f"ckpt_path: {path} is no checkpoint")
     if Path(path).is_file() and weights_only is not False:
         load_pickled(Path(path))

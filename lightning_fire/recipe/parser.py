@@ -9,6 +9,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_fire.recipe.hints import hint
 from lightning_fire.recipe.recipe import refuse_own_keys
 from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
 
@@ -57,8 +58,9 @@ class RecipeParser(LightningArgumentParser):
         return super().parse_string(*args, **options)
 
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
-        """Say what is wrong, without empty lines, and exit."""
-        super().error("\n".join(line for line in message.splitlines() if line.strip()), *args, **options)
+        """Say what is wrong, the innermost reason first, without empty lines, and exit."""
+        lines = [hint(message), *message.splitlines()]
+        super().error("\n".join(line for line in lines if line and line.strip()), *args, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:
         """Print one line in the place of all keys; argparse calls it before an error."""

@@ -1,0 +1,46 @@
+"""What the author of a recipe may have meant, told before what jsonargparse says of it."""
+
+import inspect
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch import callbacks as of_lightning
+
+import lightning_fire
+from lightning_fire import callbacks, data, modules, nets, optim, when, where
+
+_ROOMS = (lightning_fire, callbacks, data, modules, nets, optim, when, where, of_lightning, torch.optim)
+_KEYS = ("model", "data", "trainer", "intervention", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path")
+
+
+def hint(message: str) -> str | None:
+    """Return the innermost reason in a sentence, with the nearest name that there is; None of other errors."""
+    if found := re.findall(r"Problem with given class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", message):
+        path, option = found[-1]
+        if option.rpartition(".")[2] == "class_path":
+            return "what a class is given stands under init_args, beside its class_path"
+        kind = _class(path)
+        names = list(inspect.signature(kind).parameters) if kind else []
+        return f"{path.rpartition('.')[2]} has no argument {option}" + _nearest(option, names)
+    if found := re.findall(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
+        known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
+        return f"there is no class {found[-1]}" + _nearest(found[-1], known)
+    if found := re.findall(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
+        keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
+        nearest = _nearest(found[-1], keys)
+        return f"there is no key {found[-1]}{nearest}" if nearest else None
+    return None
+
+
+def _class(path: str) -> type | None:
+    name = path.rpartition(".")[2]
+    return next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    by_lower = {word.lower(): word for word in known if not word.startswith("_")}
+    near = [by_lower[word] for word in get_close_matches(name.lower(), by_lower, n=1)]
+    return f"; did you mean {near[0]}?" if near else ""

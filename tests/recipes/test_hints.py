@@ -1,0 +1,31 @@
+"""Misspelt names in a recipe: what was meant is told first."""
+
+from pathlib import Path
+
+import pytest
+from tiny_recipe import refused, tiny_recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--intervention", "FireCallback"], "there is no class FireCallback; did you mean FIRECallback?"),
+        (["--intervention", "FIRECallback", "--intervention.step", "3"], "has no argument step; did you mean steps?"),
+        (["--intervention", "FIRECallback", "--intervention.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
+        (["--trainer.max_epoch", "3"], "there is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["-c", "typo.yaml"], "there is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["-c", "flat.yaml"], "what a class is given stands under init_args, beside its class_path"),
+        (["--ckpt_path", "."], "ckpt_path: . is no checkpoint"),
+        (["--ckpt_path", "/dev/zero"], "ckpt_path: /dev/zero is no checkpoint"),
+    ],
+)
+def test_what_is_misspelt_is_told_first(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    Path("typo.yaml").write_text("trainer: {max_epoch: 3}")
+    Path("flat.yaml").write_text(
+        "intervention: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}"
+    )
+    assert (
+        message
+        in refused(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()[0]
+    )
