@@ -8,10 +8,9 @@ standard error of a coverage near 95 % is 0.15 % with 20,000 repetitions.
 """
 
 import numpy as np
-from lightning_fire.experiments.stratified import percentiles
 from machine import parser_of, publish
 
-from lightning_fire.experiments.report import difference
+from lightning_fire.experiments.statistics import difference, percentiles
 
 DISTRIBUTIONS = {
     "normal": lambda random, shape: random.standard_normal(shape),
