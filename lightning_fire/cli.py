@@ -35,11 +35,11 @@ COMMANDS = {
         "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",
     ),
     "diagnose": (
-        "lightning_fire.checkpoints.diagnose_command:main",
+        "lightning_fire.checkpoints.diagnose:main",
         "show how healthy the weights of a checkpoint are, and what FIRE would do to them",
     ),
     "reinit": (
-        "lightning_fire.checkpoints.reinit_command:main",
+        "lightning_fire.checkpoints.reinit:main",
         "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one",
     ),
     "prepare-text": (

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.checkpoints.atomic import atomic_file
-from lightning_fire.checkpoints.shared_memory import stored_tensors
-from lightning_fire.checkpoints.stored import Change
+from lightning_fire.checkpoints.stored import Change, stored_tensors
 
 _WAY_OUT = " If you trust where it comes from: --unsafe-pickle"
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")

@@ -1,18 +1,26 @@
-"""New values for tensors of a checkpoint: by FIRE, or towards initial values that another file holds."""
+"""New values for tensors of a checkpoint, by FIRE or towards initial values: `lightning-fire reinit`."""
 
+import argparse
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.opening import Checkpoint
+from lightning_fire.checkpoints.atomic import require_free
+from lightning_fire.checkpoints.formats import Checkpoint, SafetensorsFile, ShardedSafetensors, open_checkpoint
+from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.pickled import PickledCheckpoint
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
-from lightning_fire.checkpoints.weights import by_tensor, filled
-from lightning_fire.functional import as_matrices, fire
-from lightning_fire.where import Selection
+from lightning_fire.checkpoints.weights import EMBEDDING, StoredTensors, by_tensor, filled, select_weights
+from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
+from lightning_fire.where import Selection, Weights
 from lightning_fire.where.selection import some
 
 _PIECE = 2**20  # numbers to convert at a time
@@ -101,3 +109,119 @@ def _sources(initial: Checkpoint, tensors: Sequence[Stored]) -> dict[str, str]:
 def _require_finite(name: str, tensor: Tensor, place: str) -> None:
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise ValueError(f"NaN or Inf in {name} of {place}; nothing has been written")
+
+
+_OWN = {  # method: the options that only some methods have
+    "fire": {"preset", "steps", "coefficients", "scale"},
+    "shrink_and_perturb": {"initial", "strength", "perturb"},
+    "full_reset": {"initial"},
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's arguments."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire reinit",
+        allow_abbrev=False,
+        description="Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to"
+        " the bit. The copy is there in full or not at all.",
+    )
+    add_checkpoint(parser)
+    parser.add_argument("-o", "--output", type=Path, required=True, help="where to; of the same kind")
+    parser.add_argument("--force", action="store_true", help="replace the output if it exists; it may be the input")
+    parser.add_argument("--method", choices=_OWN, default="fire", help="default: fire")
+    add_selection(parser)
+    add_fire(parser)
+    parser.add_argument(
+        "--initial", type=Path, help="checkpoint with initial values, for shrink_and_perturb and full_reset"
+    )
+    parser.add_argument("--strength", type=float, help="λ of shrink_and_perturb (default: 0.8)")
+    parser.add_argument("--perturb", type=float, help="factor of the initial values instead of λ")
+    parser.add_argument(
+        "--drop-optimizer-states",
+        action="store_true",
+        help="drop the state of the optimizers in a checkpoint, which belongs to the old weights",
+    )
+    return parser
+
+
+def main(args: Sequence[str] | None = None) -> Tally:
+    """Run the command."""
+    options = parser().parse_args(args)
+    try:
+        return _run(options)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        raise SystemExit(f"lightning-fire reinit: error: {printable(str(error))}") from None
+
+
+def _run(options: argparse.Namespace) -> Tally:
+    start = time.perf_counter()
+    _check(options)
+    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
+    _require_same_kind(checkpoint, options.output)
+    tally = Tally()
+    names, change, notes = _plan(options, checkpoint, tally)
+    notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
+    checkpoint.save(options.output, names, change)
+    if tally.zeros:
+        notes.append(f"left at zero, where there is no nearest isometry: {some(tally.zeros)}")
+    matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
+    print(
+        f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
+        f" SFE/‖W‖² of all together {tally.sfe_normalized:.4g}, {time.perf_counter() - start:.1f} s"
+    )
+    print(printable("".join(f"note: {note}\n" for note in notes)), end="")
+    return tally
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in set.union(*_OWN.values()) - _OWN[options.method]:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} does not belong to --method {options.method}")
+    if "initial" in _OWN[options.method] and options.initial is None:
+        raise ValueError(f"--method {options.method} needs initial values: --initial FILE")
+    require_free(options.output, options.force)
+
+
+def _require_same_kind(checkpoint: Checkpoint, output: Path) -> None:
+    if isinstance(checkpoint, ShardedSafetensors):
+        if output.suffix in (".safetensors", ".json"):
+            raise ValueError(f"{checkpoint.path} is a folder, so --output must name one, got {output}")
+    elif isinstance(checkpoint, SafetensorsFile) != (output.suffix == ".safetensors"):
+        raise ValueError(f"--output must be of the same kind as {checkpoint.path}, got {output}")
+
+
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
+    """Return the names of the tensors to change, what to do to each, and what to tell the user."""
+    if options.method == "fire":
+        weights = Weights(options.preset or "auto", options.include, options.exclude)
+        selection = select_weights(checkpoint.tensors, weights)
+        change = by_fire(selection, tally, **fire_options(options))
+        left = [row.name for row in selection.rows if row.reason.startswith(EMBEDDING)]
+        notes = [f"embeddings are left alone, with an output layer tied to one ({some(left)}): --include names them"]
+        return list(by_tensor(selection)), change, notes if left and weights.preset in ("cnn", "gpt", "sac") else []
+    initial = open_checkpoint(options.initial, options.unsafe_pickle)
+    everything = options.method == "full_reset"
+    names = StoredTensors(options.include, options.exclude, buffers=everything).select(checkpoint.tensors)
+    chosen = set(names)
+    strength = 0.8 if options.strength is None else options.strength
+    new = _initial_value if everything else partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
+    tensors = [stored for stored in checkpoint.tensors if stored.name in chosen]
+    return names, towards(initial, tensors, new, tally), []
+
+
+def _initial_value(weight: Tensor, target: Tensor) -> Tensor:
+    return target
+
+
+def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
+    """Drop the states of the optimizers if asked; return notes for the user."""
+    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
+    states = [state for state in states if state["state"]]
+    if not states:
+        return ["there are no optimizer states to drop"] if drop else []
+    if not drop:
+        return ["optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"]
+    for state in states:
+        state["state"] = {}  # the groups stay, so that training can be resumed
+    return ["optimizer states are dropped"]

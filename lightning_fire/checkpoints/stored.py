@@ -1,11 +1,14 @@
 """Description of a tensor of a file, without its values."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+
+from lightning_fire.where.memory import Place, overlapping, place_of
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
@@ -51,3 +54,33 @@ def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
 
 def _as_number(part: str) -> tuple[int, str]:
     return (int(part), "") if part.isdecimal() else (-1, part)
+
+
+_WORDS = {dtype: word for word, dtype in DTYPES.items()}
+
+
+def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
+    """Describe tensors by name, those of the same memory as one.
+
+    One that overlaps another without being the same cannot be replaced: that would change both.
+    """
+    names: dict[object, list[str]] = {}
+    places: dict[str, Place] = {}
+    for name, tensor in state.items():
+        place = place_of(tensor)
+        names.setdefault(place or name, []).append(name)  # what has no memory of its own is tied with nothing
+        if place:
+            places[name] = place
+    tangled = overlapping({names[place][0]: place for place in dict.fromkeys(places.values())})
+    return [_describe(state[group[0]], group, tangled.get(group[0], "")) for group in names.values()]
+
+
+def _describe(tensor: Tensor, names: list[str], tangled: str) -> Stored:
+    name, *aliases = names
+    word = _WORDS.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    reason = f"sharing memory with {tangled}" if tangled else ""
+    if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
+        reason = "not an ordinary dense tensor"
+    elif any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        reason = "expanded from fewer values"
+    return Stored(name, tuple(tensor.shape), word, tuple(aliases), reason)

@@ -1,19 +1,95 @@
-"""Selection of weight matrices of a file: `lightning_fire.Weights` without a module."""
+"""Selection of tensors of a file by name and shape: `lightning_fire.Weights` without a module."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-from lightning_fire.checkpoints.names import UNLESS_NAMED, path_of, why_not
-from lightning_fire.checkpoints.stored import Stored
+from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
-from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, role_of, split
-from lightning_fire.where.selection import Row, about
+from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, plain, role_of, split
+from lightning_fire.where.selection import ByName, Row, about
 from lightning_fire.where.weights import row_of
+
+EMBEDDING = "embedding"
+SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
+UNLESS_NAMED = (EMBEDDING, SINGLE_COLUMNS)  # reasons that hold unless the name of the layer is spelt out
+
+_WEIGHTS = {"weight", "in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"}
+_EMBEDDING = re.compile(r"embed(?!_out$)|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
+_TOKEN = re.compile(r"(^|_)tokens?$")
+_NORM = re.compile(r"norm(?!al)|^(ln|bn)(_|\d|$)")
+_TRANSPOSED = re.compile(r"transpose|deconv|upconv")
+_PARAMETRISED = re.compile(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$")
+
+
+def path_of(name: str) -> tuple[str, str, str]:
+    """Split a name into the path of the parent layer, the layer and the tensor.
+
+    Example:
+        >>> path_of("h.0.attn.c_attn.weight")
+        ('h.0.attn', 'c_attn', 'weight')
+    """
+    *parents, layer, leaf = ["", *plain(name).split(".")]
+    return ".".join(parents).strip("."), layer, leaf
+
+
+def why_not(stored: Stored) -> str:
+    """Return why a tensor is not the weight matrix of a layer, the first reason in the order of `_REASONS`.
+
+    Example:
+        >>> why_not(Stored("wte.weight", (50257, 768), "F32"))
+        'embedding'
+    """
+    if stored.reason:
+        return stored.reason
+    reason = next((reason for reason, holds in _REASONS if holds(stored)), "")
+    return f"{reason} ({stored.dtype})" if reason == _QUANTISED else reason
+
+
+def _is_embedding(stored: Stored) -> bool:
+    """Return whether the name of the layer or its parent is that of an embedding; one of patches is a convolution."""
+    if len(stored.shape) > 2:
+        return False
+    for name in stored.names:
+        parents, layer, _ = path_of(name)
+        if layer == "shared" or any(_EMBEDDING.search(part) for part in (layer, parents.rpartition(".")[2])):
+            return True
+    return False
+
+
+def _leaf(stored: Stored) -> str:
+    return path_of(stored.name)[2]
+
+
+def _layer(stored: Stored) -> str:
+    return path_of(stored.name)[1]
+
+
+_QUANTISED = "quantised or complex"
+_REASONS: tuple[tuple[str, Callable[[Stored], object]], ...] = (
+    ("not a matrix", lambda stored: len(stored.shape) < 2),
+    ("part of a parametrised weight", lambda stored: _PARAMETRISED.search(stored.name)),
+    ("token or position embedding", lambda stored: _TOKEN.search(_leaf(stored)) or _EMBEDDING.search(_leaf(stored))),
+    ("not named as the weight of a layer", lambda stored: _leaf(stored) not in _WEIGHTS),
+    (_QUANTISED, lambda stored: stored.dtype not in FLOATING),
+    ("empty", lambda stored: 0 in stored.shape),
+    ("normalisation", lambda stored: _NORM.search(_layer(stored))),
+    (
+        "stack of expert matrices",
+        lambda stored: len(stored.shape) == 3 and ("expert" in stored.name or "moe" in stored.name),
+    ),
+    (
+        "transposed convolution, which may be grouped",
+        lambda stored: len(stored.shape) > 2 and _TRANSPOSED.search(stored.name.lower()),
+    ),
+    (SINGLE_COLUMNS, lambda stored: len(stored.shape) > 2 and stored.shape[1] == 1),
+    (EMBEDDING, _is_embedding),
+)
+
 
 _CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
 _UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  # of nn.MultiheadAttention
@@ -114,3 +190,39 @@ def _names(pattern: str, stored: Stored) -> bool:
         if any(start <= first and end >= first + len(layer) and end > start + 1 for start, end in spans):
             return True
     return False
+
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+class StoredTensors(ByName):
+    """Selects tensors of a file: weights, biases, norm scales and all others; a tied one once.
+
+    Example:
+        >>> tensors = [Stored("fc.weight", (4, 4), "F32"), Stored("bn.running_mean", (4,), "F32")]
+        >>> StoredTensors(buffers=False).select(tensors)
+        ['fc.weight']
+    """
+
+    def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None, buffers: bool = True):
+        super().__init__(include, exclude)
+        self.buffers = buffers
+
+    def select(self, tensors: Sequence[Stored]) -> list[str]:
+        """Apply the selection to the tensors of a file, and return the names of those that are taken."""
+        self.check([name for stored in tensors for name in stored.names], "tensor")
+        names = []
+        for stored in tensors:
+            if not self._takes(stored):
+                continue
+            if stored.reason or stored.dtype not in DTYPES:
+                reason = stored.reason or f"of type {stored.dtype}"
+                raise ValueError(f"{stored.name} cannot be replaced, it is {reason}: leave it out with --exclude")
+            names.append(stored.name)
+        if not names:
+            raise ValueError(f"no tensor of the {len(tensors)} in the file is taken by {self}")
+        return names
+
+    def _takes(self, stored: Stored) -> bool:
+        parameter = stored.dtype in FLOATING and not stored.name.endswith(_STATISTICS)
+        return (self.buffers or parameter) and not self.reason(*stored.names)

@@ -16,7 +16,6 @@ from checkpoint_files import draw, load, refused, reinit, small_state, write_saf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_fire.checkpoints import diagnose_command, reinit_command
 from lightning_fire.cli import main
 
 # what is refused
@@ -188,12 +187,12 @@ def attempt(name: str, content: bytes) -> None:
         path.write_bytes(content)
         words = [str(path), "-o", str(out), "--steps", "1"]
         try:
-            reinit_command.main(words)
+            main(["reinit", *words])
         except SystemExit as refusal:
             assert str(refusal).startswith("lightning-fire reinit: error: ")
             assert not out.exists()
         else:
-            diagnose_command.main([str(out)])
+            main(["diagnose", str(out)])
         assert {file.name for file in Path(folder).iterdir()} <= {path.name, out.name}
 
 
@@ -253,12 +252,12 @@ def attempt_folder(name: str, content: bytes) -> None:
         for file, whole in {**FOLDER, name: content}.items():
             (path / file).write_bytes(whole)
         try:
-            reinit_command.main([str(path), "-o", str(out), "--steps", "1"])
+            main(["reinit", str(path), "-o", str(out), "--steps", "1"])
         except SystemExit as refusal:
             assert str(refusal).startswith("lightning-fire reinit: error: ")
             assert not out.exists()
         else:
-            diagnose_command.main([str(out)])
+            main(["diagnose", str(out)])
         assert {file.name for file in Path(folder).iterdir()} <= {"in", "out"}
 
 
@@ -285,7 +284,7 @@ def test_folders_with_flipped_bits(name, flips):
 def peak_memory(path: Path, out: Path) -> int:
     """In MiB, of a process of its own. Its `ru_maxrss` would begin with the memory of the process that starts it."""
     code = (
-        "import re, sys; from lightning_fire.checkpoints.reinit_command import main; main(sys.argv[1:]);"
+        "import re, sys; from lightning_fire.checkpoints.reinit import main; main(sys.argv[1:]);"
         " print(int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) // 1024)"
     )
     words = [sys.executable, "-c", code, str(path), "-o", str(out), "--steps", "1"]

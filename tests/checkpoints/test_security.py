@@ -31,7 +31,6 @@ from tiny_recipe import BASE, FIRE, write_recipe
 from tiny_recipe import refused as parser_refused
 
 from lightning_fire import data
-from lightning_fire.checkpoints import diagnose_command
 from lightning_fire.cli import main
 from lightning_fire.experiments import ablation
 from lightning_fire.experiments.chunks import ChunkReport
@@ -422,7 +421,7 @@ def test_a_compressed_checkpoint_is_refused(tmp_path, swell):
     ):
         for name in stored.namelist():
             packed.writestr(name, stored.read(name) + (b"\0" * swell if name.endswith("data.pkl") else b""))
-    diagnose_command.main([str(tmp_path / "stored.pt")])
+    main(["diagnose", str(tmp_path / "stored.pt")])
     for words in (["diagnose", tmp_path / "packed.pt"], ["reinit", tmp_path / "packed.pt", "-o", tmp_path / "out.pt"]):
         assert "packed.pt is compressed, as torch.save does not write it" in refused(*words)
     assert not (tmp_path / "out.pt").exists()

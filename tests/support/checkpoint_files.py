@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lightning_fire.checkpoints import Stored
-from lightning_fire.checkpoints.shared_memory import stored_tensors
+from lightning_fire.checkpoints.stored import stored_tensors
 from lightning_fire.cli import main
 
 WORDS = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64"}
