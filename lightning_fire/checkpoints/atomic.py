@@ -65,8 +65,10 @@ def atomic_folder(output: Path) -> Iterator[Path]:
                 os.rename(old, output)
             raise
         flush(output.parent)
-        if replaced:
-            _remove(old)
+        if old.is_symlink():
+            old.unlink()
+        elif replaced:
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -84,10 +86,3 @@ def flush(path: Path) -> None:
 
 def _part(output: Path) -> Path:
     return output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,10 @@
-"""Read and write checkpoints of any known format."""
+"""Open checkpoints of any known format; safetensors are read by byte ranges, and copied but for changed tensors."""
 
 import json
 import shutil
 from collections.abc import Sequence
-from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,8 @@ from lightning_fire.checkpoints.atomic import atomic_file, atomic_folder
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.stored import DTYPES, Change, Stored, in_layer_order
 
-_LENGTH = 8  # bytes that hold the length of the header
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 
 
 class SafetensorsFile:
@@ -28,33 +29,25 @@ class SafetensorsFile:
         self.path = path
         _validate(path)
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            header = json.loads(file.read(length))
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            start = file.tell()  # from where offsets count
         header.pop("__metadata__", None)
-        start = _LENGTH + length  # from where offsets count
-        self._ranges = {name: [start + offset for offset in entry["data_offsets"]] for name, entry in header.items()}
-        tensors = (Stored(name, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items())
-        self.tensors = in_layer_order(tensors)
-        self._stored = {stored.name: stored for stored in self.tensors}
+        self._starts = {name: start + entry["data_offsets"][0] for name, entry in header.items()}
+        self.stored = {name: Stored(name, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
+        self.tensors = in_layer_order(self.stored.values())
         self.description = f"safetensors file, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
         """Read one tensor into memory of its own."""
-        return self._read(name)[0]
-
-    def _read(self, name: str) -> tuple[Tensor, bytearray]:
-        """Return a tensor, and its bytes, which it shares."""
-        stored, (first, end) = self._stored[name], self._ranges[name]
+        stored = self.stored[name]
         if stored.dtype not in DTYPES:
             raise ValueError(f"{name} is of type {stored.dtype}, which cannot be read here")
-        content = bytearray(end - first)
+        tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
         with self.path.open("rb") as file:
-            file.seek(first)
-            if file.readinto(content) != len(content):
+            file.seek(self._starts[name])
+            if file.readinto(_bytes_of(tensor)) != tensor.nbytes:
                 raise OSError(f"{self.path} ends within {name}")
-        if not prod(stored.shape):
-            return torch.empty(stored.shape, dtype=DTYPES[stored.dtype]), content
-        return torch.frombuffer(content, dtype=DTYPES[stored.dtype]).view(stored.shape), content
+        return tensor
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
         """Write a copy with some tensors changed, one at a time. Every other byte is that of this file."""
@@ -67,29 +60,10 @@ class SafetensorsFile:
         """Change tensors in a copy of this file that is not in use yet."""
         with copy.open("r+b") as file:
             for name in names:
-                tensor, content = self._read(name)
+                tensor = self.read(name)
                 change(name, tensor)
-                file.seek(self._ranges[name][0])
-                file.write(content)
-
-
-def _validate(path: Path) -> None:
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ImportError(f"{path} needs safetensors: pip install 'lightning-fire[safetensors]'") from error
-    with path.open("rb") as file:
-        if file.read(24) == b"version https://git-lfs.":
-            raise ValueError(f"{path} is a pointer of Git LFS instead of the weights: git lfs pull fetches them")
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
-
-
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
+                file.seek(self._starts[name])
+                file.write(_bytes_of(tensor))
 
 
 class ShardedSafetensors:
@@ -108,15 +82,14 @@ class ShardedSafetensors:
         if missing := [name for name in names if not (folder / name).is_file()]:
             raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
         self._shards = {name: SafetensorsFile(folder / name) for name in names}
-        held = {name: {stored.name: stored for stored in shard.tensors} for name, shard in self._shards.items()}
-        self._file_of = index or {name: SINGLE for name in held[SINGLE]}
-        if lost := [name for name, file in self._file_of.items() if name not in held[file]]:
+        self._file_of = index or dict.fromkeys(self._shards[SINGLE].stored, SINGLE)
+        if lost := [name for name, file in self._file_of.items() if name not in self._shards[file].stored]:
             raise ValueError(f"{folder / self._file_of[lost[0]]} does not hold {lost[0]}, as the index says it does")
-        self.tensors = in_layer_order(held[file][name] for name, file in self._file_of.items())
+        self.tensors = in_layer_order(self._shards[file].stored[name] for name, file in self._file_of.items())
         self.description = f"safetensors in {len(names)} file{'s' * (len(names) > 1)}, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor, see `SafetensorsFile.read`."""
+        """Read one tensor into memory of its own."""
         return self._shards[self._file_of[name]].read(name)
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
@@ -130,20 +103,6 @@ class ShardedSafetensors:
             shutil.copytree(self.path, part)  # links are followed: a model in Hugging Face's cache consists of them
             for file, shard in self._shards.items():
                 shard.overwrite(part / file, [name for name in names if self._file_of[name] == file], change)
-
-
-def _read_index(path: Path) -> dict[str, str]:
-    try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, of UTF-8
-        raise ValueError(f"{path} is not an index: {error}") from None
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
-        raise ValueError(f"{path} is not an index: it has no `weight_map` from tensors to files")
-    for file in files.values():
-        if Path(file).name != file or file == "..":
-            raise ValueError(f"{path} names {file!r}, which is not a file of its folder")
-    return files
 
 
 Checkpoint = SafetensorsFile | ShardedSafetensors | PickledCheckpoint
@@ -177,3 +136,39 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
             raise ValueError(f"{path} is a folder without {SINGLE} and {INDEX}{hint}")
         return ShardedSafetensors(path)
     return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledCheckpoint(path, unsafe_pickle)
+
+
+def _validate(path: Path) -> None:
+    """Raise an error unless a file is a complete safetensors file."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ImportError(f"{path} needs safetensors: pip install 'lightning-fire[safetensors]'") from error
+    with path.open("rb") as file:
+        if file.read(24) == b"version https://git-lfs.":
+            raise ValueError(f"{path} is a pointer of Git LFS instead of the weights: git lfs pull fetches them")
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
+
+
+def _bytes_of(tensor: Tensor) -> Any:
+    """Return the bytes of a contiguous tensor as an array that shares its memory."""
+    return tensor.reshape(-1).view(torch.uint8).numpy()
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Return which file of the folder holds each tensor."""
+    try:
+        index = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, of UTF-8
+        raise ValueError(f"{path} is not an index: {error}") from None
+    files = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
+        raise ValueError(f"{path} is not an index: it has no `weight_map` from tensors to files")
+    for file in files.values():
+        if Path(file).name != file or file == "..":
+            raise ValueError(f"{path} names {file!r}, which is not a file of its folder")
+    return files

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.checkpoints.stored import Change, stored_tensors
 
-_WAY_OUT = " If you trust where it comes from: --unsafe-pickle"
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "module", "net")
-
 
 class PickledCheckpoint:
     """The weights in a file of `torch.save`. They are mapped into memory, not read, where the file allows it.
@@ -26,12 +23,11 @@ class PickledCheckpoint:
 
     def __init__(self, path: Path, unsafe: bool = False):
         self.path = path
-        self._content = load_pickled(path, unsafe, _WAY_OUT)
-        place, state = _state_of(self._content)
-        if not state:
+        self._content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")
+        place, self._state = _state_of(self._content)
+        if not self._state:
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
-        self._state = state
-        self.tensors = stored_tensors(state)
+        self.tensors = stored_tensors(self._state)
         lightning = isinstance(self._content, Mapping) and "pytorch-lightning_version" in self._content
         kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
         self.description = f"{kind}, {len(self.tensors)} tensors"
@@ -42,11 +38,9 @@ class PickledCheckpoint:
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """Return the optimizer states in the file, under any key."""
-        if not isinstance(self._content, Mapping):
-            return []
-        lists = [value if isinstance(value, list) else [value] for value in self._content.values()]
-        entries = [entry for several in lists for entry in several if isinstance(entry, dict)]
-        return [entry for entry in entries if {"state", "param_groups"} <= set(entry)]
+        values = self._content.values() if isinstance(self._content, Mapping) else ()
+        entries = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
+        return [entry for entry in entries if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
         """Write a copy with some tensors changed; all else in the file is kept."""
@@ -60,7 +54,16 @@ class PickledCheckpoint:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, mapped into memory where it allows that."""
+    """Load a file of `torch.save`, mapped into memory where it allows that.
+
+    Args:
+        path: The file.
+        unsafe: Whether to unpickle any Python object, which runs any code in the file.
+        way_out: The end of the error about a file that holds Python objects.
+
+    Raises:
+        ValueError: If it is empty, broken or compressed, or holds Python objects.
+    """
     with path.open("rb") as file:
         if not file.read(1):
             raise ValueError(f"{path} is empty")
@@ -70,7 +73,13 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
         # files from before torch 1.6 are no zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
-        raise ValueError(f"{path} {_what_is_wrong(error, way_out)}") from None
+        reason = f"is not a complete checkpoint of torch: {_first_line(error)}"
+        if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
+            reason = f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
+        elif found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+            objects = f"holds Python objects ({found[1]}), which are not loaded by default"
+            reason = f"{objects}: loading them runs any code that the file contains.{way_out}"
+        raise ValueError(f"{path} {reason}") from None
 
 
 def _is_compressed(path: Path) -> bool:
@@ -81,24 +90,13 @@ def _is_compressed(path: Path) -> bool:
         return False
 
 
-def _what_is_wrong(error: Exception, way_out: str) -> str:
-    if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
-        return f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
-    if found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
-        return (
-            f"holds Python objects ({found[1]}), which are not loaded by default: loading them runs any code that the"
-            f" file contains.{way_out}"
-        )
-    return f"is not a complete checkpoint of torch: {_first_line(error)}"
-
-
 def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
     """Find the tensors by name: return where they are, and which."""
     if isinstance(content, nn.Module):
         return type(content).__name__, content.state_dict()
     if not isinstance(content, Mapping):
         return "", {}
-    for key in _WRAPPERS:
+    for key in ("state_dict", "model_state_dict", "model", "module", "net"):
         if isinstance(content.get(key), Mapping | nn.Module):
             _, state = _state_of(content[key])
             if state:

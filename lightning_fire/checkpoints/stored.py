@@ -1,7 +1,7 @@
 """Description of a tensor of a file, without its values."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from lightning_fire.where.memory import Place, overlapping, place_of
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8}
 DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
+_WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 Change = Callable[[str, Tensor], None]
 """Takes the name of a tensor and the tensor as stored, and changes it in place."""
@@ -49,34 +50,24 @@ def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
         >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]
         ['h.1.weight', 'h.2.weight', 'h.10.weight']
     """
-    return sorted(tensors, key=lambda stored: [_as_number(part) for part in re.split(r"(\d+)", stored.name)])
 
+    def key(stored: Stored) -> list[tuple[int, str]]:
+        parts = re.split(r"(\d+)", stored.name)
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
-def _as_number(part: str) -> tuple[int, str]:
-    return (int(part), "") if part.isdecimal() else (-1, part)
-
-
-_WORDS = {dtype: word for word, dtype in DTYPES.items()}
+    return sorted(tensors, key=key)
 
 
 def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
-    """Describe tensors by name, those of the same memory as one.
-
-    One that overlaps another without being the same cannot be replaced: that would change both.
-    """
-    names: dict[object, list[str]] = {}
-    places: dict[str, Place] = {}
+    """Describe tensors by name, those of the same memory as one; partly overlapping ones cannot be replaced."""
+    names: dict[Place | str, list[str]] = {}
     for name, tensor in state.items():
-        place = place_of(tensor)
-        names.setdefault(place or name, []).append(name)  # what has no memory of its own is tied with nothing
-        if place:
-            places[name] = place
-    tangled = overlapping({names[place][0]: place for place in dict.fromkeys(places.values())})
-    return [_describe(state[group[0]], group, tangled.get(group[0], "")) for group in names.values()]
+        names.setdefault(place_of(tensor) or name, []).append(name)
+    tangled = overlapping({group[0]: place for place, group in names.items() if isinstance(place, Place)})
+    return [_describe(state[name], name, aliases, tangled.get(name, "")) for name, *aliases in names.values()]
 
 
-def _describe(tensor: Tensor, names: list[str], tangled: str) -> Stored:
-    name, *aliases = names
+def _describe(tensor: Tensor, name: str, aliases: Sequence[str], tangled: str) -> Stored:
     word = _WORDS.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
     reason = f"sharing memory with {tangled}" if tangled else ""
     if type(tensor) not in (Tensor, Parameter) or tensor.layout != torch.strided or tensor.is_quantized:
