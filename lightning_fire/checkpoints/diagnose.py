@@ -1,4 +1,4 @@
-"""Metrics of each weight of a checkpoint, computed without its model: `lightning-fire diagnose`."""
+"""`lightning-fire diagnose`: metrics of each weight of a checkpoint, computed without its model."""
 
 import argparse
 import json
@@ -12,12 +12,12 @@ from tqdm import tqdm
 
 from lightning_fire.checkpoints.atomic import atomic_file, require_free
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.options import fire_options, parser_of, run
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
-from lightning_fire.checkpoints.weights import by_tensor, filled, not_taken, select_weights
+from lightning_fire.checkpoints.weights import by_tensor, not_taken, select_weights
 from lightning_fire.where import Selection, Weights
-from lightning_fire.where.selection import about, columns
+from lightning_fire.where.selection import about, columns, times
 
 # word of --sort: attribute, head of the column
 METRICS = {
@@ -44,11 +44,7 @@ class Diagnosis:
     health: Health | None
 
     def value(self, metric: str) -> float:
-        """Return one metric; Inf where the weight is not finite.
-
-        Args:
-            metric: A key of `METRICS`.
-        """
+        """Return one metric, a key of `METRICS`; Inf where the weight is not finite."""
         return getattr(self.health, METRICS[metric][0]) if self.health else inf
 
 
@@ -66,7 +62,7 @@ def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> li
     rows = []
     for name, views in tqdm(by_tensor(selection).items(), unit="tensor", leave=False, disable=None):
         tensor = checkpoint.read(name)
-        rows += [Diagnosis(view.name, view.shape, health(filled(view, tensor).read(), **options)) for view in views]
+        rows += [Diagnosis(view.name, view.shape, health(view.of(tensor).read(), **options)) for view in views]
     return rows
 
 
@@ -75,18 +71,16 @@ def table(rows: Sequence[Diagnosis]) -> str:
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
         values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 4]
-        cells.append((row.name, "×".join(map(str, row.shape)), *values))
-    return f"{columns(cells)}\n{_summary(rows)}"
-
-
-def _summary(rows: Sequence[Diagnosis]) -> str:
+        cells.append((row.name, times(row.shape), *values))
     known = [row.health for row in rows if row.health]
     if not known:
-        return f"{len(rows)} weight matrices, none of them finite"
-    norm = sum(each.norm**2 for each in known)
-    moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
-    text = f"{len(rows)} weight matrices: mean DfI {_short(sum(each.dfi_normalized for each in known) / len(known))}"
-    return text + (f", SFE/‖W‖² of all together {_short(moved / norm)}" if norm else "")
+        return f"{columns(cells)}\n{len(rows)} weight matrices, none of them finite"
+    mean = _short(sum(each.dfi_normalized for each in known) / len(known))
+    summary = f"{len(rows)} weight matrices: mean DfI {mean}"
+    if norm := sum(each.norm**2 for each in known):
+        moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
+        summary += f", SFE/‖W‖² of all together {_short(moved / norm)}"
+    return f"{columns(cells)}\n{summary}"
 
 
 def _short(value: float) -> str:
@@ -96,31 +90,26 @@ def _short(value: float) -> str:
 
 def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     """Return a diagnosis as JSON values: null instead of NaN and Inf."""
-    return [_entry(row) for row in rows]
-
-
-def _entry(row: Diagnosis) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
-    for metric, (attribute, _) in METRICS.items():
-        value = row.value(metric)
-        entry[attribute] = value if isfinite(value) else None
-    quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
-    entry["singular_values"] = dict(zip(("min", "10%", "median", "90%", "max"), quantiles, strict=True))
-    return entry
+    entries = []
+    for row in rows:
+        values = {attribute: row.value(metric) for metric, (attribute, _) in METRICS.items()}
+        quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
+        entries.append(
+            {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
+            | {attribute: value if isfinite(value) else None for attribute, value in values.items()}
+            | {"singular_values": dict(zip(QUANTILES, quantiles, strict=True))}
+        )
+    return entries
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    parser = argparse.ArgumentParser(
-        prog="lightning-fire diagnose",
-        allow_abbrev=False,
-        description="Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its"
-        " condition number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains"
-        " nothing. Of a convolution: means over the kernel positions, the condition number of the worst.",
+    parser = parser_of(
+        "diagnose",
+        "Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its condition"
+        " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
+        " convolution: means over the kernel positions, the condition number of the worst.",
     )
-    add_checkpoint(parser)
-    add_selection(parser)
-    add_fire(parser)
     parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
     parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there")
@@ -130,11 +119,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
     """Run the command."""
-    options = parser().parse_args(args)
-    try:
-        return _run(options)
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"lightning-fire diagnose: error: {printable(str(error))}") from None
+    return run(parser(), args, _run)
 
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:
@@ -147,28 +132,21 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         rows.sort(key=lambda row: -row.value(options.sort))
     print(f"{options.checkpoint}: {checkpoint.description}\n")
     print(printable(table(rows)))
-    if left := not_taken(selection):
+    left = not_taken(selection)
+    if left:
         print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
     if options.json:
-        _write_json(options, checkpoint, selection, rows)
+        content = {
+            "checkpoint": str(options.checkpoint),
+            "description": checkpoint.description,
+            "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
+            "weights": as_json(rows),
+            "not_taken": [{"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in left],
+        }
+        with atomic_file(options.json) as part:
+            part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
     if options.picture:
         from lightning_fire.checkpoints.picture import draw  # matplotlib takes a second to load
 
         draw(rows, options.picture, title=options.checkpoint.name)
     return rows
-
-
-def _write_json(
-    options: argparse.Namespace, checkpoint: Checkpoint, selection: Selection, rows: Sequence[Diagnosis]
-) -> None:
-    content = {
-        "checkpoint": str(options.checkpoint),
-        "description": checkpoint.description,
-        "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
-        "weights": as_json(rows),
-        "not_taken": [
-            {"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in not_taken(selection)
-        ],
-    }
-    with atomic_file(options.json) as part:
-        part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")

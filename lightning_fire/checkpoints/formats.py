@@ -17,83 +17,50 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
 
-class SafetensorsFile:
-    """The tensors of a `.safetensors` file. Only its header is read until a tensor is asked for.
+class Safetensors:
+    """The tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`.
 
     Attributes:
+        path: The file or the folder.
         tensors: What it holds, in the order of layers.
         description: Its kind and number of tensors, for messages.
     """
 
     def __init__(self, path: Path):
         self.path = path
-        _validate(path)
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            start = file.tell()  # from where offsets count
-        header.pop("__metadata__", None)
-        self._starts = {name: start + entry["data_offsets"][0] for name, entry in header.items()}
-        self.stored = {name: Stored(name, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
-        self.tensors = in_layer_order(self.stored.values())
-        self.description = f"safetensors file, {len(self.tensors)} tensors"
+        folder, index = (path, _read_index(path)) if path.is_dir() else (path.parent, None)
+        files = list(dict.fromkeys(index.values())) if index else [SINGLE if path.is_dir() else path.name]
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
+        held = {file: _read_header(folder / file) for file in files}
+        file_of = index or dict.fromkeys(held[files[0]], files[0])
+        if lost := [name for name, file in file_of.items() if name not in held[file]]:
+            raise ValueError(f"{folder / file_of[lost[0]]} does not hold {lost[0]}, as the index says it does")
+        self._places = {name: (folder / file, *held[file][name]) for name, file in file_of.items()}
+        self.tensors = in_layer_order(stored for _, _, stored in self._places.values())
+        kind = f"safetensors in {len(files)} file{'s' * (len(files) > 1)}" if path.is_dir() else "safetensors file"
+        self.description = f"{kind}, {len(self.tensors)} tensors"
 
     def read(self, name: str) -> Tensor:
         """Read one tensor into memory of its own."""
-        stored = self.stored[name]
+        path, start, stored = self._places[name]
         if stored.dtype not in DTYPES:
             raise ValueError(f"{name} is of type {stored.dtype}, which cannot be read here")
         tensor = torch.empty(stored.shape, dtype=DTYPES[stored.dtype])
-        with self.path.open("rb") as file:
-            file.seek(self._starts[name])
+        with path.open("rb") as file:
+            file.seek(start)
             if file.readinto(_bytes_of(tensor)) != tensor.nbytes:
-                raise OSError(f"{self.path} ends within {name}")
+                raise OSError(f"{path} ends within {name}")
         return tensor
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy with some tensors changed, one at a time. Every other byte is that of this file."""
-        with atomic_file(output) as part:
-            shutil.copyfile(self.path, part)
-            shutil.copymode(self.path, part)
-            self.overwrite(part, names, change)
-
-    def overwrite(self, copy: Path, names: Sequence[str], change: Change) -> None:
-        """Change tensors in a copy of this file that is not in use yet."""
-        with copy.open("r+b") as file:
-            for name in names:
-                tensor = self.read(name)
-                change(name, tensor)
-                file.seek(self._starts[name])
-                file.write(_bytes_of(tensor))
-
-
-class ShardedSafetensors:
-    """The tensors of all files that the index of a folder names, or of its `model.safetensors` if it has no index.
-
-    Attributes:
-        path: The folder.
-        tensors: What the files hold, in the order of layers.
-        description: Its kind and number of tensors, for messages.
-    """
-
-    def __init__(self, folder: Path):
-        self.path = folder
-        index = _read_index(folder / INDEX) if (folder / INDEX).is_file() else None
-        names = [SINGLE] if index is None else list(dict.fromkeys(index.values()))
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
-        self._shards = {name: SafetensorsFile(folder / name) for name in names}
-        self._file_of = index or dict.fromkeys(self._shards[SINGLE].stored, SINGLE)
-        if lost := [name for name, file in self._file_of.items() if name not in self._shards[file].stored]:
-            raise ValueError(f"{folder / self._file_of[lost[0]]} does not hold {lost[0]}, as the index says it does")
-        self.tensors = in_layer_order(self._shards[file].stored[name] for name, file in self._file_of.items())
-        self.description = f"safetensors in {len(names)} file{'s' * (len(names) > 1)}, {len(self.tensors)} tensors"
-
-    def read(self, name: str) -> Tensor:
-        """Read one tensor into memory of its own."""
-        return self._shards[self._file_of[name]].read(name)
-
-    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy of the folder, with its other files, and with some tensors changed."""
+        """Write a copy with some tensors changed, one at a time. Every other byte and file is copied."""
+        if not self.path.is_dir():
+            with atomic_file(output) as part:
+                shutil.copyfile(self.path, part)
+                shutil.copymode(self.path, part)
+                self._overwrite(part, names, change)
+            return
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
             raise ValueError(f"{output} and {self.path} must not lie in each other")
@@ -101,11 +68,19 @@ class ShardedSafetensors:
             raise ValueError(f"{links[0]} is a link to a folder, of which no copy can be made")
         with atomic_folder(output) as part:
             shutil.copytree(self.path, part)  # links are followed: a model in Hugging Face's cache consists of them
-            for file, shard in self._shards.items():
-                shard.overwrite(part / file, [name for name in names if self._file_of[name] == file], change)
+            self._overwrite(part, names, change)
+
+    def _overwrite(self, copy: Path, names: Sequence[str], change: Change) -> None:
+        for name in names:
+            path, start, _ = self._places[name]
+            tensor = self.read(name)
+            change(name, tensor)
+            with (copy / path.name if copy.is_dir() else copy).open("r+b") as file:
+                file.seek(start)
+                file.write(_bytes_of(tensor))
 
 
-Checkpoint = SafetensorsFile | ShardedSafetensors | PickledCheckpoint
+Checkpoint = Safetensors | PickledCheckpoint
 
 
 def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
@@ -129,17 +104,13 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
         raise FileNotFoundError(f"{path} does not exist")
     if path.name == INDEX:
         path = path.parent
-    if path.is_dir():
-        if not any((path / name).is_file() for name in (INDEX, SINGLE)):
-            files = sorted(path.glob("*.safetensors"))
-            hint = f": name a file, such as {files[0]}" if files else ""
-            raise ValueError(f"{path} is a folder without {SINGLE} and {INDEX}{hint}")
-        return ShardedSafetensors(path)
-    return SafetensorsFile(path) if path.suffix == ".safetensors" else PickledCheckpoint(path, unsafe_pickle)
+    if path.is_dir() or path.suffix == ".safetensors":
+        return Safetensors(path)
+    return PickledCheckpoint(path, unsafe_pickle)
 
 
-def _validate(path: Path) -> None:
-    """Raise an error unless a file is a complete safetensors file."""
+def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
+    """Check that a safetensors file is complete; return where each tensor begins, and its description."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -152,6 +123,14 @@ def _validate(path: Path) -> None:
             pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a complete safetensors file: {error}") from None
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        start = file.tell()  # from where offsets count
+    header.pop("__metadata__", None)
+    return {
+        name: (start + entry["data_offsets"][0], Stored(name, tuple(entry["shape"]), entry["dtype"]))
+        for name, entry in header.items()
+    }
 
 
 def _bytes_of(tensor: Tensor) -> Any:
@@ -159,8 +138,15 @@ def _bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy()
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Return which file of the folder holds each tensor."""
+def _read_index(folder: Path) -> dict[str, str] | None:
+    """Return which file of a folder holds each tensor; None if it has one file and no index."""
+    path = folder / INDEX
+    if not path.is_file():
+        if not (folder / SINGLE).is_file():
+            others = sorted(folder.glob("*.safetensors"))
+            hint = f": name a file, such as {others[0]}" if others else ""
+            raise ValueError(f"{folder} is a folder without {SINGLE} and {INDEX}{hint}")
+        return None
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # of JSON, of UTF-8

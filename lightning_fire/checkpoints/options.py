@@ -1,30 +1,31 @@
-"""Command line arguments that `diagnose` and `reinit` share."""
+"""What the commands `diagnose` and `reinit` share: arguments, and errors in one line."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.where.weights import PRESETS
 
-CHECKPOINT_HELP = (
-    "a Lightning checkpoint, a state dict of torch.save (.pt, .pth, .bin), a .safetensors file, or a folder with"
-    " model.safetensors or model.safetensors.index.json"
-)
+Result = TypeVar("Result")
 
 
-def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that name the checkpoint and how to read it."""
-    parser.add_argument("checkpoint", type=Path, help=CHECKPOINT_HELP)
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that name the checkpoint, select weights and set FIRE's options."""
+    parser = argparse.ArgumentParser(prog=f"lightning-fire {command}", allow_abbrev=False, description=description)
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        help="a Lightning checkpoint, a state dict of torch.save (.pt, .pth, .bin), a .safetensors file, or a folder"
+        " with model.safetensors or model.safetensors.index.json",
+    )
     parser.add_argument(
         "--unsafe-pickle",
         action="store_true",
         help="also load Python objects from files of torch.save; DANGER: this runs any code that the file contains",
     )
-
-
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select weights."""
     parser.add_argument(
         "--preset",
         choices=["auto", *PRESETS],
@@ -33,18 +34,26 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--include", nargs="+", metavar="REGEX", help="take only what one of these matches")
     parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="leave out what one of these matches")
-
-
-def add_fire(parser: argparse.ArgumentParser) -> None:
-    """Add the options of FIRE. Those not given are None."""
     parser.add_argument("--steps", type=_steps, metavar="N", help="Newton-Schulz steps, or exact (default: 10)")
     parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
     parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
+    return parser
 
 
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of FIRE that were given."""
     return {name: value for name in ("steps", "coefficients", "scale") if (value := getattr(options, name)) is not None}
+
+
+def run(
+    parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
+) -> Result:
+    """Run a command; an error that a user can cause ends it with one line."""
+    options = parser.parse_args(args)
+    try:
+        return command(options)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        raise SystemExit(f"{parser.prog}: error: {printable(str(error))}") from None
 
 
 def _steps(word: str) -> int | Literal["exact"]:

@@ -1,4 +1,4 @@
-"""New values for tensors of a checkpoint, by FIRE or towards initial values: `lightning-fire reinit`."""
+"""`lightning-fire reinit`: new values for tensors of a checkpoint, by FIRE or towards initial values."""
 
 import argparse
 import time
@@ -13,17 +13,22 @@ import torch
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_free
-from lightning_fire.checkpoints.formats import Checkpoint, SafetensorsFile, ShardedSafetensors, open_checkpoint
-from lightning_fire.checkpoints.options import add_checkpoint, add_fire, add_selection, fire_options
+from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.options import fire_options, parser_of, run
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
-from lightning_fire.checkpoints.weights import EMBEDDING, StoredTensors, by_tensor, filled, select_weights
+from lightning_fire.checkpoints.weights import EMBEDDING, by_tensor, select_tensors, select_weights
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
 from lightning_fire.where import Selection, Weights
-from lightning_fire.where.selection import some
+from lightning_fire.where.selection import ByName, some
 
 _PIECE = 2**20  # numbers to convert at a time
+_OWN = {  # method: the options that only some methods have
+    "fire": {"preset", "steps", "coefficients", "scale"},
+    "shrink_and_perturb": {"initial", "strength", "perturb"},
+    "full_reset": {"initial"},
+}
 
 
 @dataclass
@@ -62,7 +67,7 @@ def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
     views = by_tensor(selection)
 
     def change(name: str, tensor: Tensor) -> None:
-        for view in (filled(view, tensor) for view in views[name]):
+        for view in (view.of(tensor) for view in views[name]):
             weight = view.read()
             _require_finite(view.name, weight, "the checkpoint")
             new = fire(weight, groups=view.groups, **options)
@@ -78,11 +83,17 @@ def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
 ) -> Change:
     """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in what they would become."""
-    sources = _sources(initial, tensors)
+    held = {name: stored for stored in initial.tensors for name in stored.names}
+    sources = {stored.name: next(filter(None, map(held.get, stored.names)), None) for stored in tensors}
+    if missing := [name for name, source in sources.items() if source is None]:
+        raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
+    for stored in tensors:
+        if (shape := sources[stored.name].shape) != stored.shape:
+            raise ValueError(f"{initial.path} holds {stored.name} with shape {shape}, not {stored.shape}")
 
     @torch.no_grad()
     def change(name: str, tensor: Tensor) -> None:
-        target = initial.read(sources[name])
+        target = initial.read(sources[name].name)
         _require_finite(name, target, "the initial values")
         after = new(tensor, target)
         _require_finite(name, after, "the checkpoint")
@@ -92,46 +103,21 @@ def towards(
     return change
 
 
-def _sources(initial: Checkpoint, tensors: Sequence[Stored]) -> dict[str, str]:
-    held = {name: stored for stored in initial.tensors for name in stored.names}
-    found = {stored.name: next((held[name] for name in stored.names if name in held), None) for stored in tensors}
-    if missing := [name for name, source in found.items() if source is None]:
-        raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
-    sources = {}
-    for stored in tensors:
-        source = found[stored.name]
-        if source.shape != stored.shape:
-            raise ValueError(f"{initial.path} holds {stored.name} with shape {source.shape}, not {stored.shape}")
-        sources[stored.name] = source.name
-    return sources
-
-
 def _require_finite(name: str, tensor: Tensor, place: str) -> None:
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise ValueError(f"NaN or Inf in {name} of {place}; nothing has been written")
 
 
-_OWN = {  # method: the options that only some methods have
-    "fire": {"preset", "steps", "coefficients", "scale"},
-    "shrink_and_perturb": {"initial", "strength", "perturb"},
-    "full_reset": {"initial"},
-}
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
-    parser = argparse.ArgumentParser(
-        prog="lightning-fire reinit",
-        allow_abbrev=False,
-        description="Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to"
-        " the bit. The copy is there in full or not at all.",
+    parser = parser_of(
+        "reinit",
+        "Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to the bit."
+        " The copy is there in full or not at all.",
     )
-    add_checkpoint(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, help="where to; of the same kind")
     parser.add_argument("--force", action="store_true", help="replace the output if it exists; it may be the input")
     parser.add_argument("--method", choices=_OWN, default="fire", help="default: fire")
-    add_selection(parser)
-    add_fire(parser)
     parser.add_argument(
         "--initial", type=Path, help="checkpoint with initial values, for shrink_and_perturb and full_reset"
     )
@@ -147,18 +133,19 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str] | None = None) -> Tally:
     """Run the command."""
-    options = parser().parse_args(args)
-    try:
-        return _run(options)
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"lightning-fire reinit: error: {printable(str(error))}") from None
+    return run(parser(), args, _run)
 
 
 def _run(options: argparse.Namespace) -> Tally:
     start = time.perf_counter()
-    _check(options)
+    for name in set.union(*_OWN.values()) - _OWN[options.method]:
+        if getattr(options, name) is not None:
+            raise ValueError(f"--{name} does not belong to --method {options.method}")
+    if "initial" in _OWN[options.method] and options.initial is None:
+        raise ValueError(f"--method {options.method} needs initial values: --initial FILE")
+    require_free(options.output, options.force)
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
-    _require_same_kind(checkpoint, options.output)
+    _require_same_kind(checkpoint.path, options.output)
     tally = Tally()
     names, change, notes = _plan(options, checkpoint, tally)
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
@@ -174,44 +161,30 @@ def _run(options: argparse.Namespace) -> Tally:
     return tally
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name in set.union(*_OWN.values()) - _OWN[options.method]:
-        if getattr(options, name) is not None:
-            raise ValueError(f"--{name} does not belong to --method {options.method}")
-    if "initial" in _OWN[options.method] and options.initial is None:
-        raise ValueError(f"--method {options.method} needs initial values: --initial FILE")
-    require_free(options.output, options.force)
-
-
-def _require_same_kind(checkpoint: Checkpoint, output: Path) -> None:
-    if isinstance(checkpoint, ShardedSafetensors):
+def _require_same_kind(path: Path, output: Path) -> None:
+    if path.is_dir():
         if output.suffix in (".safetensors", ".json"):
-            raise ValueError(f"{checkpoint.path} is a folder, so --output must name one, got {output}")
-    elif isinstance(checkpoint, SafetensorsFile) != (output.suffix == ".safetensors"):
-        raise ValueError(f"--output must be of the same kind as {checkpoint.path}, got {output}")
+            raise ValueError(f"{path} is a folder, so --output must name one, got {output}")
+    elif (path.suffix == ".safetensors") != (output.suffix == ".safetensors"):
+        raise ValueError(f"--output must be of the same kind as {path}, got {output}")
 
 
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
-    """Return the names of the tensors to change, what to do to each, and what to tell the user."""
+    """Return the names of the tensors to change, what to do to each, and notes for the user."""
     if options.method == "fire":
         weights = Weights(options.preset or "auto", options.include, options.exclude)
         selection = select_weights(checkpoint.tensors, weights)
-        change = by_fire(selection, tally, **fire_options(options))
         left = [row.name for row in selection.rows if row.reason.startswith(EMBEDDING)]
         notes = [f"embeddings are left alone, with an output layer tied to one ({some(left)}): --include names them"]
-        return list(by_tensor(selection)), change, notes if left and weights.preset in ("cnn", "gpt", "sac") else []
+        notes = notes if left and weights.preset in ("cnn", "gpt", "sac") else []
+        return list(by_tensor(selection)), by_fire(selection, tally, **fire_options(options)), notes
     initial = open_checkpoint(options.initial, options.unsafe_pickle)
     everything = options.method == "full_reset"
-    names = StoredTensors(options.include, options.exclude, buffers=everything).select(checkpoint.tensors)
-    chosen = set(names)
+    chosen = select_tensors(checkpoint.tensors, ByName(options.include, options.exclude), buffers=everything)
     strength = 0.8 if options.strength is None else options.strength
-    new = _initial_value if everything else partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
-    tensors = [stored for stored in checkpoint.tensors if stored.name in chosen]
-    return names, towards(initial, tensors, new, tally), []
-
-
-def _initial_value(weight: Tensor, target: Tensor) -> Tensor:
-    return target
+    moved = partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
+    change = towards(initial, chosen, (lambda weight, target: target) if everything else moved, tally)
+    return [stored.name for stored in chosen], change, []
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:

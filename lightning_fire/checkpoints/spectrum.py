@@ -10,7 +10,7 @@ from lightning_fire.functional import as_matrices, dfi_normalized, sfe_normalize
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, unit_norm
 from lightning_fire.functional.orthogonal import Coefficients, Scale, rescale
 
-QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
+QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,14 @@ def health(
         start = unit_norm(sigma.unsqueeze(-1)).unsqueeze(-1)  # (positions, r, 1, 1): as matrices of one entry
         new = newton_schulz(start, steps, COEFFICIENTS[coefficients])[..., 0, 0]
     new = rescale(new.unsqueeze(-1), sigma.unsqueeze(-1), weight.shape, scale).squeeze(-1)
-    smallest, largest = sigma[:, -1], sigma[:, 0]
+    largest, smallest = sigma[:, 0], sigma[:, -1]
     rounding = torch.finfo(sigma.dtype).eps * max(weight.shape[:2])
-    conditions = torch.where(smallest <= rounding * largest, torch.inf, largest / smallest)
+    ordered = sigma.flatten().sort().values  # `torch.quantile` takes no more than 16 million values
     return Health(
         dfi_normalized=dfi_normalized(matrices).mean().item(),
-        condition=conditions.max().item(),
+        condition=torch.where(smallest <= rounding * largest, torch.inf, largest / smallest).max().item(),
         stable_rank=stable_rank_of(sigma).mean().item(),
         norm=sigma.norm().item(),
         sfe_normalized=sfe_normalized(sigma, new).item(),
-        quantiles=tuple(_quantiles(sigma.flatten())),
+        quantiles=tuple(ordered[round(at * (len(ordered) - 1))].item() for at in QUANTILES.values()),
     )
-
-
-def _quantiles(values: Tensor) -> list[float]:
-    """Nearest-rank quantiles: `torch.quantile` takes no more than 16 million values."""
-    ordered = values.sort().values
-    return [ordered[round(fraction * (len(ordered) - 1))].item() for fraction in QUANTILES]
