@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def require_free(output: Path, force: bool) -> None:
-    """Require that an output can be written: its folder exists, and it replaces nothing unless `force`."""
+def require_folder_of(output: Path) -> None:
+    """Require that the folder of an output exists."""
     if not output.parent.is_dir():
         raise FileNotFoundError(f"the folder of {output} does not exist")
-    if os.path.lexists(output) and not force:
-        raise FileExistsError(f"{output} exists: --force replaces it")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.atomic import atomic_file, require_free
+from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import fire_options, parser_of, run
 from lightning_fire.checkpoints.printable import printable
@@ -124,7 +124,9 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:
     for output in filter(None, (options.json, options.picture)):
-        require_free(output, force=not (output.exists() and output.samefile(options.checkpoint)))
+        require_folder_of(output)
+        if output.resolve() == options.checkpoint.resolve():
+            raise ValueError(f"{output} is the checkpoint: name another file")
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
     selection = select_weights(checkpoint.tensors, Weights(options.preset or "auto", options.include, options.exclude))
     rows = diagnose(checkpoint, selection, **fire_options(options))

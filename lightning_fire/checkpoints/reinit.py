@@ -1,6 +1,7 @@
 """`lightning-fire reinit`: new values for tensors of a checkpoint, by FIRE or towards initial values."""
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import require_free
+from lightning_fire.checkpoints.atomic import require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import fire_options, parser_of, run
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
@@ -143,7 +144,9 @@ def _run(options: argparse.Namespace) -> Tally:
             raise ValueError(f"--{name} does not belong to --method {options.method}")
     if "initial" in _OWN[options.method] and options.initial is None:
         raise ValueError(f"--method {options.method} needs initial values: --initial FILE")
-    require_free(options.output, options.force)
+    require_folder_of(options.output)
+    if os.path.lexists(options.output) and not options.force:
+        raise FileExistsError(f"{options.output} exists: --force replaces it")
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
     _require_same_kind(checkpoint.path, options.output)
     tally = Tally()

@@ -148,10 +148,14 @@ def test_arguments_that_are_refused(tmp_path, monkeypatch, words, message):
     assert sorted(Path().iterdir()) == before
 
 
-def test_outputs_of_diagnose_do_not_replace_the_checkpoint(tmp_path):
+@pytest.mark.parametrize("option", ["--json", "--picture"])
+def test_outputs_of_diagnose_do_not_replace_the_checkpoint(tmp_path, option):
     path = write_safetensors(tmp_path / "m.safetensors", small_state())
-    assert "exists" in refused("diagnose", path, "--json", path)
-    assert torch.equal(load(path)["fc.weight"], small_state()["fc.weight"])
+    (tmp_path / "link").symlink_to(path)
+    for checkpoint, output in ((path, path), (tmp_path / "link", path)):
+        message = refused("diagnose", checkpoint, option, output)
+        assert message.endswith("m.safetensors is the checkpoint: name another file")
+        assert torch.equal(load(path)["fc.weight"], small_state()["fc.weight"])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no FIFOs")
