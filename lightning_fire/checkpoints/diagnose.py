@@ -28,6 +28,8 @@ METRICS = {
     "sfe": ("sfe_normalized", "SFE/‖W‖²"),
 }
 
+_STDOUT = Path("-")
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -112,7 +114,14 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
     parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all numbers there")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        nargs="?",
+        const=_STDOUT,
+        metavar="FILE",
+        help="also write all numbers there; without FILE: print a JSON list of the rows instead of the table",
+    )
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw a figure there")
     return parser
 
@@ -132,12 +141,14 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     rows = diagnose(checkpoint, selection, **fire_options(options))
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
-    print(f"{options.checkpoint}: {checkpoint.description}\n")
-    print(printable(table(rows)))
     left = not_taken(selection)
-    if left:
-        print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
-    if options.json:
+    if options.json == _STDOUT:
+        print(json.dumps(as_json(rows), indent=1, allow_nan=False))  # control characters are escaped
+    else:
+        print(f"{options.checkpoint}: {checkpoint.description}\n\n{printable(table(rows))}")
+        if left:
+            print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
+    if options.json not in (None, _STDOUT):
         content = {
             "checkpoint": str(options.checkpoint),
             "description": checkpoint.description,

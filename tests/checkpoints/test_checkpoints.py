@@ -259,6 +259,20 @@ def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["d.json", "d.png", "model.safetensors"]
 
 
+def test_diagnose_prints_json(tmp_path, capsys):
+    state = small_state() | {"broken.weight": torch.full((2, 2), float("nan")), "\x1b[2Jbad.weight": draw(3, 3)}
+    path = tmp_path / "model.pt"
+    torch.save(state, path)
+    main(["diagnose", str(path), "--sort", "norm", "--json", str(tmp_path / "d.json")])
+    capsys.readouterr()
+    rows = main(["diagnose", str(path), "--sort", "norm", "--json"])
+    text = capsys.readouterr().out
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text) == json.loads((tmp_path / "d.json").read_text())["weights"]
+    assert [entry["name"] for entry in json.loads(text)] == [row.name for row in rows]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["d.json", "model.pt"]
+
+
 def test_diagnose_lists_every_tensor_on_request(tmp_path, capsys):
     path = write_safetensors(tmp_path / "model.safetensors", small_state())
     main(["diagnose", str(path), "--all"])
