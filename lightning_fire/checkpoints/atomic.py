@@ -18,10 +18,8 @@ def require_folder_of(output: Path) -> None:
 def atomic_file(output: Path) -> Iterator[Path]:
     """Context manager: write a temporary file in the folder of `output` and rename it to `output` at the end.
 
-    Readers of `output` see the old file or the complete new one. A link is replaced, not its target.
-
-    Yields:
-        The temporary file, empty. It does not exist afterwards, also after an error.
+    Readers of `output` see the old file or the complete new one. A link is replaced, not its target. The temporary file
+    is empty at first, and does not exist afterwards, also after an error.
     """
     if output.is_dir():
         raise IsADirectoryError(f"{output} is a folder: name a file")
@@ -40,11 +38,9 @@ def atomic_file(output: Path) -> Iterator[Path]:
 def atomic_folder(output: Path) -> Iterator[Path]:
     """Context manager: fill a temporary folder beside `output` and rename it to `output` at the end.
 
-    An existing folder is renamed first: between the two renames there is no `output`. If the machine stops just then,
-    both folders remain beside it, with names that begin with a dot.
-
-    Yields:
-        The path of the temporary folder, which does not exist yet, nor afterwards, also after an error.
+    The temporary folder does not exist yet, nor afterwards, also after an error. An existing folder is renamed first:
+    between the two renames there is no `output`. If the machine stops just then, both remain with names that begin with
+    a dot.
     """
     if output.exists() and not output.is_dir():
         raise NotADirectoryError(f"{output} is a file: name a folder")
@@ -53,20 +49,16 @@ def atomic_folder(output: Path) -> Iterator[Path]:
         yield part
         for file in part.rglob("*"):
             flush(file)
-        replaced = os.path.lexists(output)
-        if replaced:
+        if os.path.lexists(output):
             os.rename(output, old)
         try:
             os.rename(part, output)
         except BaseException:
-            if replaced:
+            if os.path.lexists(old):
                 os.rename(old, output)
             raise
         flush(output.parent)
-        if old.is_symlink():
-            old.unlink()
-        elif replaced:
-            shutil.rmtree(old, ignore_errors=True)
+        old.unlink() if old.is_symlink() else shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, parser_of, run
+from lightning_fire.checkpoints.options import fire_options, run, shared_parser
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
 from lightning_fire.checkpoints.weights import by_tensor, not_taken, select_weights
@@ -104,9 +104,9 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     return entries
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
-    parser = parser_of(
+def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
+    """Run the command."""
+    parser = shared_parser(
         "diagnose",
         "Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
@@ -123,12 +123,7 @@ def parser() -> argparse.ArgumentParser:
         help="also write all numbers there; without FILE: print a JSON list of the rows instead of the table",
     )
     parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw a figure there")
-    return parser
-
-
-def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
-    """Run the command."""
-    return run(parser(), args, _run)
+    return run(parser, args, _run)
 
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:

@@ -18,13 +18,7 @@ SINGLE = "model.safetensors"
 
 
 class Safetensors:
-    """The tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`.
-
-    Attributes:
-        path: The file or the folder.
-        tensors: What it holds, in the order of layers.
-        description: Its kind and number of tensors, for messages.
-    """
+    """The tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -96,7 +90,7 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
         unsafe_pickle: Whether to unpickle any Python object, which runs any code in the file.
 
     Returns:
-        The checkpoint, with `tensors`, `read` and `save`. No values have been read yet.
+        The checkpoint, with `path`, `tensors`, `description`, `read` and `save`. No values have been read yet.
 
     Raises:
         ValueError: If it is broken, or of an unknown format.
@@ -132,10 +126,8 @@ def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         start = file.tell()  # from where offsets count
     header.pop("__metadata__", None)
-    return {
-        name: (start + entry["data_offsets"][0], Stored(name, tuple(entry["shape"]), entry["dtype"]))
-        for name, entry in header.items()
-    }
+    stored = {name: Stored(name, tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
+    return {name: (start + entry["data_offsets"][0], stored[name]) for name, entry in header.items()}
 
 
 def _bytes_of(tensor: Tensor) -> Any:

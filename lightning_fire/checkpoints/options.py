@@ -12,7 +12,7 @@ from lightning_fire.where.weights import PRESETS
 Result = TypeVar("Result")
 
 
-def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that name the checkpoint, select weights and set FIRE's options."""
     parser = argparse.ArgumentParser(prog=f"lightning-fire {command}", allow_abbrev=False, description=description)
     parser.add_argument(

@@ -3,6 +3,7 @@
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,7 @@ from lightning_fire.checkpoints.stored import Change, stored_tensors
 
 
 class PickledCheckpoint:
-    """The weights in a file of `torch.save`. They are mapped into memory, not read, where the file allows it.
-
-    Attributes:
-        tensors: The tensors of its state dict, in order, tied ones once.
-        description: Its kind and number of tensors, for messages.
-    """
+    """The weights in a file of `torch.save`, tied ones once; mapped into memory, not read, where the file allows it."""
 
     def __init__(self, path: Path, unsafe: bool = False):
         self.path = path
@@ -28,7 +24,8 @@ class PickledCheckpoint:
         if not self._state:
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
         self.tensors = stored_tensors(self._state)
-        lightning = isinstance(self._content, Mapping) and "pytorch-lightning_version" in self._content
+        self._entries = self._content if isinstance(self._content, Mapping) else {}
+        lightning = "pytorch-lightning_version" in self._entries
         kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
         self.description = f"{kind}, {len(self.tensors)} tensors"
 
@@ -38,8 +35,8 @@ class PickledCheckpoint:
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """Return the optimizer states in the file, under any key."""
-        values = self._content.values() if isinstance(self._content, Mapping) else ()
-        entries = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
+        lists = [value if isinstance(value, list) else [value] for value in self._entries.values()]
+        entries = [entry for entries in lists for entry in entries]
         return [entry for entry in entries if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
@@ -54,20 +51,14 @@ class PickledCheckpoint:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, mapped into memory where it allows that.
-
-    Args:
-        path: The file.
-        unsafe: Whether to unpickle any Python object, which runs any code in the file.
-        way_out: The end of the error about a file that holds Python objects.
-
-    Raises:
-        ValueError: If it is empty, broken or compressed, or holds Python objects.
-    """
+    """Load a file of `torch.save`, mapped into memory where it allows that; a ValueError says what is wrong with it."""
     with path.open("rb") as file:
         if not file.read(1):
             raise ValueError(f"{path} is empty")
-    if _is_compressed(path):  # torch maps what is packed as if it were the values, and unpacks without a limit
+    compressed = False
+    with suppress(Exception), zipfile.ZipFile(path) as archive:  # not an archive, or a broken one: torch reports it
+        compressed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
+    if compressed:  # torch maps what is packed as if it were the values, and unpacks without a limit
         raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it again without compression")
     try:
         # files from before torch 1.6 are no zip archives, and cannot be mapped
@@ -80,14 +71,6 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
             objects = f"holds Python objects ({found[1]}), which are not loaded by default"
             reason = f"{objects}: loading them runs any code that the file contains.{way_out}"
         raise ValueError(f"{path} {reason}") from None
-
-
-def _is_compressed(path: Path) -> bool:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-    except Exception:  # not an archive, or a broken one: torch reports it
-        return False
 
 
 def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:

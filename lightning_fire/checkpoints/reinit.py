@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, parser_of, run
+from lightning_fire.checkpoints.options import fire_options, run, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
@@ -24,7 +24,6 @@ from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
 from lightning_fire.where import Selection, Weights
 from lightning_fire.where.selection import ByName, some
 
-_PIECE = 2**20  # numbers to convert at a time
 _OWN = {  # method: the options that only some methods have
     "fire": {"preset", "steps", "coefficients", "scale"},
     "shrink_and_perturb": {"initial", "strength", "perturb"},
@@ -57,10 +56,10 @@ class Tally:
         """Add one weight."""
         self.changed += 1
         if before.is_floating_point():
-            pieces = zip(before.flatten().split(_PIECE), after.flatten().split(_PIECE), strict=True)
-            for old, new in ((old.double(), new.double()) for old, new in pieces):
-                self.norm += old.square().sum().item()
-                self.error += (old - new).square().sum().item()
+            pieces = zip(before.flatten().split(2**20), after.flatten().split(2**20), strict=True)
+            for old, new in pieces:  # few numbers at a time are converted
+                self.norm += old.double().square().sum().item()
+                self.error += (old.double() - new.double()).square().sum().item()
 
 
 def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
@@ -109,9 +108,9 @@ def _require_finite(name: str, tensor: Tensor, place: str) -> None:
         raise ValueError(f"NaN or Inf in {name} of {place}; nothing has been written")
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
-    parser = parser_of(
+def main(args: Sequence[str] | None = None) -> Tally:
+    """Run the command."""
+    parser = shared_parser(
         "reinit",
         "Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to the bit."
         " The copy is there in full or not at all.",
@@ -129,12 +128,7 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="drop the state of the optimizers in a checkpoint, which belongs to the old weights",
     )
-    return parser
-
-
-def main(args: Sequence[str] | None = None) -> Tally:
-    """Run the command."""
-    return run(parser(), args, _run)
+    return run(parser, args, _run)
 
 
 def _run(options: argparse.Namespace) -> Tally:
@@ -192,8 +186,8 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
-    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
-    states = [state for state in states if state["state"]]
+    pickled = isinstance(checkpoint, PickledCheckpoint)
+    states = [state for state in checkpoint.optimizer_states() if state["state"]] if pickled else []
     if not states:
         return ["there are no optimizer states to drop"] if drop else []
     if not drop:

@@ -50,12 +50,9 @@ def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
         >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]
         ['h.1.weight', 'h.2.weight', 'h.10.weight']
     """
-
-    def key(stored: Stored) -> list[tuple[int, str]]:
-        parts = re.split(r"(\d+)", stored.name)
-        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
-
-    return sorted(tensors, key=key)
+    # text and numbers alternate, text first
+    split = re.compile(r"(\d+)").split
+    return sorted(tensors, key=lambda stored: [int(p) if p.isdecimal() else p for p in split(stored.name)])
 
 
 def stored_tensors(state: Mapping[str, Tensor]) -> list[Stored]:
