@@ -15,7 +15,7 @@ from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import fire_options, run, shared_parser
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
-from lightning_fire.checkpoints.weights import by_tensor, not_taken, select_weights
+from lightning_fire.checkpoints.weights import by_tensor, select_weights
 from lightning_fire.where import Selection, Weights
 from lightning_fire.where.selection import about, columns, times
 
@@ -94,13 +94,11 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     """Return a diagnosis as JSON values: null instead of NaN and Inf."""
     entries = []
     for row in rows:
-        values = {attribute: row.value(metric) for metric, (attribute, _) in METRICS.items()}
+        entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
+        for metric, (attribute, _) in METRICS.items():
+            entry[attribute] = row.value(metric) if isfinite(row.value(metric)) else None
         quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
-        entries.append(
-            {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
-            | {attribute: value if isfinite(value) else None for attribute, value in values.items()}
-            | {"singular_values": dict(zip(QUANTILES, quantiles, strict=True))}
-        )
+        entries.append({**entry, "singular_values": dict(zip(QUANTILES, quantiles, strict=True))})
     return entries
 
 
@@ -136,7 +134,8 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     rows = diagnose(checkpoint, selection, **fire_options(options))
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
-    left = not_taken(selection)
+    taken = by_tensor(selection)
+    left = [row for row in selection.rows if row.name not in taken]
     if options.json == _STDOUT:
         print(json.dumps(as_json(rows), indent=1, allow_nan=False))  # control characters are escaped
     else:

@@ -84,9 +84,9 @@ def towards(
 ) -> Change:
     """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in what they would become."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
-    sources = {stored.name: next(filter(None, map(held.get, stored.names)), None) for stored in tensors}
-    if missing := [name for name, source in sources.items() if source is None]:
+    if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
         raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
+    sources = {stored.name: next(held[name] for name in stored.names if name in held) for stored in tensors}
     for stored in tensors:
         if (shape := sources[stored.name].shape) != stored.shape:
             raise ValueError(f"{initial.path} holds {stored.name} with shape {shape}, not {stored.shape}")
@@ -142,7 +142,11 @@ def _run(options: argparse.Namespace) -> Tally:
     if os.path.lexists(options.output) and not options.force:
         raise FileExistsError(f"{options.output} exists: --force replaces it")
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
-    _require_same_kind(checkpoint.path, options.output)
+    path, suffix = checkpoint.path, options.output.suffix
+    if path.is_dir() and suffix in (".safetensors", ".json"):
+        raise ValueError(f"{path} is a folder, so --output must name one, got {options.output}")
+    if not path.is_dir() and (path.suffix == ".safetensors") != (suffix == ".safetensors"):
+        raise ValueError(f"--output must be of the same kind as {path}, got {options.output}")
     tally = Tally()
     names, change, notes = _plan(options, checkpoint, tally)
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
@@ -156,14 +160,6 @@ def _run(options: argparse.Namespace) -> Tally:
     )
     print(printable("".join(f"note: {note}\n" for note in notes)), end="")
     return tally
-
-
-def _require_same_kind(path: Path, output: Path) -> None:
-    if path.is_dir():
-        if output.suffix in (".safetensors", ".json"):
-            raise ValueError(f"{path} is a folder, so --output must name one, got {output}")
-    elif (path.suffix == ".safetensors") != (output.suffix == ".safetensors"):
-        raise ValueError(f"--output must be of the same kind as {path}, got {output}")
 
 
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
@@ -180,14 +176,14 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
     chosen = select_tensors(checkpoint.tensors, ByName(options.include, options.exclude), buffers=everything)
     strength = 0.8 if options.strength is None else options.strength
     moved = partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
-    change = towards(initial, chosen, (lambda weight, target: target) if everything else moved, tally)
-    return [stored.name for stored in chosen], change, []
+    new = (lambda weight, target: target) if everything else moved
+    return [stored.name for stored in chosen], towards(initial, chosen, new, tally), []
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
-    pickled = isinstance(checkpoint, PickledCheckpoint)
-    states = [state for state in checkpoint.optimizer_states() if state["state"]] if pickled else []
+    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
+    states = [state for state in states if state["state"]]
     if not states:
         return ["there are no optimizer states to drop"] if drop else []
     if not drop:

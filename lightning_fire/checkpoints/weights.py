@@ -10,7 +10,8 @@ from torch.nn import Module, Parameter
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, plain, role_of, split
-from lightning_fire.where.selection import ByName, Row, about
+from lightning_fire.where.selection import ByName, about
+from lightning_fire.where.weight_view import Layout
 from lightning_fire.where.weights import row_of
 
 EMBEDDING = "embedding"
@@ -48,14 +49,12 @@ def select_weights(tensors: Sequence[Stored], weights: Weights) -> Selection:
         1 weight matrices taken
     """
     layers: dict[str, set[str]] = {}  # by parent
+    conv1d = False
     for stored in tensors:
         if len(stored.shape) > 1:
-            parents, layer, _ = _path_of(stored.name)
+            parents, layer, leaf = _path_of(stored.name)
             layers.setdefault(parents, set()).add(layer)
-    conv1d = any(
-        _path_of(stored.name)[1:] == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
-        for stored in tensors
-    )
+            conv1d |= (layer, leaf) == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
     candidates = [_candidate(stored, conv1d, layers, weights.include or ()) for stored in tensors]
     reasons = weights.reasons(candidates)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
@@ -71,12 +70,6 @@ def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
     for view in selection:
         grouped.setdefault(view.name.removesuffix(f"[{view.role}]"), []).append(view)
     return grouped
-
-
-def not_taken(selection: Selection) -> list[Row]:
-    """Return the rows of the tensors of which nothing is taken."""
-    taken = by_tensor(selection)
-    return [row for row in selection.rows if row.name not in taken]
 
 
 def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = True) -> list[Stored]:
@@ -106,7 +99,7 @@ def _candidate(stored: Stored, conv1d: bool, layers: dict[str, set[str]], includ
         return candidate
     parents, layer, leaf = _path_of(stored.name)
     without_values = Parameter(torch.empty(stored.shape, device="meta"), requires_grad=False)
-    layout = "in_out" if conv1d and layer in _CONV1D else "out_in"
+    layout: Layout = "in_out" if conv1d and layer in _CONV1D else "out_in"
     whole = WeightView(stored.name, without_values, layout=layout, role=_UNFUSED.get(leaf, ""))
     if candidate.reason or whole.role:
         reason = "" if any(_spells_out(pattern, stored) for pattern in include) else candidate.reason
@@ -150,7 +143,7 @@ def _spells_out(pattern: str, stored: Stored) -> bool:
     for name in stored.names:
         layer = _path_of(name)[1]
         first = name.rindex(layer)
-        spans = [match.span() for match in re.finditer(pattern, name)]
-        if any(start <= first and end >= first + len(layer) and end > start + 1 for start, end in spans):
-            return True
+        for start, end in (match.span() for match in re.finditer(pattern, name)):
+            if start <= first and end >= first + len(layer) and end > start + 1:
+                return True
     return False
