@@ -46,6 +46,7 @@ COMMANDS = {
         "lightning_fire.text.prepare_command:main",
         "tokenise texts into the files that language models train on",
     ),
+    "completion": ("lightning_fire.completion:main", "print what completes commands, options and recipes in a shell"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.

@@ -24,7 +24,8 @@ MAY_IMPORT = {
     "experience": {"experience"},
     "data": {"data", "experience"},
     "modules": {"metrics", "nets", "modules"},
-    "experiments": {"callbacks", "checkpoints", "experiments", "recipe", "when"},
+    "completion": {"cli", "recipe"},
+    "experiments": {"callbacks", "checkpoints", "completion", "experiments", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints"},
     "recipe": {"callbacks", "checkpoints", "cli", "data", "modules", "nets", "optim", "recipe", "when", "where"},
     "text": {"checkpoints", "text"},  # files that are there in full

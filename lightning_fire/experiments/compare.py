@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.recipe.recipe import Recipe, find_recipe
@@ -76,7 +77,8 @@ def parser() -> argparse.ArgumentParser:
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
     """Add what all commands over a recipe have."""
-    parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one, as quick_start")
+    recipe = parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
+    recipe.complete = RECIPES
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")

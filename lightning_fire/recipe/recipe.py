@@ -56,10 +56,15 @@ def find_recipe(name: str | Path) -> Recipe:
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return _read(path)
-    shipped = sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in SHIPPED.rglob("*.yaml"))
-    shipped = [one for one in shipped if Path(one).name != Path(SEARCH_SPACE).stem]
+    shipped = shipped_recipes()
     near = [one for one in shipped if str(name) in one] or difflib.get_close_matches(str(name), shipped)
     raise FileNotFoundError(f"there is no recipe {name}; its file, or one of {', '.join(near or shipped)}")
+
+
+def shipped_recipes() -> list[str]:
+    """Return the short names of the recipes that come with the package."""
+    paths = (path for path in SHIPPED.rglob("*.yaml") if path.name != SEARCH_SPACE)
+    return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in paths)
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
