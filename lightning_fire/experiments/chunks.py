@@ -227,7 +227,7 @@ class ChunkReport(Report):
         """
         runs = self.by_method(self.runs.get)
         if self.stream:
-            axis = {"x": "task (thin: each seed; thick: their mean)", "seeds": True, "low": 0.0, "whole_numbers": True}
+            axis = {"x": "task", "seeds": True, "low": 0.0, "whole_numbers": True}
             curves = {method: [run.by_task(_ONLINE) for run in of] for method, of in runs.items()}
             ends = {method: f"{method}  {number(_last_of(of), 2)}" for method, of in curves.items()}
             known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}

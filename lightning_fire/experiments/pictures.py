@@ -83,7 +83,8 @@ def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = F
     figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False, **ratios)
     for place, (axis, panel) in enumerate(zip(axes.flat, panels, strict=True)):
         _draw_panel(axis, panel, taken, at_ends=few and panel.seeds and place == 0)
-        axis.set_xlabel(panel.x if side_by_side or place == count - 1 else "")
+        lines = " (thin: each seed; thick: their mean)" if panel.seeds else ""
+        axis.set_xlabel(f"{panel.x}{lines}" if side_by_side or place == count - 1 else "")
     named = next((n for n, panel in enumerate(panels) if len(panel.curves) > 1), 0)  # the panel whose names are shown
     if not (few and panels[named].seeds):
         legend = figure.legend(
