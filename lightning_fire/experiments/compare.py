@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,10 +195,14 @@ def train_and_read(
     from lightning_fire.experiments.runner import train
 
     declared = "phases" if runs[0].branch else declared_report(runs[0], extra)
+    kind = {"phases": PhaseReport, "return": ReturnReport}.get(declared, ChunkReport)
     if declared == "loss" and options.metric is None:
         options.metric, options.mode = "val/loss", "min"
     metric = Metric(options.metric or "val/accuracy", options.mode)
-    kind = {"phases": PhaseReport, "return": ReturnReport}.get(declared, ChunkReport)
+    if kind is ChunkReport:
+        runs = [
+            replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
+        ]
     failed, curves = train(runs, engine, extra, options.max_minutes), {}
     branches, methods = [run.branch for run in runs], [run.method for run in runs]
     for run in sorted(runs, key=lambda run: (branches.index(run.branch), methods.index(run.method))):

@@ -37,6 +37,7 @@ class Run:
         saves: Of a training that others go on from: the callback that saves the checkpoints, and its arguments.
         products: The files that it leaves: without them it has not finished.
         kept: Whether these stay when the others have finished, for methods that are added later.
+        needs: What its validation has to log; empty: nobody knows.
     """
 
     method: str
@@ -51,6 +52,7 @@ class Run:
     saves: Mapping[str, Any] = field(default_factory=dict, compare=False)
     products: tuple[Path, ...] = ()
     kept: bool = field(default=False, compare=False)
+    needs: str = field(default="", compare=False)
 
     @property
     def name(self) -> str:
@@ -71,7 +73,8 @@ class Run:
 
     def settings(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of this run that comes on top of its files, as for YAML."""
-        callbacks = [_callback("Report", path=str(self.folder / PROGRESS))]
+        needs = {"needs": self.needs} if self.needs else {}
+        callbacks = [_callback("Report", path=str(self.folder / PROGRESS), **needs)]
         callbacks += [_callback(kind, **arguments) for kind, arguments in self.saves.items()]
         recipe, own = self.recipe(extra), {"seed_everything": self.seed}
         if _takes_seed(recipe.get("data")):
@@ -99,7 +102,7 @@ class Run:
         """
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {kind: {**args, "path": "start.ckpt"} for kind, args in self.saves.items() if kind == "SaveStart"}
-        parts = [*self.configs, yaml.safe_dump(replace(self, folder=folder, saves=saves).settings(extra))]
+        parts = [*self.configs, yaml.safe_dump(replace(self, folder=folder, saves=saves, needs="").settings(extra))]
         if self.branch:
             parts.append(self.start.fingerprint(extra))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -174,8 +174,8 @@ class Report(Checkpoint):
     it comes last of all callbacks.
     """
 
-    def __init__(self, path: str | os.PathLike):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike, needs: str = ""):
+        self.path, self.needs = Path(path), needs
         self.began, self.saves_random_states = 0, False
         self._random_states: dict[str, Any] | None = None
         self._saved = time.monotonic()
@@ -199,6 +199,14 @@ class Report(Checkpoint):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         _end_if_orphan(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        there = trainer.callback_metrics
+        if self.needs and not trainer.sanity_checking and not {self.needs, f"{self.needs}_seen"} & set(there):
+            raise MisconfigurationException(
+                f"validation logs no {self.needs}, which is compared: let {type(pl_module).__name__} log it, or name"
+                f" another with --metric; there are {', '.join(sorted(there)) or 'none'}"
+            )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._write(trainer, trainer.current_epoch + 1, ended=False)

@@ -171,6 +171,17 @@ def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys)
     assert re.search("vanilla seed 0 FAILED: .* has not logged .*val/accuracy", capsys.readouterr().out)
 
 
+@pytest.mark.slow
+def test_a_metric_that_validation_does_not_log_is_named_before_more_is_trained(recipe, tmp_path, capsys):
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--metric", "val/f1")
+    told = (
+        "validation logs no val/f1, which is compared: let Classifier log it, or name another with --metric; there are"
+    )
+    assert f"vanilla seed 0 FAILED: lightning-fire: error: {told} val/accuracy, val/loss" in capsys.readouterr().out
+    assert not (tmp_path / "out/vanilla/seed0/progress.json").exists()  # the first epoch has not ended
+
+
 OWN = """
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
