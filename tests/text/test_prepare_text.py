@@ -18,9 +18,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from lightning_fire.cli import main as cli
 from lightning_fire.data.token_source import open_source
-from lightning_fire.text import pieces, prepare_command, text_files, token_folder
-from lightning_fire.text.pieces import cut, held_out
-from lightning_fire.text.tokenizer import ByteTokenizer
+from lightning_fire.text import prepare_command, sources, token_folder, tokenizer
+from lightning_fire.text.sources import cut, held_out
 
 VERSE = "In the beginning was the Word, and the Word was with God:\n\n  1 and the Word wasn't far – é.\r\n\tThe same\n"
 
@@ -64,9 +63,7 @@ def bpe_file(tmp_path):
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    for module in (pieces, text_files):
-        monkeypatch.setattr(module, "PIECE", 64)
-    monkeypatch.setattr(sys.modules["lightning_fire.text.hub_dataset"], "PIECE", 64)
+    monkeypatch.setattr(sources, "PIECE", 64)
     monkeypatch.setattr(prepare_command, "_BATCH", 200)
     monkeypatch.setattr(token_folder, "SECONDS_BETWEEN_SAVES", 0.0)
 
@@ -206,11 +203,9 @@ def test_pieces_have_the_tokens_of_the_whole(text):
 
 def test_a_long_file_is_never_in_memory(tmp_path, monkeypatch):
     encoded = []
-    encode = ByteTokenizer.encode
-    monkeypatch.setattr(
-        ByteTokenizer, "encode", lambda self, texts: encoded.append(sum(map(len, texts))) or encode(self, texts)
-    )
-    monkeypatch.setattr(text_files, "PIECE", 1 << 14)
+    encode = tokenizer.encode_bytes
+    monkeypatch.setattr(tokenizer, "encode_bytes", lambda texts: encoded.append(sum(map(len, texts))) or encode(texts))
+    monkeypatch.setattr(sources, "PIECE", 1 << 14)
     monkeypatch.setattr(prepare_command, "_BATCH", 1 << 15)
     peaks = []
     for megabytes in (1, 6):
