@@ -2,9 +2,9 @@
 
     python benchmarks/environment_processes.py [--only cartpole asterix lunar_lander humanoid] [--json FILE]
 
-The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`: `InTurn` and `InProcesses` of
-`lightning_fire.experience`. The same random actions, which both answer alike. Milliseconds of a step of all
-environments, medians over the rounds; the ratio of the medians, in brackets the smallest and largest of a round.
+The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`. The same random actions, which both answer
+alike. Milliseconds of a step of all environments, medians over the rounds; the ratio of the medians, in brackets the
+smallest and largest of a round.
 Processes help as far as there are cores; the network, which acts and learns in between, is not counted.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from machine import parser_of, publish
 from paired import in_turn, ratio, seconds
 
-from lightning_fire.experience import Atari, Gymnasium, InProcesses, InTurn
+from lightning_fire.experience import Atari, Gymnasium, VectorEnvironments
 
 ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
     "cartpole": Gymnasium("CartPole-v1"),
@@ -28,20 +28,21 @@ ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
 }
 
 
-def go(envs: InTurn | InProcesses, actions: Sequence[np.ndarray]) -> None:
+def go(envs: VectorEnvironments, actions: Sequence[np.ndarray]) -> None:
     for action in actions:
         envs.step(action)
 
 
 def table(name: str, num_envs: int, steps: int, rounds: int) -> dict[str, Any]:
     """Measure one kind of environment; print and return a row."""
-    ways = {kind: kind(ENVIRONMENTS[name], range(num_envs), [None] * num_envs) for kind in (InTurn, InProcesses)}
-    space = ways[InTurn].action_space
+    ways = {
+        "InTurn": VectorEnvironments(ENVIRONMENTS[name], range(num_envs)),
+        "InProcesses": VectorEnvironments(ENVIRONMENTS[name], range(num_envs), in_processes=True),
+    }
+    space = ways["InTurn"].action_space
     space.seed(0)
     actions = [np.stack([space.sample() for _ in range(num_envs)]) for _ in range(steps)]
-    for envs in ways.values():
-        envs.reset()
-    found = in_turn({kind.__name__: partial(seconds, go, envs, actions) for kind, envs in ways.items()}, rounds)
+    found = in_turn({kind: partial(seconds, go, envs, actions) for kind, envs in ways.items()}, rounds)
     for envs in ways.values():
         envs.close()
     middle, least, most = ratio(found["InTurn"], found["InProcesses"])

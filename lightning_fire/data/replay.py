@@ -149,12 +149,12 @@ class ReplayDataModule(pl.LightningDataModule):
             self._rounds = self._make_rounds()
 
     def _make_rounds(self) -> "Rounds":
-        from lightning_fire.experience import Collector, InProcesses, InTurn, Pace, ReplayBuffer, Rounds
+        from lightning_fire.experience import Collector, Pace, ReplayBuffer, Rounds
 
         folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
         make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
-        in_step = InProcesses if self.vectorization_mode == "async" else InTurn
-        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_step)
+        in_processes = self.vectorization_mode == "async"
+        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
         pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)

@@ -1,12 +1,12 @@
 """Experience of reinforcement learning: environments that are stepped, and a buffer of what came of it."""
 
 from lightning_fire.experience.buffer import ReplayBuffer
-from lightning_fire.experience.collector import Collector, Environment
+from lightning_fire.experience.collector import Collector
 from lightning_fire.experience.environments import Atari, Gymnasium
-from lightning_fire.experience.in_step import InProcesses, InTurn
 from lightning_fire.experience.player import Player, playing
 from lightning_fire.experience.rounds import Evaluation, Pace, Rounds
 from lightning_fire.experience.transitions import Episode, Round, Transitions
+from lightning_fire.experience.vector import Environment, VectorEnvironments
 
 __all__ = [
     "Atari",
@@ -15,13 +15,12 @@ __all__ = [
     "Episode",
     "Evaluation",
     "Gymnasium",
-    "InProcesses",
-    "InTurn",
     "Pace",
     "Player",
     "ReplayBuffer",
     "Round",
     "Rounds",
     "Transitions",
+    "VectorEnvironments",
     "playing",
 ]

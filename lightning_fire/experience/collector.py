@@ -1,6 +1,6 @@
 """Steps environments, and stores what came of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,7 @@ from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
 from lightning_fire.experience.buffer import ReplayBuffer
-from lightning_fire.experience.in_step import InProcesses, InTurn, Moment
-
-Environment = Callable[[], gymnasium.Env]
+from lightning_fire.experience.vector import Environment, VectorEnvironments
 
 
 class Collector:
@@ -25,7 +23,7 @@ class Collector:
         seed: Of their episodes.
         make_buffer: From the arguments of `ReplayBuffer` that depend on the environment to the buffer.
         reward_clip: Store rewards cut off at ± this; the returns of episodes are of the whole ones.
-        in_step: How they are stepped.
+        in_processes: Step each in a process of its own.
 
     Raises:
         ValueError: If the observations or actions of the environment are no arrays and no whole numbers from 0.
@@ -38,11 +36,14 @@ class Collector:
         seed: int,
         make_buffer: Callable[..., ReplayBuffer],
         reward_clip: float | None = None,
-        in_step: type[InTurn] | type[InProcesses] = InTurn,
+        in_processes: bool = False,
     ):
-        self._environment, self._seed, self._clip, self._in_step = environment, seed, reward_clip, in_step
-        self.num_envs = num_envs
-        self._envs = self._make_envs([None] * num_envs)
+        self.num_envs, self._clip = num_envs, reward_clip
+        seeds = [seed * 1_000_003 + i for i in range(num_envs)]
+        self._make_envs = partial(
+            VectorEnvironments, partial(_scaled_of, environment), seeds, in_processes=in_processes
+        )
+        self._envs = self._make_envs()
         space, actions = self._envs.observation_space, self.action_space
         self.buffer = make_buffer(
             observation_shape=space.shape,
@@ -75,7 +76,7 @@ class Collector:
     def observations(self) -> np.ndarray:
         """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
         if not self._begun:
-            self.buffer.begin(self._envs.reset())
+            self.buffer.begin(self._envs.observations)
             self._begun = True
         return self.buffer.latest()
 
@@ -139,18 +140,13 @@ class Collector:
             return True
         self.close()
         self._envs = self._make_envs(state["moments"])
-        observations = np.asarray(self._envs.reset())
         there = self.buffer.newest()
-        if np.array_equal(there, observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
+        if np.array_equal(there, self._envs.observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
             return True
         self._envs.give_up()
         self.buffer.cut()
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         return False
-
-    def _make_envs(self, moments: Sequence[Moment]) -> InTurn | InProcesses:
-        seeds = [self._seed * 1_000_003 + i for i in range(self.num_envs)]
-        return self._in_step(partial(_scaled_of, self._environment), seeds, moments)
 
 
 def _scaled_of(environment: Environment) -> gymnasium.Env:

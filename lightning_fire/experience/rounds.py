@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fire.experience.collector import Collector, Environment, scaled, stored_dtype
-from lightning_fire.experience.episodes import seed_of_episode
+from lightning_fire.experience.collector import Collector, scaled, stored_dtype
 from lightning_fire.experience.player import Player
 from lightning_fire.experience.transitions import Episode, Round, Transitions
+from lightning_fire.experience.vector import Environment, seed_of_episode
 
 Playing = Callable[[], AbstractContextManager[Player]]
 _EVALUATION = 2**31  # a seed apart from those of training

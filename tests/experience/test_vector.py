@@ -1,4 +1,4 @@
-"""Environments that go in step, in this process and in processes of their own."""
+"""Environments that go in step, in this process and in processes of their own, and return to where they were."""
 
 import gc
 import os
@@ -14,7 +14,7 @@ import pytest
 from environments import Corridor, Slope
 from killed_processes import wait_for_end_of
 
-from lightning_fire.experience import Gymnasium, InProcesses, InTurn
+from lightning_fire.experience import Gymnasium, VectorEnvironments
 
 
 class Broken(Corridor):
@@ -51,35 +51,64 @@ def equal(first: list[tuple], second: list[tuple]) -> bool:
     )
 
 
+BOTH = pytest.mark.parametrize("in_processes", [False, True], ids=["in turn", "in processes"])
+
+
+def both(make=Corridor) -> list[VectorEnvironments]:
+    return [VectorEnvironments(make, [3, 4, 5], in_processes=way) for way in (False, True)]
+
+
 @pytest.mark.parametrize("make", [Corridor, Slope, lambda: Corridor(frames=True), Talkative, Gymnasium("CartPole-v1")])
 def test_both_ways_are_the_same_steps(make):
-    first, second = InTurn(make, [3, 4, 5], [None] * 3), InProcesses(make, [3, 4, 5], [None] * 3)
-    assert np.array_equal(first.reset(), second.reset())
+    first, second = both(make)
+    assert np.array_equal(first.observations, second.observations)
     seen = steps(first, 60)
     assert equal(seen, steps(second, 60))
     assert any(terminated.any() or truncated.any() for _, _, terminated, truncated in seen)
 
 
-@pytest.mark.parametrize(("before", "after"), [(InTurn, InProcesses), (InProcesses, InTurn)])
-def test_one_goes_on_where_the_other_was(before, after):
-    envs = before(Corridor, [3, 4, 5], [None] * 3)
-    envs.reset()
-    here = steps(envs, 23)[-1][0]
-    others = after(Corridor, [3, 4, 5], envs.moments())
-    assert np.array_equal(others.reset(), here)
+@pytest.mark.parametrize("make", [Corridor, Gymnasium("CartPole-v1"), Gymnasium("CartPole-v1", action_repeat=2)])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 23, 40])
+def test_one_goes_on_where_the_other_was(make, before, number):
+    envs = VectorEnvironments(make, [3, 4, 5], in_processes=before)
+    steps(envs, number)
+    others = VectorEnvironments(make, [3, 4, 5], envs.moments(), not before)
+    assert np.array_equal(others.observations, envs.observations)
     assert equal(steps(envs, 40, 1), steps(others, 40, 1))
-    for both in (envs, others):
-        both.give_up()
+    for each in (envs, others):
+        each.give_up()
     assert np.array_equal(envs.step([0, 1, 0]).observations, others.step([1, 1, 1]).observations)  # new episodes
 
 
-def begun(number: int, make=Corridor) -> tuple:
+@BOTH
+def test_a_return_to_the_end_of_an_episode_begins_the_next_one_with_the_next_step(in_processes):
+    envs = VectorEnvironments(Corridor, [0], in_processes=in_processes)
+    while not any(envs.step(np.array([1]))[2:]):
+        pass
+    returned = VectorEnvironments(Corridor, [0], envs.moments(), in_processes)
+    assert envs.moments()[0]["ended"] and np.array_equal(returned.observations, envs.observations)
+    observations, *rest = returned.step(np.array([0]))
+    assert np.array_equal(observations, envs.step(np.array([1])).observations) and observations[0, 0] == 0
+    assert [part.tolist() for part in rest] == [[0.0], [False], [False]]
+    assert np.array_equal(returned.step(np.array([1])).observations, envs.step(np.array([1])).observations)
+
+
+def test_episodes_differ_by_number_and_by_seed():
+    envs, seen = VectorEnvironments(Corridor, [0, 1]), set()
+    for _ in range(5):
+        seen |= {tuple(observation) for observation in envs.observations}
+        envs.give_up()
+        envs.step(np.zeros(2, int))
+    assert len(seen) == 10
+
+
+def begun(number: int, make=Corridor) -> list[VectorEnvironments]:
     """Return both ways after some steps."""
-    both = [kind(make, [3, 4, 5], [None] * 3) for kind in (InTurn, InProcesses)]
-    for envs in both:
-        envs.reset()
+    ways = both(make)
+    for envs in ways:
         steps(envs, number)
-    return both
+    return ways
 
 
 def go_on_alike(one, other) -> bool:
@@ -91,9 +120,9 @@ def go_on_alike(one, other) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # gymnasium warns with the traceback
-def test_an_error_in_an_environment_is_that_error_here():
-    envs = InProcesses(Broken, [0, 1], [None] * 2)
-    envs.reset()
+@BOTH
+def test_an_error_in_an_environment_is_that_error_here(in_processes):
+    envs = VectorEnvironments(Broken, [0, 1], in_processes=in_processes)
     for _ in range(2):
         envs.step([0, 0])
     for _ in range(2):  # it stays where it is, for an exception's checkpoint
@@ -116,6 +145,20 @@ def test_an_interrupted_step_has_not_been(number, monkeypatch):
     assert go_on_alike(whole, envs)
 
 
+@pytest.mark.parametrize("number", [0, 1, 29])
+def test_a_step_that_was_interrupted_after_some_environments_has_not_been(number, monkeypatch):
+    envs, whole = begun(number)
+
+    def interrupted(*action):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(envs._envs.envs[1], "step", interrupted)
+    monkeypatch.setattr(envs._envs.envs[1], "reset", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        envs.step([1, 1, 1])
+    assert go_on_alike(whole, envs)
+
+
 def test_a_process_that_was_killed_is_replaced():
     before = {child.pid for child in active_children()}
     whole, envs = begun(29)
@@ -124,28 +167,20 @@ def test_a_process_that_was_killed_is_replaced():
         assert go_on_alike(whole, envs)
 
 
-def test_a_second_reset_begins_the_next_episodes():
-    whole, envs = begun(7)
-    assert np.array_equal(whole.reset(), envs.reset())
-    assert go_on_alike(whole, envs)
-
-
 def test_processes_draw_different_numbers_from_the_global_generator():
     class Lucky(Corridor):
         def _see(self):
             return np.random.normal(size=3)
 
-    envs = InProcesses(Lucky, [3, 4, 5], [None] * 3)
-    assert len(np.unique(envs.reset())) == 9
+    assert len(np.unique(VectorEnvironments(Lucky, [3, 4, 5], in_processes=True).observations)) == 9
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 def test_processes_end_with_what_needs_them():
     before = {child.pid for child in active_children()}
-    envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
+    envs = VectorEnvironments(Corridor, [3, 4, 5], in_processes=True)
     pids = {child.pid for child in active_children()} - before
     assert len(pids) == 3
-    envs.reset()
     for pid in pids:
         os.kill(pid, signal.SIGINT)  # as Ctrl+C does; the training still wants a checkpoint of where they are
     assert len(steps(envs, 5)) == 5
@@ -159,15 +194,14 @@ OWNERS = """
 import os, signal, sys
 from multiprocessing import active_children, set_start_method
 from environments import Corridor
-from lightning_fire.experience import InProcesses
+from lightning_fire.experience import VectorEnvironments
 
 if __name__ == "__main__":
     set_start_method("fork", force=True)  # the way by which handlers of signals are inherited
     for number in range(2):
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, lambda *_: None)  # as Lightning's handler
-            envs = InProcesses(Corridor, [3, 4, 5], [None] * 3)
-            envs.reset()
+            envs = VectorEnvironments(Corridor, [3, 4, 5], in_processes=True)
             with open(f"pids{number}", "w") as file:
                 file.write(" ".join(str(child.pid) for child in active_children()))
             sys.exit() if number else os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,184 @@
+"""Several environments that go in step, whose episodes can be returned to."""
+
+import contextlib
+import os
+import random
+import signal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+Environment = Callable[[], gymnasium.Env]
+
+
+class Stepped(NamedTuple):
+    """What came of a step of all environments: arrays `(num_envs, ...)`, which the next step may overwrite."""
+
+    observations: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+
+
+class VectorEnvironments:
+    """Environments of `gymnasium.vector` whose episodes are seeded by their numbers and can be returned to.
+
+    Where each is, is known here: after an interruption in the midst of a step, an error of an environment or the death
+    of its process, new environments go on from there. A step of an environment whose episode has ended begins the next
+    one, whatever the action, with reward 0. Processes end with this object, or with its own process.
+
+    Args:
+        make: Makes one; goes to its process pickled.
+        seeds: Of the episodes of each.
+        moments: Where each is to begin, as `moments()` told; default: with its first episode.
+        in_processes: Step all at once, each in a process of its own; else one after another. The same steps, of
+            environments that draw from their own seeds alone and share nothing.
+
+    Attributes:
+        observations: The latest, `(num_envs, *shape)`.
+        observation_space: Of one environment.
+        action_space: Of one environment.
+    """
+
+    def __init__(
+        self,
+        make: Environment,
+        seeds: Sequence[int],
+        moments: Sequence[dict[str, Any]] | None = None,
+        in_processes: bool = False,
+    ):
+        self._make, self._seeds, self._in_processes = make, seeds, in_processes
+        self._ended = [moment["ended"] for moment in moments or ()] or [False] * len(seeds)
+        self._episodes = [moment["episode"] for moment in moments or ()] or [0] * len(seeds)
+        self._actions = [list(np.asarray(moment["actions"])) for moment in moments or ()] or [[] for _ in seeds]
+        self._start()
+        self.observation_space = self._envs.single_observation_space
+        self.action_space = self._envs.single_action_space
+
+    def step(self, actions: np.ndarray) -> Stepped:
+        """Act once in each.
+
+        Args:
+            actions: `(num_envs, *shape)`.
+        """
+        try:
+            stepped = self._step(actions)
+        except (EOFError, OSError) as error:
+            if not self._in_processes:
+                raise
+            warnings.warn(f"A process of an environment has ended ({error!r}); new ones go on.", stacklevel=2)
+            stepped = self._step(actions)
+        for i, (action, *ended) in enumerate(zip(actions, stepped.terminated, stepped.truncated, strict=True)):
+            if self._ended[i]:
+                self._episodes[i], self._actions[i], self._ended[i] = self._episodes[i] + 1, [], False
+            else:
+                self._actions[i].append(np.array(action))
+                self._ended[i] = bool(any(ended))
+        self.observations = stepped.observations
+        return stepped
+
+    def moments(self) -> list[dict[str, Any]]:
+        """Return where each is, as plain values and tensors: the episode, its actions so far, and whether it ended."""
+        actions = [torch.from_numpy(np.stack(taken) if taken else np.empty(0)) for taken in self._actions]
+        parts = zip(self._episodes, actions, self._ended, strict=True)
+        return [{"episode": episode, "actions": taken, "ended": ended} for episode, taken, ended in parts]
+
+    def give_up(self) -> None:
+        """Begin the next episode of each with the next step, whatever the action."""
+        self._ended, self._actions = [True] * len(self._seeds), [[] for _ in self._seeds]
+        self.close()
+
+    def close(self) -> None:
+        """Close all; the next step has new ones."""
+        if self._envs is None:
+            return
+        envs, self._envs = self._envs, None
+        if not self._in_processes:
+            return envs.close()
+        for process in envs.processes:  # its own way would first wait for answers that may never come
+            process.terminate()
+        for process in envs.processes:
+            process.join()
+        for pipe in envs.parent_pipes:
+            if pipe is not None:
+                pipe.close()
+        envs.closed = True
+
+    def _start(self) -> None:
+        moments = zip(self._seeds, self._episodes, self._actions, self._ended, strict=True)
+        makers = [partial(_make, self._make, os.getpid(), *moment) for moment in moments]
+        self._envs = (AsyncVectorEnv if self._in_processes else SyncVectorEnv)(makers, copy=False)
+        with self._closed_by_errors():
+            self.observations, _ = self._envs.reset()
+
+    def _step(self, actions: np.ndarray) -> Stepped:
+        if self._envs is None:
+            self._start()
+        with self._closed_by_errors():
+            return Stepped(*self._envs.step(actions)[:4])
+
+    @contextlib.contextmanager
+    def _closed_by_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # also an interruption: it leaves some a step ahead, or answers in the pipes
+            self.close()
+            raise
+
+
+class SeededEpisodes(gymnasium.Wrapper):
+    """Seeds each episode by its number; the first reset replays actions, and so returns to a moment of an episode.
+
+    Deterministic environments alone return to where they were; what is kept beyond an episode, as by wrappers that
+    normalise rewards, is not. An `info` is dropped: it can be large, or of things that no other process can have.
+
+    Args:
+        env: The environment.
+        seed: Episodes of different seeds differ.
+        episode: Number of the first.
+        actions: Of the first episode, to be replayed.
+        ended: Whether that episode has ended or was given up: the next step begins another one.
+    """
+
+    def __init__(
+        self, env: gymnasium.Env, seed: int, episode: int = 0, actions: Sequence[Any] = (), ended: bool = False
+    ):
+        super().__init__(env)
+        self._seed, self._next, self._actions, self._ended = seed, episode, actions, ended
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Begin the next episode; the seed that is given is not used."""
+        observation, _ = self.env.reset(seed=seed_of_episode(self._seed, self._next), options=options)
+        for action in self._actions:
+            observation = self.env.step(action)[0]
+        self._next, self._actions = self._next + 1, ()
+        return observation, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Act; info is empty."""
+        if self._ended:
+            self._ended = False
+            return self.reset()[0], 0.0, False, False, {}
+        return *self.env.step(action)[:4], {}
+
+
+def seed_of_episode(seed: int, number: int) -> int:
+    """Return the seed with which an episode begins: a function of that of all and of its number, counted from 0."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
+
+
+def _make(make: Environment, owner: int, *moment: Any) -> gymnasium.Env:
+    if os.getpid() != owner:
+        for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # from terminals and clusters they come to all, for the owner
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or Lightning's handler, which a fork inherits, survives it
+        random.seed(moment[0])  # or all forks draw the same
+        np.random.seed(moment[0] % 2**32)
+    return SeededEpisodes(make(), *moment)
