@@ -177,7 +177,7 @@ class ReplayDataModule(pl.LightningDataModule):
     @property
     def environment_steps(self) -> int:
         """Environment steps done in this training, of all environments together."""
-        return 0 if self._rounds is None else self._rounds.collector.steps * self.num_envs
+        return 0 if self._rounds is None else self._rounds.collector.environment_steps
 
     def train_dataloader(self) -> "Rounds":
         """Take what is left of the initial steps, so that callbacks may look at them, and return an epoch's rounds."""

@@ -3,8 +3,7 @@
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector
 from lightning_fire.experience.environments import Atari, Gymnasium
-from lightning_fire.experience.player import Player, playing
-from lightning_fire.experience.rounds import Evaluation, Pace, Rounds
+from lightning_fire.experience.rounds import Evaluation, Pace, Player, Rounds, playing
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 from lightning_fire.experience.vector import Environment, VectorEnvironments
 

@@ -31,9 +31,9 @@ class ReplayBuffer:
     Args:
         capacity: Steps to keep, of all environments together.
         observation_shape: Of one environment.
-        observation_dtype: Likewise.
+        observation_dtype: Of one environment.
         action_shape: Of one environment; `()` of a discrete one.
-        action_dtype: Likewise.
+        action_dtype: Of one environment.
         num_envs: Environments.
         stack: Frames that make up an observation.
         folder: Where files shall be; None: all is in memory, and in the checkpoint.
@@ -89,11 +89,7 @@ class ReplayBuffer:
         return min(self.written, self.steps) * self.num_envs
 
     def begin(self, observations: np.ndarray) -> None:
-        """Store the first observations.
-
-        Args:
-            observations: `(num_envs, *shape)`.
-        """
+        """Store the first observations, `(num_envs, *shape)`."""
         fields, row = self._place_to_write(self.written)
         fields["observation"][row], fields["age"][row] = observations, 0
 
@@ -111,7 +107,7 @@ class ReplayBuffer:
             actions: `(num_envs, *shape)`.
             rewards: `(num_envs,)`.
             terminated: `(num_envs,)`, bool.
-            truncated: Likewise.
+            truncated: `(num_envs,)`, bool.
             next_observations: `(num_envs, *shape)`; the last of an episode, where that has ended.
         """
         fields, row = self._place_to_write(self.written)
@@ -127,7 +123,7 @@ class ReplayBuffer:
         if self.written % self.size_of_segment == 0:
             for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
                 del self._segments[index]
-                self._delete_outdated()
+            self._delete_outdated()
 
     def cut(self) -> None:
         """Take all present episodes for ended: the next step of each environment begins a new one."""
@@ -153,10 +149,6 @@ class ReplayBuffer:
 
     def sample(self, number: int, generator: np.random.Generator) -> Transitions:
         """Draw steps uniformly, with replacement.
-
-        Args:
-            number: How many.
-            generator: Draws.
 
         Raises:
             ValueError: If there is none to draw.

@@ -40,9 +40,7 @@ class Collector:
     ):
         self.num_envs, self._clip = num_envs, reward_clip
         seeds = [seed * 1_000_003 + i for i in range(num_envs)]
-        self._make_envs = partial(
-            VectorEnvironments, partial(_scaled_of, environment), seeds, in_processes=in_processes
-        )
+        self._make_envs = partial(VectorEnvironments, partial(scaled, environment), seeds, in_processes=in_processes)
         self._envs = self._make_envs()
         space, actions = self._envs.observation_space, self.action_space
         self.buffer = make_buffer(
@@ -62,12 +60,13 @@ class Collector:
         """Of one environment."""
         return self._envs.action_space
 
-    def random_actions(self, generator: np.random.Generator) -> np.ndarray:
-        """Draw actions uniformly, `(num_envs, *shape)`.
+    @property
+    def environment_steps(self) -> int:
+        """Steps of all environments together."""
+        return self.steps * self.num_envs
 
-        Args:
-            generator: Draws.
-        """
+    def random_actions(self, generator: np.random.Generator) -> np.ndarray:
+        """Draw actions uniformly, `(num_envs, *shape)`."""
         if isinstance(self.action_space, Discrete):
             return generator.integers(self.action_space.n, size=self.num_envs)
         low, high = self.action_space.low, self.action_space.high
@@ -81,13 +80,10 @@ class Collector:
         return self.buffer.latest()
 
     def step(self, actions: np.ndarray) -> None:
-        """Act once in each environment; one whose episode has ended begins the next one instead.
+        """Act once in each environment, `(num_envs, *shape)`; one whose episode has ended begins the next one instead.
 
-        Args:
-            actions: `(num_envs, *shape)`.
+        `observations` must have been called before the first step.
         """
-        if not self._begun:
-            self.observations()
         began = self.buffer.ended.tolist()
         observations, rewards, terminated, truncated = self._envs.step(actions)
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
@@ -122,14 +118,9 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what `state_dict` returned.
+        """Restore what `state_dict` returned; return whether the environments are where they were.
 
-        Args:
-            state: Of a collector of the same environments.
-
-        Returns:
-            Whether the environments are where they were. Where they are not deterministic, or have changed, each
-            begins a new episode.
+        Where they are not deterministic, or have changed, each begins a new episode.
         """
         self.buffer.load_state_dict(state["buffer"])
         self.steps = state["steps"]
@@ -149,28 +140,18 @@ class Collector:
         return False
 
 
-def _scaled_of(environment: Environment) -> gymnasium.Env:
-    return scaled(environment())
-
-
 def stored_dtype(space: Box) -> np.dtype:
-    """Return the type in which observations are stored and acted on: that of their space, float64 as float32.
-
-    Args:
-        space: Of the observations.
-    """
+    """Return the type in which observations are stored and acted on: that of their space, float64 as float32."""
     return np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
 
 
-def scaled(env: gymnasium.Env) -> gymnasium.Env:
-    """Let the actions of an environment lie in [−1, 1] where they are in a box.
-
-    Args:
-        env: The environment.
+def scaled(environment: Environment) -> gymnasium.Env:
+    """Make an environment whose actions lie in [−1, 1] where they are in a box.
 
     Raises:
         ValueError: If it has actions or observations that cannot be stored.
     """
+    env = environment()
     observations, actions = env.observation_space, env.action_space
     if not isinstance(observations, Box):
         raise ValueError(

@@ -94,23 +94,14 @@ class Atari:
 
 
 class RepeatedAction(gymnasium.Wrapper):
-    """Does each action several times.
-
-    Args:
-        env: The environment.
-        times: How often, unless the episode ends before.
-    """
+    """Does each action several times, unless the episode ends before, and sums up the rewards."""
 
     def __init__(self, env: gymnasium.Env, times: int):
         super().__init__(env)
         self._times = times
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Act.
-
-        Args:
-            action: Of the action space.
-        """
+        """Act."""
         total = 0.0
         for _ in range(self._times):
             observation, reward, terminated, truncated, info = self.env.step(action)

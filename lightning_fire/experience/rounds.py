@@ -1,22 +1,64 @@
 """Loaders whose batches are made when they are asked for: by acting, storing and drawing, and by evaluating."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_fire.contracts import HasObserve, offers
 from lightning_fire.experience.collector import Collector, scaled, stored_dtype
-from lightning_fire.experience.player import Player
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 from lightning_fire.experience.vector import Environment, seed_of_episode
 
-Playing = Callable[[], AbstractContextManager[Player]]
 _EVALUATION = 2**31  # a seed apart from those of training
+
+
+class Player:
+    """Lets a module act on arrays: on its device, whatever that is.
+
+    Args:
+        module: With `act(observations, step, generator)`, and with `observe(observations)` if it wants to be shown what
+            is met in training.
+    """
+
+    def __init__(self, module: LightningModule):
+        self._act, self._observe = module.act, module.observe if offers(module, HasObserve) else None
+        self._device = module.device
+
+    def observe(self, observations: np.ndarray) -> Tensor:
+        """Show what was met in training, `(num_envs, *shape)`; return it on the device."""
+        met = torch.from_numpy(observations).to(self._device)
+        if self._observe is not None:
+            self._observe(met)
+        return met
+
+    def act(self, observations: np.ndarray, step: int | None, generator: torch.Generator) -> np.ndarray:
+        """Return actions, `(num_envs, *shape)`; observations of training are shown first.
+
+        Args:
+            observations: `(num_envs, *shape)`.
+            step: Environment steps done since the initial ones; None: act as well as possible.
+            generator: Of the CPU, for all that is drawn.
+        """
+        met = torch.from_numpy(observations).to(self._device) if step is None else self.observe(observations)
+        actions = self._act(met, step, generator)
+        return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
+
+
+@contextmanager
+def playing(trainer: Trainer) -> Iterator[Player]:
+    """Context manager: let the module of a Trainer play, in the Trainer's precision and without gradients."""
+    with torch.no_grad(), trainer.precision_plugin.forward_context():
+        yield Player(trainer.lightning_module)
+
+
+Playing = Callable[[], AbstractContextManager[Player]]
 
 
 @dataclass
@@ -75,7 +117,7 @@ class Rounds:
         """Take what is left of the initial steps; to be done before the first round."""
         collector = self.collector
         with self._playing() as player:
-            while collector.steps * collector.num_envs < self.pace.initial_steps:
+            while collector.environment_steps < self.pace.initial_steps:
                 player.observe(collector.observations())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
         collector.finished()  # random play is not what training logs
@@ -86,7 +128,7 @@ class Rounds:
         generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
         with self._playing() as player:
             for _ in range(pace.steps):
-                learning = collector.steps * collector.num_envs - pace.initial_steps
+                learning = collector.environment_steps - pace.initial_steps
                 collector.step(player.act(collector.observations(), learning, generator))
         drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)
         self._number += 1
@@ -105,14 +147,9 @@ class Rounds:
             yield self._of(self.collector.buffer.sample(number, draws), draws, *none)
 
     def _of(self, drawn: Transitions, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
-        collector, shape = self.collector, (self.pace.updates, self.pace.batch_size)
-        return Round(
-            drawn.each(lambda tensor: tensor.unflatten(0, shape)),
-            torch.tensor(collector.steps * collector.num_envs),
-            torch.tensor(int(draws.integers(2**62))),
-            returns,
-            lengths,
-        )
+        drawn = drawn.each(lambda tensor: tensor.unflatten(0, (self.pace.updates, self.pace.batch_size)))
+        seed = torch.tensor(int(draws.integers(2**62)))
+        return Round(drawn, torch.tensor(self.collector.environment_steps), seed, returns, lengths)
 
     def _generator(self, kind: int, number: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self._seed, kind << 60 | number]))
@@ -122,25 +159,14 @@ class Rounds:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore nothing.
-
-        Args:
-            state_dict: Empty.
-        """
+        """Restore nothing."""
 
     def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""
         return {"position": list(self._position), "number": self._number, "collector": self.collector.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Restore what `state` returned.
-
-        Args:
-            state: Of the interrupted run.
-
-        Returns:
-            Whether the environments are where they were.
-        """
+        """Restore what `state` returned; return whether the environments are where they were."""
         self._resumed = self._position = tuple(state["position"])
         self._number = state["number"]
         return self.collector.load_state_dict(state["collector"])
@@ -167,17 +193,15 @@ class Evaluation:
 
     def __iter__(self) -> Iterator[Episode]:
         for number in range(self._episodes):
-            yield self._play(number)
+            yield self._play(seed_of_episode(self._seed + _EVALUATION, number))
 
-    def _play(self, number: int) -> Episode:
+    def _play(self, seed: int) -> Episode:
         if self._env is None:
-            self._env = scaled(self._environment())
+            self._env = scaled(self._environment)
             if self._stack > 1:
                 stacked = gymnasium.wrappers.FrameStackObservation
                 self._env = stacked(self._env, self._stack, padding_type="zero")
-        seed = seed_of_episode(self._seed + _EVALUATION, number)
-        generator = torch.Generator().manual_seed(seed)
-        dtype = stored_dtype(self._env.observation_space)
+        generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(self._env.observation_space)
         observation, _ = self._env.reset(seed=seed)
         total, length, over = 0.0, 0, False
         with self._playing() as player:

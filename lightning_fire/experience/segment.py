@@ -16,12 +16,7 @@ class Segment:
         rows: The array, `(steps,)`; memory is taken as rows are written.
         fields: Its fields by name, `(steps, …)`: to write to one of these is faster than to a row.
         path: The file it lies in; None: in memory.
-        is_new: Whether the file was not there before.
-
-    Args:
-        rows: The array.
-        path: Its file.
-        is_new: Whether it was made for this.
+        is_new: Whether the file was made for this, and was not there before.
     """
 
     def __init__(self, rows: np.ndarray, path: Path | None = None, is_new: bool = True):
@@ -30,38 +25,27 @@ class Segment:
 
     @classmethod
     def new(cls, dtype: np.dtype, steps: int, place: Path | np.ndarray) -> "Segment":
-        """Make one whose rows are still to be written.
-
-        Args:
-            dtype: Of a row.
-            steps: Number of rows.
-            place: Folder of its file, which has a name that there is not yet; or the rows themselves, in memory.
+        """Make one whose rows are still to be written: a file of a new name in a folder, or the rows that are given.
 
         Raises:
             OSError: If there is no room for all of the file.
         """
         if isinstance(place, np.ndarray):
             return cls(place)
-        folder = place
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{uuid.uuid4().hex}.replay"
+        place.mkdir(parents=True, exist_ok=True)
+        path = place / f"{uuid.uuid4().hex}.replay"
         try:
             rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
             with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
                 _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
         except OSError as error:
             path.unlink(missing_ok=True)
-            raise OSError(
-                f"no room for {steps * dtype.itemsize / 2**20:.0f} MiB of replay in {folder}: {error}"
-            ) from error
+            size = f"{steps * dtype.itemsize / 2**20:.0f} MiB"
+            raise OSError(f"no room for {size} of replay in {place}: {error}") from error
         return cls(rows, path)
 
     def state(self, number: int) -> dict[str, Any]:
-        """Return the first rows for a checkpoint: themselves, or where they lie.
-
-        Args:
-            number: How many.
-        """
+        """Return the first rows for a checkpoint: themselves, or where they lie."""
         if self.path is None:
             return {"rows": torch.from_numpy(self.rows[:number].view(np.uint8).copy())}
         self.rows.flush()
@@ -71,18 +55,10 @@ class Segment:
     def restored(
         cls, state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray, full: bool
     ) -> "Segment":
-        """Make one of what a checkpoint says.
+        """Make one of what `state` returned for the first rows.
 
-        A full one that lies in a file is only read: any number of trainings can share it. Of one that is not full, the
-        rows are copied.
-
-        Args:
-            state: What `state` returned.
-            dtype: Of a row.
-            steps: Number of rows.
-            number: How many of them count.
-            place: See `new`.
-            full: Whether nothing will be written into it.
+        A full one that lies in a file is only read: any number of trainings can share it. Of any other the rows are
+        copied.
 
         Raises:
             FileNotFoundError: If the file is gone.

@@ -28,11 +28,7 @@ class Transitions(NamedTuple):
     terminated: Tensor
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "Transitions":
-        """Return the same steps with a function applied to each of the five tensors.
-
-        Args:
-            function: From a tensor to a tensor.
-        """
+        """Return the same steps with a function applied to each of the five tensors."""
         return Transitions(*map(function, self))
 
 
@@ -54,11 +50,7 @@ class Round(NamedTuple):
     lengths: Tensor
 
     def to(self, device: torch.device | str) -> "Round":
-        """Return the same on a device; Lightning, which calls it, would search a tuple for its tensors.
-
-        Args:
-            device: Where to.
-        """
+        """Return the same on a device; Lightning, which calls it, would search a tuple for its tensors."""
         move = methodcaller("to", device, non_blocking=torch.device(device).type == "cuda")  # as Lightning's
         return Round(self.transitions.each(move), *map(move, self[1:]))
 
