@@ -18,7 +18,7 @@ from lightning_fire.contracts import HasAct, offers
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from lightning_fire.experience import Evaluation, Player, Rounds
+    from lightning_fire.experience.rounds import Evaluation, Player, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -129,7 +129,7 @@ class ReplayDataModule(pl.LightningDataModule):
             stage: `fit`, `validate`, `test` or None.
         """
         try:
-            from lightning_fire.experience import Evaluation
+            from lightning_fire.experience.rounds import Evaluation
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
@@ -149,7 +149,8 @@ class ReplayDataModule(pl.LightningDataModule):
             self._rounds = self._make_rounds()
 
     def _make_rounds(self) -> "Rounds":
-        from lightning_fire.experience import Collector, Pace, ReplayBuffer, Rounds
+        from lightning_fire.experience import Collector, ReplayBuffer
+        from lightning_fire.experience.rounds import Pace, Rounds
 
         folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
         make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
@@ -160,7 +161,7 @@ class ReplayDataModule(pl.LightningDataModule):
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
 
     def _playing(self) -> "AbstractContextManager[Player]":
-        from lightning_fire.experience import playing
+        from lightning_fire.experience.rounds import playing
 
         return playing(self.trainer)
 

@@ -3,7 +3,6 @@
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector
 from lightning_fire.experience.environments import Atari, Gymnasium
-from lightning_fire.experience.rounds import Evaluation, Pace, Player, Rounds, playing
 from lightning_fire.experience.transitions import Episode, Round, Transitions
 from lightning_fire.experience.vector import Environment, VectorEnvironments
 
@@ -12,14 +11,9 @@ __all__ = [
     "Collector",
     "Environment",
     "Episode",
-    "Evaluation",
     "Gymnasium",
-    "Pace",
-    "Player",
     "ReplayBuffer",
     "Round",
-    "Rounds",
     "Transitions",
     "VectorEnvironments",
-    "playing",
 ]

@@ -4,13 +4,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from lightning_fire.experience.segment import Segment
+from lightning_fire.experience.segment import file_of, new_segment, restored_segment, segment_state
 from lightning_fire.experience.transitions import Transitions
 
 _SEGMENTS = 16  # of which a full buffer consists
@@ -80,7 +80,7 @@ class ReplayBuffer:
         # of a buffer in memory: the steps that are kept, the segment that fills, and frames before the oldest step
         slots = _SEGMENTS + 1 + -(-stack // self.size_of_segment) if folder is None else 0
         self._ring = np.zeros(slots * self.size_of_segment, self.dtype)  # memory is taken as rows are written
-        self._segments: dict[int, Segment] = {}
+        self._segments: dict[int, np.ndarray] = {}  # rows by number
         self._needed: deque[set[Path]] = deque(maxlen=2)  # by the last checkpoints
         self._own: set[Path] = set()  # files that this buffer has made
         weakref.finalize(self, _delete, self._own, self._needed)
@@ -90,8 +90,8 @@ class ReplayBuffer:
 
     def begin(self, observations: np.ndarray) -> None:
         """Store the first observations, `(num_envs, *shape)`."""
-        fields, row = self._place_to_write(self.written)
-        fields["observation"][row], fields["age"][row] = observations, 0
+        rows, i = self._row(self.written)
+        rows["observation"][i], rows["age"][i] = observations, 0
 
     def add(
         self,
@@ -110,29 +110,25 @@ class ReplayBuffer:
             truncated: `(num_envs,)`, bool.
             next_observations: `(num_envs, *shape)`; the last of an episode, where that has ended.
         """
-        fields, row = self._place_to_write(self.written)
-        fields["action"][row], fields["reward"][row] = actions, rewards
-        fields["terminated"][row], fields["began"][row] = terminated, self.ended
-        age = fields["age"][row]
+        rows, i = self._row(self.written)
+        rows["action"][i], rows["reward"][i] = actions, rewards
+        rows["terminated"][i], rows["began"][i] = terminated, self.ended
+        age = rows["age"][i]
         older = age + (age < 255)
         older[self.ended] = 0
-        fields, row = self._place_to_write(self.written + 1)
-        fields["observation"][row], fields["age"][row] = next_observations, older
+        rows, i = self._row(self.written + 1)
+        rows["observation"][i], rows["age"][i] = next_observations, older
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
         if self.written % self.size_of_segment == 0:
             for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
                 del self._segments[index]
-            self._delete_outdated()
-
-    def cut(self) -> None:
-        """Take all present episodes for ended: the next step of each environment begins a new one."""
-        self.ended = np.ones(self.num_envs, bool)
+            _delete(self._own, [*self._needed, _files(self._segments)])
 
     def newest(self) -> np.ndarray:
         """Return the observations after the last step, not stacked, `(num_envs, *shape)`."""
-        fields, row = self._place_to_write(self.written)
-        return fields["observation"][row]
+        rows, i = self._row(self.written)
+        return rows["observation"][i]
 
     def empty_observations(self) -> np.ndarray:
         """Return zeros of the shape and type of what `latest` returns."""
@@ -144,8 +140,7 @@ class ReplayBuffer:
         """Return the observations to act on, `(num_envs, *shape)`, with `stack > 1` `(num_envs, stack, *shape)`."""
         if self.stack == 1:
             return self.newest().copy()
-        environments = np.arange(self.num_envs)
-        return self._observations(self._places(np.full(self.num_envs, self.written), environments))
+        return self._observations(np.full(self.num_envs, self.written), np.arange(self.num_envs))
 
     def sample(self, number: int, generator: np.random.Generator) -> Transitions:
         """Draw steps uniformly, with replacement.
@@ -153,14 +148,10 @@ class ReplayBuffer:
         Raises:
             ValueError: If there is none to draw.
         """
-        places = self._places(*self._draw(number, generator))
-        return Transitions(
-            observations=torch.from_numpy(self._observations(places)),
-            actions=torch.from_numpy(self._gather("action", places)),
-            rewards=torch.from_numpy(self._gather("reward", places)),
-            next_observations=torch.from_numpy(self._observations(self._places(places.steps + 1, places.environments))),
-            terminated=torch.from_numpy(self._gather("terminated", places)),
-        )
+        steps, environments = self._draw(number, generator)
+        actions, rewards, terminated = self._gather(("action", "reward", "terminated"), steps, environments)
+        before, after = self._observations(steps, environments), self._observations(steps + 1, environments)
+        return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated)))
 
     @property
     def _oldest(self) -> int:
@@ -175,41 +166,36 @@ class ReplayBuffer:
                 break
             drawn = generator.integers(self._oldest, self.written, missing)
             of = generator.integers(0, self.num_envs, missing)
-            possible = ~self._gather("began", self._places(drawn, of))
+            possible = ~self._gather(("began",), drawn, of)[0]
             steps, environments = np.append(steps, drawn[possible]), np.append(environments, of[possible])
         if len(steps) < number:
             raise ValueError("the replay buffer has no steps to draw")
         return steps, environments
 
-    def _observations(self, places: "_Places") -> np.ndarray:
+    def _observations(self, steps: np.ndarray, environments: np.ndarray) -> np.ndarray:
         if self.stack == 1:
-            return self._gather("observation", places)
-        steps, back = places.steps, np.arange(self.stack - 1, -1, -1)
-        missing = self._gather("age", places)[:, None] < back  # from before the episode
+            return self._gather(("observation",), steps, environments)[0]
+        back = np.arange(self.stack - 1, -1, -1)
+        missing = self._gather(("age",), steps, environments)[0][:, None] < back  # from before the episode
         numbers = np.where(missing, steps[:, None], steps[:, None] - back)
-        frames = self._gather("observation", self._places(numbers.ravel(), places.environments.repeat(self.stack)))
+        (frames,) = self._gather(("observation",), numbers.ravel(), environments.repeat(self.stack))
         frames = frames.reshape(len(steps), self.stack, *frames.shape[1:])
         frames[missing] = 0
         return frames
 
-    def _gather(self, field: str, places: "_Places") -> np.ndarray:
-        """Return a field of some steps of some environments, `(n, *shape)`."""
-        kind = self.dtype[field]
-        found = np.empty((len(places.steps), *kind.shape[1:]), kind.base)
-        for rows, here, numbers, environments in places.parts:
-            found[here] = rows[field][numbers, environments]
-        return found
-
-    def _places(self, steps: np.ndarray, environments: np.ndarray) -> "_Places":
+    def _gather(self, fields: Iterable[str], steps: np.ndarray, environments: np.ndarray) -> list[np.ndarray]:
+        """Return fields of some steps of some environments, both `(n,)`: `(n, *shape)` each."""
         if self.folder is None:
-            return _Places(steps, environments, [(self._ring, slice(None), steps % len(self._ring), environments)])
-        parts = []
+            return [self._ring[field][steps % len(self._ring), environments] for field in fields]
+        kinds = [self.dtype[field] for field in fields]
+        found = [np.empty((len(steps), *kind.shape[1:]), kind.base) for kind in kinds]
         segments = steps // self.size_of_segment
-        for index, segment in self._segments.items():
+        for index, rows in self._segments.items():
             (here,) = np.nonzero(segments == index)
             if len(here):
-                parts.append((segment.rows, here, steps[here] - index * self.size_of_segment, environments[here]))
-        return _Places(steps, environments, parts)
+                for field, array in zip(fields, found, strict=True):
+                    array[here] = rows[field][steps[here] - index * self.size_of_segment, environments[here]]
+        return found
 
     def _place_of(self, index: int) -> Path | np.ndarray:
         """Return where a segment is to be: the folder of its file, or rows in memory."""
@@ -218,27 +204,20 @@ class ReplayBuffer:
         first = index * self.size_of_segment % len(self._ring)
         return self._ring[first : first + self.size_of_segment]
 
-    def _rows_in(self, index: int, written: int) -> int:
-        """Return how many rows of a segment there are after a number of steps."""
-        return min(self.size_of_segment, written + 1 - index * self.size_of_segment)
-
-    def _place_to_write(self, step: int) -> tuple[dict[str, np.ndarray], int]:
-        """Return the fields in which one of the last steps lies, and its row in them."""
+    def _row(self, step: int) -> tuple[np.ndarray, int]:
+        """Return the segment in which one of the last steps lies, and its row there."""
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
-            self._segments[index] = Segment.new(self.dtype, self.size_of_segment, self._place_of(index))
-            self._own |= {self._segments[index].path} - {None}
-        return self._segments[index].fields, row
-
-    def _delete_outdated(self) -> None:
-        present = {segment.path for segment in self._segments.values()}
-        _delete(self._own, [*self._needed, present])
+            self._segments[index] = rows = new_segment(self.dtype, self.size_of_segment, self._place_of(index))
+            self._own |= _files({index: rows})
+        return self._segments[index], row
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
-        segments = {i: segment.state(self._rows_in(i, self.written)) for i, segment in self._segments.items()}
-        self._needed.append({Path(state["file"]) for state in segments.values() if "file" in state})
-        self._delete_outdated()
+        number = self.written + 1  # of rows
+        segments = {i: segment_state(rows, number - i * len(rows)) for i, rows in self._segments.items()}
+        self._needed.append(_files(self._segments))
+        _delete(self._own, [*self._needed, _files(self._segments)])
         return {
             "written": self.written,
             "steps": self.steps,
@@ -249,9 +228,6 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned.
-
-        Args:
-            state: Of a buffer of the same capacity, with as many of the same environments.
 
         Raises:
             ValueError: If it is of another kind.
@@ -264,34 +240,22 @@ class ReplayBuffer:
             )
         if state["rows"] != str(self.dtype):
             raise ValueError("the checkpoint's replay holds other observations, actions or numbers of environments")
-        written = state["written"]
+        number, size = state["written"] + 1, self.size_of_segment
         segments = {
-            index: Segment.restored(
-                kept,
-                self.dtype,
-                self.size_of_segment,
-                self._rows_in(index, written),
-                self._place_of(index),
-                full=(index + 1) * self.size_of_segment <= written,
-            )
-            for index, kept in state["segments"].items()
+            i: restored_segment(kept, self.dtype, size, number - i * size, self._place_of(i))
+            for i, kept in state["segments"].items()
         }
-        self.written, self.ended, self._segments = written, np.array(state["ended"], bool), segments
-        files = {Path(kept["file"]) for kept in state["segments"].values() if "file" in kept}
-        self._needed.append(files)
-        self._own |= {segment.path for segment in segments.values() if segment.is_new} - {None}
+        self.written, self.ended, self._segments = number - 1, np.array(state["ended"], bool), segments
+        self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
+        self._own |= _files({i: rows for i, rows in segments.items() if rows.flags.writeable})
 
 
-def _delete(own: set[Path], kept: Iterable[set[Path | None]]) -> None:
+def _files(segments: dict[int, np.ndarray]) -> set[Path]:
+    return {file_of(rows) for rows in segments.values()} - {None}
+
+
+def _delete(own: set[Path], kept: Iterable[set[Path]]) -> None:
     """Delete files that nobody needs."""
     for path in own - set().union(*kept):
         path.unlink(missing_ok=True)
         own.discard(path)
-
-
-class _Places(NamedTuple):
-    """Some steps of some environments, and where they lie: array, which of them, rows in it, environments."""
-
-    steps: np.ndarray
-    environments: np.ndarray
-    parts: list[tuple[np.ndarray, np.ndarray | slice, np.ndarray, np.ndarray]]

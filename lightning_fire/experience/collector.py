@@ -135,7 +135,7 @@ class Collector:
         if np.array_equal(there, self._envs.observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
             return True
         self._envs.give_up()
-        self.buffer.cut()
+        self.buffer.ended = np.ones(self.num_envs, bool)
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         return False
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -13,29 +12,23 @@ from torch import Tensor
 
 from lightning_fire.contracts import HasObserve, offers
 from lightning_fire.experience.collector import Collector, scaled, stored_dtype
-from lightning_fire.experience.transitions import Episode, Round, Transitions
+from lightning_fire.experience.transitions import Episode, Round
 from lightning_fire.experience.vector import Environment, seed_of_episode
 
 _EVALUATION = 2**31  # a seed apart from those of training
 
 
 class Player:
-    """Lets a module act on arrays: on its device, whatever that is.
-
-    Args:
-        module: With `act(observations, step, generator)`, and with `observe(observations)` if it wants to be shown what
-            is met in training.
-    """
+    """Lets a module act on arrays, on its device, and shows it what is met in training if it has `observe`."""
 
     def __init__(self, module: LightningModule):
-        self._act, self._observe = module.act, module.observe if offers(module, HasObserve) else None
-        self._device = module.device
+        self._module = module
 
     def observe(self, observations: np.ndarray) -> Tensor:
         """Show what was met in training, `(num_envs, *shape)`; return it on the device."""
-        met = torch.from_numpy(observations).to(self._device)
-        if self._observe is not None:
-            self._observe(met)
+        met = torch.from_numpy(observations).to(self._module.device)
+        if offers(self._module, HasObserve):
+            self._module.observe(met)
         return met
 
     def act(self, observations: np.ndarray, step: int | None, generator: torch.Generator) -> np.ndarray:
@@ -46,8 +39,8 @@ class Player:
             step: Environment steps done since the initial ones; None: act as well as possible.
             generator: Of the CPU, for all that is drawn.
         """
-        met = torch.from_numpy(observations).to(self._device) if step is None else self.observe(observations)
-        actions = self._act(met, step, generator)
+        met = torch.from_numpy(observations).to(self._module.device) if step is None else self.observe(observations)
+        actions = self._module.act(met, step, generator)
         return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
 
 
@@ -61,36 +54,20 @@ def playing(trainer: Trainer) -> Iterator[Player]:
 Playing = Callable[[], AbstractContextManager[Player]]
 
 
-@dataclass
-class Pace:
-    """How collecting and learning take turns.
+class Pace(NamedTuple):
+    """How collecting and learning take turns."""
 
-    Attributes:
-        rounds: In an epoch.
-        steps: Of each environment in a round.
-        updates: In a round.
-        batch_size: Of an update.
-        initial_steps: Of all environments together, before the first round.
-    """
-
-    rounds: int
-    steps: int
-    updates: int
-    batch_size: int
-    initial_steps: int
+    rounds: int  # in an epoch
+    steps: int  # of each environment in a round
+    updates: int  # in a round
+    batch_size: int  # of an update
+    initial_steps: int  # of all environments together, before the first round
 
 
 class Rounds:
     """An epoch of rounds: some steps of the environments, then minibatches from all that is stored.
 
-    Whatever is drawn is a function of the seed and the number of the round.
-
-    Args:
-        collector: Acts and stores.
-        pace: How often.
-        playing: Lets the module play.
-        epoch: Tells the present epoch of the Trainer.
-        seed: Of what is drawn.
+    Whatever is drawn is a function of `seed` and the number of the round; `epoch` returns the Trainer's present one.
     """
 
     def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
@@ -130,9 +107,8 @@ class Rounds:
             for _ in range(pace.steps):
                 learning = collector.environment_steps - pace.initial_steps
                 collector.step(player.act(collector.observations(), learning, generator))
-        drawn = collector.buffer.sample(pace.updates * pace.batch_size, draws)
         self._number += 1
-        return self._of(drawn, draws, *collector.finished())
+        return self._of(draws, *collector.finished())
 
     def peek_batches(self) -> Iterator[Round]:
         """Yield rounds for measuring, drawn from what is stored: nobody acts, and training sees what it would have.
@@ -140,14 +116,12 @@ class Rounds:
         Raises:
             ValueError: If nothing is stored yet.
         """
-        number = self.pace.updates * self.pace.batch_size
-        none = torch.empty(0), torch.empty(0, dtype=torch.int64)
         for ahead in range(self.pace.rounds):
-            draws = self._generator(3, self._number + ahead)
-            yield self._of(self.collector.buffer.sample(number, draws), draws, *none)
+            yield self._of(self._generator(3, self._number + ahead), torch.empty(0), torch.empty(0, dtype=torch.int64))
 
-    def _of(self, drawn: Transitions, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
-        drawn = drawn.each(lambda tensor: tensor.unflatten(0, (self.pace.updates, self.pace.batch_size)))
+    def _of(self, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
+        shape = self.pace.updates, self.pace.batch_size
+        drawn = self.collector.buffer.sample(shape[0] * shape[1], draws).each(lambda tensor: tensor.unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
         return Round(drawn, torch.tensor(self.collector.environment_steps), seed, returns, lengths)
 
@@ -173,15 +147,7 @@ class Rounds:
 
 
 class Evaluation:
-    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go.
-
-    Args:
-        environment: Makes one.
-        episodes: How many.
-        stack: Frames that make up an observation.
-        playing: Lets the module play.
-        seed: Of the episodes.
-    """
+    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go."""
 
     def __init__(self, environment: Environment, episodes: int, stack: int, playing: Playing, seed: int):
         self._environment, self._episodes, self._stack = environment, episodes, stack

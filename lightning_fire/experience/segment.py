@@ -1,4 +1,4 @@
-"""A stretch of a replay buffer, in memory or in a file that is never changed once it is full."""
+"""Segments of a replay buffer: rows of consecutive steps, in memory or in a file that is not changed once full."""
 
 import os
 import uuid
@@ -9,78 +9,68 @@ import numpy as np
 import torch
 
 
-class Segment:
-    """Consecutive steps of all environments, rows of a structured array.
+def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.ndarray:
+    """Return rows that are still to be written, `(steps,)`: of a file of a new name in a folder, or those given.
 
-    Attributes:
-        rows: The array, `(steps,)`; memory is taken as rows are written.
-        fields: Its fields by name, `(steps, …)`: to write to one of these is faster than to a row.
-        path: The file it lies in; None: in memory.
-        is_new: Whether the file was made for this, and was not there before.
+    Raises:
+        OSError: If there is no room for all of the file.
     """
+    if isinstance(place, np.ndarray):
+        return place
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{uuid.uuid4().hex}.replay"
+    try:
+        rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
+        with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
+            _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        size = f"{steps * dtype.itemsize / 2**20:.0f} MiB"
+        raise OSError(f"no room for {size} of replay in {place}: {error}") from error
+    return rows
 
-    def __init__(self, rows: np.ndarray, path: Path | None = None, is_new: bool = True):
-        self.rows, self.path, self.is_new = rows, path, is_new
-        self.fields = {name: rows[name] for name in rows.dtype.names}
 
-    @classmethod
-    def new(cls, dtype: np.dtype, steps: int, place: Path | np.ndarray) -> "Segment":
-        """Make one whose rows are still to be written: a file of a new name in a folder, or the rows that are given.
+def file_of(rows: np.ndarray) -> Path | None:
+    """Return the file that rows lie in; None: in memory."""
+    return Path(rows.filename) if isinstance(rows, np.memmap) else None
 
-        Raises:
-            OSError: If there is no room for all of the file.
-        """
-        if isinstance(place, np.ndarray):
-            return cls(place)
-        place.mkdir(parents=True, exist_ok=True)
-        path = place / f"{uuid.uuid4().hex}.replay"
-        try:
-            rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
-            with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
-                _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            size = f"{steps * dtype.itemsize / 2**20:.0f} MiB"
-            raise OSError(f"no room for {size} of replay in {place}: {error}") from error
-        return cls(rows, path)
 
-    def state(self, number: int) -> dict[str, Any]:
-        """Return the first rows for a checkpoint: themselves, or where they lie."""
-        if self.path is None:
-            return {"rows": torch.from_numpy(self.rows[:number].view(np.uint8).copy())}
-        self.rows.flush()
-        return {"file": str(self.path)}
+def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
+    """Return the first rows for a checkpoint: themselves, or where they lie."""
+    if isinstance(rows, np.memmap):
+        rows.flush()
+        return {"file": str(file_of(rows))}
+    return {"rows": torch.from_numpy(rows[:number].view(np.uint8).copy())}
 
-    @classmethod
-    def restored(
-        cls, state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray, full: bool
-    ) -> "Segment":
-        """Make one of what `state` returned for the first rows.
 
-        A full one that lies in a file is only read: any number of trainings can share it. Of any other the rows are
-        copied.
+def restored_segment(
+    state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray
+) -> np.ndarray:
+    """Return the rows of which `segment_state` told the first; read-only if they are those of its file.
 
-        Raises:
-            FileNotFoundError: If the file is gone.
-        """
-        in_file = isinstance(place, Path)
-        if "file" in state:
-            path = Path(state["file"])
-            if not path.is_file() and in_file:
-                path = place / path.name  # the folder may have moved
-            if not path.is_file():
-                raise FileNotFoundError(
-                    f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
-                    " checkpoints of a training keep theirs; has the folder been moved?"
-                )
-            rows = np.load(path, mmap_mode="r", allow_pickle=False)
-            if full and in_file:
-                return cls(rows, path, is_new=False)
-        else:
-            rows = state["rows"].numpy().view(dtype)
-        segment = cls.new(dtype, steps, place)
-        segment.rows[:number] = rows[:number]
-        return segment
+    These are shared by any number of trainings, where there are more rows than these: nothing will be written into
+    them. Else the rows are copied.
+
+    Raises:
+        FileNotFoundError: If the file is gone.
+    """
+    if "file" in state:
+        path = Path(state["file"])
+        if not path.is_file() and isinstance(place, Path):
+            path = place / path.name  # the folder may have moved
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
+                " checkpoints of a training keep theirs; has the folder been moved?"
+            )
+        kept = np.load(path, mmap_mode="r", allow_pickle=False)
+        if number > steps and isinstance(place, Path):
+            return kept
+    else:
+        kept = state["rows"].numpy().view(dtype)
+    rows = new_segment(dtype, steps, place)
+    rows[:number] = kept[:number]
+    return rows
 
 
 def _reserve(file: int, size: int) -> None:

@@ -1,13 +1,12 @@
 """Several environments that go in step, whose episodes can be returned to."""
 
-import contextlib
 import os
 import random
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -17,13 +16,8 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 Environment = Callable[[], gymnasium.Env]
 
 
-class Stepped(NamedTuple):
-    """What came of a step of all environments: arrays `(num_envs, ...)`, which the next step may overwrite."""
-
-    observations: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
+Stepped = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Observations `(num_envs, *shape)`, rewards, terminated, truncated `(num_envs,)`; the next step may overwrite them."""
 
 
 class VectorEnvironments:
@@ -62,11 +56,7 @@ class VectorEnvironments:
         self.action_space = self._envs.single_action_space
 
     def step(self, actions: np.ndarray) -> Stepped:
-        """Act once in each.
-
-        Args:
-            actions: `(num_envs, *shape)`.
-        """
+        """Act once in each, `(num_envs, *shape)`."""
         try:
             stepped = self._step(actions)
         except (EOFError, OSError) as error:
@@ -74,13 +64,13 @@ class VectorEnvironments:
                 raise
             warnings.warn(f"A process of an environment has ended ({error!r}); new ones go on.", stacklevel=2)
             stepped = self._step(actions)
-        for i, (action, *ended) in enumerate(zip(actions, stepped.terminated, stepped.truncated, strict=True)):
+        for i, (action, *ended) in enumerate(zip(actions, *stepped[2:], strict=True)):
             if self._ended[i]:
                 self._episodes[i], self._actions[i], self._ended[i] = self._episodes[i] + 1, [], False
             else:
                 self._actions[i].append(np.array(action))
                 self._ended[i] = bool(any(ended))
-        self.observations = stepped.observations
+        self.observations = stepped[0]
         return stepped
 
     def moments(self) -> list[dict[str, Any]]:
@@ -114,19 +104,13 @@ class VectorEnvironments:
         moments = zip(self._seeds, self._episodes, self._actions, self._ended, strict=True)
         makers = [partial(_make, self._make, os.getpid(), *moment) for moment in moments]
         self._envs = (AsyncVectorEnv if self._in_processes else SyncVectorEnv)(makers, copy=False)
-        with self._closed_by_errors():
-            self.observations, _ = self._envs.reset()
+        self.observations, _ = self._envs.reset()
 
     def _step(self, actions: np.ndarray) -> Stepped:
-        if self._envs is None:
-            self._start()
-        with self._closed_by_errors():
-            return Stepped(*self._envs.step(actions)[:4])
-
-    @contextlib.contextmanager
-    def _closed_by_errors(self) -> Iterator[None]:
         try:
-            yield
+            if self._envs is None:
+                self._start()
+            return self._envs.step(actions)[:4]
         except BaseException:  # also an interruption: it leaves some a step ahead, or answers in the pipes
             self.close()
             raise
@@ -137,13 +121,7 @@ class SeededEpisodes(gymnasium.Wrapper):
 
     Deterministic environments alone return to where they were; what is kept beyond an episode, as by wrappers that
     normalise rewards, is not. An `info` is dropped: it can be large, or of things that no other process can have.
-
-    Args:
-        env: The environment.
-        seed: Episodes of different seeds differ.
-        episode: Number of the first.
-        actions: Of the first episode, to be replayed.
-        ended: Whether that episode has ended or was given up: the next step begins another one.
+    Where the first episode, `episode`, has `ended`, the next step begins another one.
     """
 
     def __init__(

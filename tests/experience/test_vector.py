@@ -78,7 +78,7 @@ def test_one_goes_on_where_the_other_was(make, before, number):
     assert equal(steps(envs, 40, 1), steps(others, 40, 1))
     for each in (envs, others):
         each.give_up()
-    assert np.array_equal(envs.step([0, 1, 0]).observations, others.step([1, 1, 1]).observations)  # new episodes
+    assert np.array_equal(envs.step([0, 1, 0])[0], others.step([1, 1, 1])[0])  # new episodes
 
 
 @BOTH
@@ -89,9 +89,9 @@ def test_a_return_to_the_end_of_an_episode_begins_the_next_one_with_the_next_ste
     returned = VectorEnvironments(Corridor, [0], envs.moments(), in_processes)
     assert envs.moments()[0]["ended"] and np.array_equal(returned.observations, envs.observations)
     observations, *rest = returned.step(np.array([0]))
-    assert np.array_equal(observations, envs.step(np.array([1])).observations) and observations[0, 0] == 0
+    assert np.array_equal(observations, envs.step(np.array([1]))[0]) and observations[0, 0] == 0
     assert [part.tolist() for part in rest] == [[0.0], [False], [False]]
-    assert np.array_equal(returned.step(np.array([1])).observations, envs.step(np.array([1])).observations)
+    assert np.array_equal(returned.step(np.array([1]))[0], envs.step(np.array([1]))[0])
 
 
 def test_episodes_differ_by_number_and_by_seed():
