@@ -31,15 +31,7 @@ class BlockOrder:
         self._pass: tuple[int, int, np.ndarray] | None = None  # number, offset, order
 
     def starts(self, first: int, count: int) -> np.ndarray:
-        """Return the places where blocks begin.
-
-        Args:
-            first: How many blocks were seen before.
-            count: How many are wanted.
-
-        Returns:
-            int64 `(count,)`.
-        """
+        """Return where blocks begin, int64 `(count,)`; `first` is how many were seen before."""
         numbers = np.arange(first, first + count)
         passes, within = numbers // self.blocks, numbers % self.blocks
         return np.concatenate([self._of_pass(number, within[passes == number]) for number in np.unique(passes)])
@@ -90,8 +82,7 @@ class Mixture:
     def batch(self, number: int) -> tuple[int, np.ndarray]:
         """Return which text a micro-batch comes from, and where in it its blocks begin, int64 `(batch_size,)`.
 
-        Args:
-            number: Of the micro-batch, counted from 0 over all ranks since the phase began.
+        Micro-batches are counted from 0 over all ranks since the phase began.
         """
         source = self.source_of(number)
         first = int(self._places[number]) * self.batch_size

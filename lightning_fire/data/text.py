@@ -164,7 +164,11 @@ class TextDataModule(ArrivingData):
         self._load_once()
         phase = self._last_chunk = self.chunk
         if self._train_loader is None or self._train_loader[0] != phase:
-            dataset = MixedBatches(self._texts(phase), self._mixture(phase), self.block_size, self._batches_of_all())
+            weights = self.protocol.mixtures[phase]
+            texts = [self._sources[name].train for name in weights]
+            sizes = list(map(len, texts)), self.block_size, self.batch_size
+            mixture = Mixture(list(weights.values()), *sizes, seed=[self.seed, phase])
+            dataset = MixedBatches(texts, mixture, self.block_size, self.batches_per_epoch() * world_size())
             sampler = MicroBatchSampler(dataset, self.first_epoch(phase))
             self._train_loader = phase, ResumableLoader(dataset, 1, True, num_workers=self.num_workers, sampler=sampler)
         loader = self._train_loader[1]
@@ -187,17 +191,6 @@ class TextDataModule(ArrivingData):
     def test_dataloader(self) -> ResumableLoader:
         """Return the validation blocks."""
         return self.val_dataloader()
-
-    def _batches_of_all(self) -> int:
-        return self.batches_per_epoch() * world_size()
-
-    def _texts(self, phase: int) -> list[Tokens]:
-        return [self._sources[name].train for name in self.protocol.mixtures[phase]]
-
-    def _mixture(self, phase: int) -> Mixture:
-        weights = list(self.protocol.mixtures[phase].values())
-        lengths = [len(text) for text in self._texts(phase)]
-        return Mixture(weights, lengths, self.block_size, self.batch_size, [self.seed, phase])
 
     def _load_once(self) -> None:
         if self._sources is not None:
@@ -222,12 +215,7 @@ class TextDataModule(ArrivingData):
 
 
 class MicroBatchSampler(EpochBatchSampler):
-    """Numbers of micro-batches of one epoch, counted over all ranks since the phase began, int64 `(1,)` each.
-
-    Args:
-        dataset: As long as the micro-batches of an epoch on all ranks.
-        first_epoch: Epoch in which the phase begins.
-    """
+    """Numbers of micro-batches of one epoch, counted over all ranks since the phase began, int64 `(1,)` each."""
 
     def __init__(self, dataset: Dataset, first_epoch: int):
         super().__init__(dataset, 1, shuffle=False)
@@ -242,14 +230,7 @@ class MicroBatchSampler(EpochBatchSampler):
 
 
 class MixedBatches(Dataset):
-    """The micro-batches of a phase, read when asked for.
-
-    Args:
-        texts: The texts of the phase.
-        mixture: Which blocks of them make up a micro-batch.
-        block_size: Tokens in a block.
-        length: Micro-batches of an epoch on all ranks.
-    """
+    """The micro-batches of a phase, read when asked for; `length` is that of an epoch on all ranks."""
 
     def __init__(self, texts: Sequence[Tokens], mixture: Mixture, block_size: int, length: int):
         self.texts, self.mixture, self.block_size, self.length = texts, mixture, block_size, length
@@ -263,14 +244,7 @@ class MixedBatches(Dataset):
 
 
 class ValidationBatches(Dataset):
-    """Evenly spaced blocks of several texts, a batch from one text.
-
-    Args:
-        texts: The texts by number.
-        block_size: Tokens in a block.
-        batch_size: Blocks in a batch; the last of a text may have fewer.
-        val_blocks: Blocks of each text at most; None: all.
-    """
+    """Evenly spaced blocks of several texts, at most `val_blocks` of each; a batch from one text, given by number."""
 
     def __init__(self, texts: Mapping[int, Tokens], block_size: int, batch_size: int, val_blocks: int | None):
         self.texts, self.block_size = texts, block_size

@@ -34,12 +34,11 @@ class Tokens:
         self._dtype = np.dtype(_DTYPES[dtype])
         self._array: np.ndarray | None = place if self._file is None else None
         if self._file is not None:
-            self._size, rest = divmod(self._file.stat().st_size, self._dtype.itemsize)
+            size = self._file.stat().st_size
+            self._size, rest = divmod(size, self._dtype.itemsize)
             if rest:
-                raise ValueError(
-                    f"{self._file} is truncated, or not of {dtype}: its {self._file.stat().st_size} bytes are no"
-                    f" multiple of {self._dtype.itemsize}"
-                )
+                multiple = f"its {size} bytes are no multiple of {self._dtype.itemsize}"
+                raise ValueError(f"{self._file} is truncated, or not of {dtype}: {multiple}")
 
     @property
     def name(self) -> str:
@@ -50,14 +49,7 @@ class Tokens:
         return len(self._array) if self._file is None else self._size
 
     def blocks(self, starts: np.ndarray, length: int) -> Tensor:
-        """Return runs of tokens.
-
-        Args:
-            starts: Place of the first token of each, int64 `(n,)`.
-            length: Tokens of each.
-
-        Returns:
-            int64 `(n, length)`.
+        """Return `length` tokens from each of `starts` on, int64 `(n,)`: int64 `(n, length)`.
 
         Raises:
             ValueError: If a token is not below `vocab_size`.
@@ -128,12 +120,10 @@ def _read_meta(file: Path) -> dict[str, Any]:
         return {}
     try:
         meta = json.loads(file.read_text())
-        if (
-            meta["dtype"] in _DTYPES
-            and meta["vocab_size"] > 0
-            and all(meta["splits"][s]["tokens"] > 0 for s in ("train", "val"))
-        ):
-            return meta
+        if min(meta["vocab_size"], *(meta["splits"][split]["tokens"] for split in ("train", "val"))) < 1:
+            raise ValueError("a text has no tokens")
+        if meta["dtype"] not in _DTYPES:
+            raise ValueError(f"`dtype` is {meta['dtype']!r}")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} cannot be read ({error}): prepare the text again") from error
-    raise ValueError(f"{file} does not describe token files: prepare the text again")
+    return meta
