@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from lightning_fire.checkpoints.printable import printable
@@ -62,7 +61,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         if folder.tokens:
             print(f"{options.output}: going on after {folder.tokens:,} tokens")
         with folder:
-            _tokenize(source, encode, about["end_of_text"], folder)
+            _tokenize(source, encode, folder)
     meta = folder.meta
     train, val = (meta["splits"][split] for split in SPLITS)
     end = "; it is complete, and left as it is" if complete else f", {time.perf_counter() - begin:.1f} s"
@@ -93,22 +92,15 @@ def _source(options: argparse.Namespace) -> tuple[TextFiles | HubDataset, dict[s
     return HubDataset(options.dataset, column, split, options.val_split, options.seed, share), held_out
 
 
-def _tokenize(source: TextFiles | HubDataset, encode: Encode, end_of_text: int | None, folder: TokenFolder) -> None:
+def _tokenize(source: TextFiles | HubDataset, encode: Encode, folder: TokenFolder) -> None:
     if folder.state["finished"]:
         return
     split, done, _ = position = folder.state["position"]
     initial = source.before[split] + done
     with tqdm(total=source.total, initial=initial, unit=source.unit, unit_scale=True, disable=None) as bar:
         for batch in _batches(source.pieces(position)):
-            tokens: dict[str, list[np.ndarray]] = {split: [] for split in SPLITS}
-            documents = dict.fromkeys(SPLITS, 0)
-            for piece, found in zip(batch, encode([piece.text for piece in batch]), strict=True):
-                tokens[piece.split].append(found)
-                documents[piece.split] += piece.ends
-                if piece.ends and end_of_text is not None:
-                    tokens[piece.split].append(np.array([end_of_text]))
-            split, done, _ = position = batch[-1].following
-            folder.write(tokens, documents, position)
+            folder.write(batch, encode([piece.text for piece in batch]))
+            split, done, _ = batch[-1].following
             bar.update(source.before[split] + done - bar.n)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_fire.checkpoints.atomic import flush
-from lightning_fire.text.sources import SPLITS
+from lightning_fire.text.sources import SPLITS, Piece
 
 SECONDS_BETWEEN_SAVES = 5.0
 _PROGRESS = "progress.json"
@@ -79,17 +79,16 @@ class TokenFolder:
             file.truncate(self.state["splits"][split]["tokens"] * self._dtype.itemsize)
         return self
 
-    def write(
-        self, tokens: dict[str, Sequence[np.ndarray]], documents: dict[str, int], position: Sequence[int]
-    ) -> None:
-        """Append tokens of each split, `(tokens,)` each; `position` is where the text goes on."""
-        splits = {}
-        for split, count in self.state["splits"].items():
-            for part in tokens[split]:
-                self._files[split].write(part.astype(self._dtype).tobytes())
-            more = sum(map(len, tokens[split]))
-            splits[split] = {"tokens": count["tokens"] + more, "documents": count["documents"] + documents[split]}
-        self.state = {**self.state, "position": position, "splits": splits}  # at once: interruptions come at any time
+    def write(self, pieces: Sequence[Piece], tokens: Sequence[np.ndarray]) -> None:
+        """Append the tokens of pieces, `(tokens,)` each, and the one that ends a document."""
+        splits = {split: dict(count) for split, count in self.state["splits"].items()}
+        for piece, found in zip(pieces, tokens, strict=True):
+            if piece.ends and self._about["end_of_text"] is not None:
+                found = np.append(found, self._about["end_of_text"])
+            self._files[piece.split].write(found.astype(self._dtype).tobytes())
+            splits[piece.split]["tokens"] += len(found)
+            splits[piece.split]["documents"] += piece.ends
+        self.state = {**self.state, "position": pieces[-1].following, "splits": splits}  # at once: for interruptions
         if time.monotonic() - self._saved >= SECONDS_BETWEEN_SAVES:
             self._save()
 
