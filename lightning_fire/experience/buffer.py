@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from lightning_fire.experience.segment import file_of, new_segment, restored_segment, segment_state
+from lightning_fire.experience.segment import files_of, new_segment, restored_segment, segment_state
 from lightning_fire.experience.transitions import Transitions
 
 _SEGMENTS = 16  # of which a full buffer consists
@@ -101,14 +101,9 @@ class ReplayBuffer:
         truncated: ArrayLike,
         next_observations: ArrayLike,
     ) -> None:
-        """Store what came of an action in each environment.
+        """Store what came of an action in each environment: `(num_envs, *shape)` or `(num_envs,)` each.
 
-        Args:
-            actions: `(num_envs, *shape)`.
-            rewards: `(num_envs,)`.
-            terminated: `(num_envs,)`, bool.
-            truncated: `(num_envs,)`, bool.
-            next_observations: `(num_envs, *shape)`; the last of an episode, where that has ended.
+        `next_observations` are the last of an episode, where that has ended.
         """
         rows, i = self._row(self.written)
         rows["action"][i], rows["reward"][i] = actions, rewards
@@ -121,9 +116,10 @@ class ReplayBuffer:
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
         if self.written % self.size_of_segment == 0:
-            for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= self._oldest - self.stack]:
+            oldest = self.written - self.steps
+            for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= oldest - self.stack]:
                 del self._segments[index]
-            _delete(self._own, [*self._needed, _files(self._segments)])
+            _delete(self._own, [*self._needed, files_of(self._segments.values())])
 
     def newest(self) -> np.ndarray:
         """Return the observations after the last step, not stacked, `(num_envs, *shape)`."""
@@ -153,10 +149,6 @@ class ReplayBuffer:
         before, after = self._observations(steps, environments), self._observations(steps + 1, environments)
         return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated)))
 
-    @property
-    def _oldest(self) -> int:
-        return max(0, self.written - self.steps)
-
     def _draw(self, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw until there are enough: hardly any step is one that begins an episode."""
         steps, environments = np.empty(0, np.int64), np.empty(0, np.int64)
@@ -164,7 +156,7 @@ class ReplayBuffer:
             missing = number - len(steps)
             if not missing or not self.written:
                 break
-            drawn = generator.integers(self._oldest, self.written, missing)
+            drawn = generator.integers(max(0, self.written - self.steps), self.written, missing)
             of = generator.integers(0, self.num_envs, missing)
             possible = ~self._gather(("began",), drawn, of)[0]
             steps, environments = np.append(steps, drawn[possible]), np.append(environments, of[possible])
@@ -209,15 +201,15 @@ class ReplayBuffer:
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
             self._segments[index] = rows = new_segment(self.dtype, self.size_of_segment, self._place_of(index))
-            self._own |= _files({index: rows})
+            self._own |= files_of([rows])
         return self._segments[index], row
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
         number = self.written + 1  # of rows
         segments = {i: segment_state(rows, number - i * len(rows)) for i, rows in self._segments.items()}
-        self._needed.append(_files(self._segments))
-        _delete(self._own, [*self._needed, _files(self._segments)])
+        self._needed.append(files_of(self._segments.values()))
+        _delete(self._own, [*self._needed, files_of(self._segments.values())])
         return {
             "written": self.written,
             "steps": self.steps,
@@ -247,11 +239,7 @@ class ReplayBuffer:
         }
         self.written, self.ended, self._segments = number - 1, np.array(state["ended"], bool), segments
         self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
-        self._own |= _files({i: rows for i, rows in segments.items() if rows.flags.writeable})
-
-
-def _files(segments: dict[int, np.ndarray]) -> set[Path]:
-    return {file_of(rows) for rows in segments.values()} - {None}
+        self._own |= files_of(rows for rows in segments.values() if rows.flags.writeable)
 
 
 def _delete(own: set[Path], kept: Iterable[set[Path]]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import uuid
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,16 @@ def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.nda
     return rows
 
 
-def file_of(rows: np.ndarray) -> Path | None:
-    """Return the file that rows lie in; None: in memory."""
-    return Path(rows.filename) if isinstance(rows, np.memmap) else None
+def files_of(segments: Iterable[np.ndarray]) -> set[Path]:
+    """Return the files of those segments that lie in one."""
+    return {Path(rows.filename) for rows in segments if isinstance(rows, np.memmap)}
 
 
 def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
     """Return the first rows for a checkpoint: themselves, or where they lie."""
     if isinstance(rows, np.memmap):
         rows.flush()
-        return {"file": str(file_of(rows))}
+        return {"file": str(rows.filename)}
     return {"rows": torch.from_numpy(rows[:number].view(np.uint8).copy())}
 
 

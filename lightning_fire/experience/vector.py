@@ -48,9 +48,10 @@ class VectorEnvironments:
         in_processes: bool = False,
     ):
         self._make, self._seeds, self._in_processes = make, seeds, in_processes
-        self._ended = [moment["ended"] for moment in moments or ()] or [False] * len(seeds)
-        self._episodes = [moment["episode"] for moment in moments or ()] or [0] * len(seeds)
-        self._actions = [list(np.asarray(moment["actions"])) for moment in moments or ()] or [[] for _ in seeds]
+        moments = moments or [{"episode": 0, "actions": (), "ended": False}] * len(seeds)
+        self._episodes = [moment["episode"] for moment in moments]
+        self._actions = [list(np.asarray(moment["actions"])) for moment in moments]
+        self._ended = [moment["ended"] for moment in moments]
         self._start()
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
@@ -69,7 +70,7 @@ class VectorEnvironments:
                 self._episodes[i], self._actions[i], self._ended[i] = self._episodes[i] + 1, [], False
             else:
                 self._actions[i].append(np.array(action))
-                self._ended[i] = bool(any(ended))
+                self._ended[i] = any(ended)
         self.observations = stepped[0]
         return stepped
 
@@ -91,11 +92,9 @@ class VectorEnvironments:
         envs, self._envs = self._envs, None
         if not self._in_processes:
             return envs.close()
-        for process in envs.processes:  # its own way would first wait for answers that may never come
-            process.terminate()
-        for process in envs.processes:
+        for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
+            process.terminate()  # its own way would first wait for answers that may never come
             process.join()
-        for pipe in envs.parent_pipes:
             if pipe is not None:
                 pipe.close()
         envs.closed = True
