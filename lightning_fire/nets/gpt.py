@@ -20,14 +20,12 @@ _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # our names of the GELU, and t
 class GPT(nn.Module):
     """GPT-2 (Radford et al., 2019) as nanoGPT trains it: a decoder-only transformer for next-token prediction.
 
-    Blocks normalise first, positions are learned, and the head is tied to the token embedding: one parameter, first
-    named `transformer.wte.weight`, which counts once. The names are those of Hugging Face's `GPT2LMHeadModel`, but each
-    weight is stored as `nn.Linear` does, `(out, in)`. The defaults are nanoGPT's GPT-2 of 124M parameters. As with any
-    tied parameters, `to_empty` of a net on the meta device parts the two.
+    Pre-norm blocks, learned positions, and a head tied to the token embedding (one parameter, named
+    `transformer.wte.weight` first; `to_empty` of a net on the meta device separates the two). The names are those of
+    Hugging Face's `GPT2LMHeadModel`, but weights are stored `(out, in)`. The defaults are nanoGPT's 124M parameters.
 
-    Each layer draws the initial values of GPT-2 by `reset_parameters`: weights from N(0, 0.02²), the `c_proj` that lead
-    back to the residual stream from N(0, 0.02² / (2 · depth)), biases 0, norms 1 and 0. The tied weight is drawn twice
-    by that, by the embedding and by the head, from the same distribution: the head's draw stays.
+    Initial values as in GPT-2: weights from N(0, 0.02²), the `c_proj` before a residual addition from
+    N(0, 0.02² / (2 · depth)), biases 0, norms 1 and 0. Resampling draws the tied weight twice; the head's draw stays.
 
     Args:
         vocab_size: Number of tokens (GPT-2: 50257; nanoGPT pads it to a multiple of 64).
@@ -78,12 +76,20 @@ class GPT(nn.Module):
         self.vocab_size, self.block_size, self.dim = vocab_size, block_size, dim
         self.depth, self.heads = depth, heads
         self.dropout, self.gelu = dropout, gelu
-        self.transformer = _Transformer(vocab_size, block_size, depth, heads, dim, bias, dropout, gelu)
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": _Embedding(vocab_size, dim),
+                "wpe": _Embedding(block_size, dim),
+                "drop": nn.Dropout(dropout),
+                "h": nn.ModuleList(_Block(depth, heads, dim, bias, dropout, gelu) for _ in range(depth)),
+                "ln_f": nn.LayerNorm(dim, bias=bias),
+            }
+        )
         self.lm_head = _Linear(dim, vocab_size, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers draw anew
+        self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers are resampled
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute the logits of each next token.
+        """Return the logits of each next token.
 
         Args:
             tokens: Shape `(batch, length)`, int64, in [0, `vocab_size`).
@@ -92,21 +98,23 @@ class GPT(nn.Module):
             Logits `(batch, length, vocab_size)`; those at a position depend on the tokens up to it only.
 
         Raises:
-            ValueError: If `tokens` has not two dimensions, or a sequence is longer than `block_size`.
+            ValueError: If `tokens` does not have two dimensions, or a sequence is longer than `block_size`.
         """
         if tokens.ndim != 2:
             raise ValueError(f"`tokens` must have the shape (batch, length), got {tuple(tokens.shape)}")
         if tokens.shape[1] > self.block_size:
             raise ValueError(f"`tokens` must be at most `block_size` = {self.block_size} long, got {tokens.shape[1]}")
-        return self.lm_head(self.transformer(tokens))
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.transformer.drop(self.transformer.wte(tokens) + self.transformer.wpe(positions))
+        for block in self.transformer.h:
+            x = block(x)
+        return self.lm_head(self.transformer.ln_f(x))
 
     def flops_per_token(self, length: int) -> int:
         """Estimate the floating-point operations of training on one token, forward and backward.
 
-        6 · N + 12 · depth · dim · length, with N the number of parameters but for the embedding of positions, after
-        appendix B of PaLM (Chowdhery et al., arXiv:2204.02311), as nanoGPT counts it; that attention is causal saves
-        nothing in it. Times the tokens per second, over the peak FLOPs per second of the device, it is the model FLOPs
-        utilisation.
+        6 · N + 12 · depth · dim · length, with N the number of parameters without the position embedding (appendix B
+        of PaLM, Chowdhery et al., arXiv:2204.02311, as in nanoGPT). The causal mask is not counted as a saving.
 
         Args:
             length: Tokens in a sequence, in [1, `block_size`].
@@ -126,24 +134,22 @@ class GPT(nn.Module):
         heads: int | None = None,
         dropout: float | None = None,
     ) -> "GPT":
-        """Make a net that computes what a GPT-2 of Hugging Face's `transformers` computes, with a copy of its weights.
-
-        Nothing is downloaded.
+        """Copy a GPT-2 of Hugging Face's `transformers`, without any download.
 
         Args:
             source: The model (a `GPT2LMHeadModel`, or a `GPT2Model` without its head), its state dict, or the path of
-                a folder where `save_pretrained` has put it. A state dict is taken to have the usual settings.
-            heads: Attention heads, needed with a state dict: it does not tell them.
+                a folder written by `save_pretrained`. A state dict is assumed to have the usual settings.
+            heads: Attention heads; required with a state dict, which does not contain them.
             dropout: Probability of dropout. Default: the model's, and 0 with a state dict.
 
         Returns:
             The net, in training mode, with biases, on the device and with the floating type of the embedding.
 
         Raises:
-            ValueError: If the source is no GPT-2, or one that this net cannot equal: without scaled attention, or
-                scaled by the layer's number; with cross-attention; with an MLP of another width, another activation or
-                another ε in LayerNorm; with a head of its own; or with several probabilities of dropout.
-            FileNotFoundError: If a path is no folder with a `config.json`.
+            ValueError: If the source is not a GPT-2, or has a setting that this net lacks: unscaled attention or one
+                scaled by the layer's index, cross-attention, another MLP width, activation or LayerNorm ε, an untied
+                head, or several probabilities of dropout.
+            FileNotFoundError: If a path is not a folder with a `config.json`.
             ImportError: If a path is given and `transformers` is not installed.
         """
         arguments, state = huggingface_gpt2.read(source, heads, dropout)
@@ -156,9 +162,7 @@ class GPT(nn.Module):
         return net
 
     def to_huggingface(self) -> "GPT2LMHeadModel":
-        """Make a `GPT2LMHeadModel` of Hugging Face's `transformers` that computes the same, with a copy of the weights.
-
-        It has biases, 0 where this net has none. The global random state is left as it was.
+        """Copy the net into a `GPT2LMHeadModel` of Hugging Face's `transformers`, with biases of 0 where it has none.
 
         Returns:
             The model, in the mode, on the device and with the floating type of this net.
@@ -166,77 +170,39 @@ class GPT(nn.Module):
         Raises:
             ImportError: If `transformers` is not installed.
         """
-        return huggingface_gpt2.write(
-            self.state_dict(),
-            vocab_size=self.vocab_size,
-            block_size=self.block_size,
-            depth=self.depth,
-            heads=self.heads,
-            dim=self.dim,
-            dropout=self.dropout,
-            gelu=self.gelu,
-        ).train(self.training)
+        return huggingface_gpt2.write(self)
 
 
 class _Linear(nn.Linear):
-    """A Linear layer that draws its weight from N(0, `std`²); its bias begins at 0."""
+    """Linear layer whose weight is drawn from N(0, `std`²) and whose bias starts at 0."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, std: float = 0.02):
         self.std = std  # before nn.Linear draws
         super().__init__(inputs, outputs, bias=bias)
 
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
         nn.init.normal_(self.weight, std=self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
 
 class _Embedding(nn.Embedding):
-    """An embedding that draws its weight from N(0, 0.02²)."""
-
     def reset_parameters(self) -> None:
-        """Draw the weight anew."""
         nn.init.normal_(self.weight, std=0.02)
 
 
-class _Transformer(nn.Module):
-    """All but the head: from tokens `(batch, length)` to `(batch, length, dim)`."""
-
-    def __init__(
-        self,
-        vocab_size: int,
-        block_size: int,
-        depth: int,
-        heads: int,
-        dim: int,
-        bias: bool,
-        dropout: float,
-        gelu: str,
-    ):
-        super().__init__()
-        self.wte = _Embedding(vocab_size, dim)
-        self.wpe = _Embedding(block_size, dim)
-        self.drop = nn.Dropout(dropout)
-        std = 0.02 / math.sqrt(2 * depth)  # 2 · depth projections add to the residual stream
-        self.h = nn.ModuleList(_Block(heads, dim, bias, dropout, gelu, std) for _ in range(depth))
-        self.ln_f = nn.LayerNorm(dim, bias=bias)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.drop(self.wte(tokens) + self.wpe(positions))
-        for block in self.h:
-            x = block(x)
-        return self.ln_f(x)
-
-
 class _Block(nn.Module):
-    def __init__(self, heads: int, dim: int, bias: bool, dropout: float, gelu: str, residual_std: float):
+    def __init__(self, depth: int, heads: int, dim: int, bias: bool, dropout: float, gelu: str):
         super().__init__()
+        std = 0.02 / math.sqrt(2 * depth)  # 2 · depth projections add to the residual stream
         self.ln_1 = nn.LayerNorm(dim, bias=bias)
-        self.attn = _Attention(heads, dim, bias, dropout, residual_std)
+        self.attn = _Attention(heads, dim, bias, dropout, std)
         self.ln_2 = nn.LayerNorm(dim, bias=bias)
-        self.mlp = _MLP(dim, bias, dropout, gelu, residual_std)
+        self.mlp = nn.Sequential()
+        self.mlp.c_fc = _Linear(dim, 4 * dim, bias)
+        self.mlp.act = nn.GELU(_APPROXIMATE[gelu])
+        self.mlp.c_proj = _Linear(4 * dim, dim, bias, std)
+        self.mlp.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
@@ -258,15 +224,3 @@ class _Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
         return self.resid_dropout(self.c_proj(attended.transpose(1, 2).flatten(2)))  # from (batch, heads, length, …)
-
-
-class _MLP(nn.Module):
-    def __init__(self, dim: int, bias: bool, dropout: float, gelu: str, residual_std: float):
-        super().__init__()
-        self.c_fc = _Linear(dim, 4 * dim, bias)
-        self.act = nn.GELU(_APPROXIMATE[gelu])
-        self.c_proj = _Linear(4 * dim, dim, bias, residual_std)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.c_proj(self.act(self.c_fc(x))))

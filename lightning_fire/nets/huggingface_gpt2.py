@@ -11,6 +11,8 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from transformers import GPT2LMHeadModel
 
+    from lightning_fire.nets.gpt import GPT
+
 _GELU = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # names of activations in a config
 # What `GPT` has no setting for. `reorder_and_upcast_attn` may be either: it changes the rounding alone.
 _ONLY = {
@@ -29,21 +31,7 @@ _LAST_TOKEN_OF_GPT2 = 50256  # both the first and the last of a text
 def read(
     source: nn.Module | Mapping[str, Tensor] | str | Path, heads: int | None, dropout: float | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the arguments and the state of a `GPT` from a GPT-2.
-
-    Args:
-        source: A model, a state dict, or the path of a folder, see `GPT.from_huggingface`.
-        heads: Attention heads; None: those of the model.
-        dropout: Probability of dropout; None: that of the model, 0 with a state dict.
-
-    Returns:
-        The arguments of the constructor by name, and a complete state; its tensors may share memory with the source.
-
-    Raises:
-        ValueError: If the source is no GPT-2, one that `GPT` cannot equal, or a state dict without `heads`.
-        FileNotFoundError: If a path is no folder with a `config.json`.
-        ImportError: If a path is given and transformers is not installed.
-    """
+    """Return the arguments and the state of a `GPT`, which may share memory: see `GPT.from_huggingface`."""
     if isinstance(source, str | Path):
         source = _opened(Path(source))
     if isinstance(source, nn.Module):
@@ -62,56 +50,28 @@ def read(
     return {**sizes, "depth": depth, "bias": True, **settings}, state
 
 
-def write(
-    state: Mapping[str, Tensor],
-    *,
-    vocab_size: int,
-    block_size: int,
-    depth: int,
-    heads: int,
-    dim: int,
-    dropout: float,
-    gelu: str,
-) -> "GPT2LMHeadModel":
-    """Make a GPT-2 of the state of a `GPT`.
-
-    Args:
-        state: The state dict.
-        vocab_size: As the other arguments: those of the `GPT`.
-        block_size: Likewise.
-        depth: Likewise.
-        heads: Likewise.
-        dim: Likewise.
-        dropout: Likewise.
-        gelu: Likewise.
-
-    Returns:
-        The model, with a copy of the weights, and 0 in the place of absent biases.
-
-    Raises:
-        ImportError: If transformers is not installed.
-    """
+def write(net: "GPT") -> "GPT2LMHeadModel":
+    """Return a GPT-2 with a copy of the weights of a `GPT`; the global random state stays as it was."""
     transformers = _transformers()
     # the tokens that begin and end a text are known for the vocabulary of GPT-2 alone
-    ends = {} if vocab_size > _LAST_TOKEN_OF_GPT2 else {"bos_token_id": None, "eos_token_id": None}
+    ends = {} if net.vocab_size > _LAST_TOKEN_OF_GPT2 else {"bos_token_id": None, "eos_token_id": None}
     config = transformers.GPT2Config(
-        vocab_size=vocab_size,
-        n_positions=block_size,
-        n_layer=depth,
-        n_head=heads,
-        n_embd=dim,
-        activation_function={"exact": "gelu", "tanh": "gelu_new"}[gelu],
-        **dict.fromkeys(_DROPOUTS, dropout),
+        vocab_size=net.vocab_size,
+        n_positions=net.block_size,
+        n_layer=net.depth,
+        n_head=net.heads,
+        n_embd=net.dim,
+        activation_function={"exact": "gelu", "tanh": "gelu_new"}[net.gelu],
+        **dict.fromkeys(_DROPOUTS, net.dropout),
         **ends,
     )
     with torch.random.fork_rng(devices=[]):  # the model draws values first, on the CPU
         model = transformers.GPT2LMHeadModel(config)
-    biases = {name: zeros for name, zeros in model.state_dict().items() if name.endswith(".bias")}
-    biases = {name: torch.zeros_like(bias) for name, bias in biases.items()}
-    embedding = state["transformer.wte.weight"]
+    biases = {name: torch.zeros_like(b) for name, b in model.state_dict().items() if name.endswith(".bias")}
+    embedding = net.lm_head.weight
     model.to(embedding.device, embedding.dtype)
-    model.load_state_dict({**biases, **_turned(state)})
-    return model
+    model.load_state_dict({**biases, **_turned(net.state_dict())})
+    return model.train(net.training)
 
 
 def _opened(folder: Path) -> "GPT2LMHeadModel":
@@ -126,13 +86,13 @@ def _opened(folder: Path) -> "GPT2LMHeadModel":
     if kind != "gpt2":
         raise ValueError(f"`source` must hold a model of type 'gpt2', got {kind!r} in {config}")
     model, told = transformers.GPT2LMHeadModel.from_pretrained(folder, local_files_only=True, output_loading_info=True)
-    if missing := sorted(told["missing_keys"]):  # drawn at random in their place
+    if missing := sorted(told["missing_keys"]):  # transformers fills them with random values
         raise ValueError(f"{folder} has no {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}")
     return model
 
 
 def _settings(model: nn.Module, heads: int | None, dropout: float | None) -> dict[str, Any]:
-    """Read what a state dict does not tell from the config of a model, and refuse what `GPT` has no setting for."""
+    """Read from a model's config what its state dict does not contain; raise where `GPT` has no such setting."""
     config = getattr(model, "config", None)
     if getattr(config, "model_type", None) != "gpt2":
         raise ValueError(f"`source` must be a GPT-2 of Hugging Face, got a {type(model).__name__}")
@@ -141,10 +101,9 @@ def _settings(model: nn.Module, heads: int | None, dropout: float | None) -> dic
             raise ValueError(f"GPT cannot equal a GPT-2 whose {key} is not {only}, got {value}")
     if config.n_inner not in (None, 4 * config.n_embd):
         raise ValueError(f"GPT cannot equal a GPT-2 whose n_inner is not 4 · n_embd, got {config.n_inner}")
-    if config.activation_function not in _GELU:
+    if (activation := config.activation_function) not in _GELU:
         raise ValueError(
-            f"GPT cannot equal a GPT-2 whose activation_function is not in {list(_GELU)},"
-            f" got {config.activation_function!r}"
+            f"GPT cannot equal a GPT-2 whose activation_function is not in {list(_GELU)}, got {activation!r}"
         )
     if heads not in (None, config.n_head):
         raise ValueError(f"`heads` must be those of the model, {config.n_head}, or None, got {heads}")
@@ -153,11 +112,11 @@ def _settings(model: nn.Module, heads: int | None, dropout: float | None) -> dic
         if len(set(given.values())) > 1:
             raise ValueError(f"GPT has one probability of dropout, got {given}: choose one by `dropout`")
         dropout = config.resid_pdrop
-    return {"heads": config.n_head, "dropout": dropout, "gelu": _GELU[config.activation_function]}
+    return {"heads": config.n_head, "dropout": dropout, "gelu": _GELU[activation]}
 
 
 def _state(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Turn the state of a GPT-2, of the model with a head or of that without, into the complete state of a `GPT`."""
+    """Turn the state of a GPT-2 with or without its head into the complete state of a `GPT`."""
     state = {name: tensor for name, tensor in source.items() if not name.endswith(_CAUSAL_MASKS)}
     if "wte.weight" in state:  # of a GPT2Model
         state = {name if name == "lm_head.weight" else f"transformer.{name}": state[name] for name in state}
