@@ -1,9 +1,4 @@
-"""The paper's networks: plain modules.
-
-From images `(batch, C, H, W)` to logits `(batch, num_classes)`; `GPT` from tokens `(batch, length)` to logits
-`(batch, length, vocab_size)`; `NatureCNN` from frames to the values of actions, `SimBa` for actors and critics; `MLP`
-for anything small.
-"""
+"""Networks of the paper, as plain PyTorch modules."""
 
 from lightning_fire.nets.causal_lm import causal_lm
 from lightning_fire.nets.gpt import GPT

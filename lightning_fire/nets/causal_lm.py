@@ -9,18 +9,18 @@ from torch import nn
 def causal_lm(
     model_type: str | None = None, config: dict[str, Any] | None = None, folder: str | None = None
 ) -> nn.Module:
-    """Make a causal language model: a new one from its settings, or a trained one from a folder.
+    """Make a causal language model: an untrained one from its settings, or a trained one from a folder.
 
     Args:
         model_type: Family of the model, such as `gpt2` or `llama`.
         config: Its settings, by the names of the family's config.
-        folder: Where `save_pretrained` has put a model, in the place of both. Nothing is downloaded.
+        folder: Folder written by `save_pretrained`, instead of both. Nothing is downloaded.
 
     Returns:
         The model, float32, in training mode, without its cache of keys and values.
 
     Raises:
-        ValueError: If not one of `model_type` and `folder` is given, or the family has no such settings.
+        ValueError: If not exactly one of `model_type` and `folder` is given, or the family lacks a setting.
         FileNotFoundError: If `folder` has no `config.json`.
         ImportError: If transformers is not installed.
 
@@ -40,9 +40,9 @@ def causal_lm(
             raise FileNotFoundError(f"`folder` must be one that save_pretrained() has written, got {folder!r}")
         net = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
     else:
-        known = AutoConfig.for_model(model_type)
-        if unknown := sorted(set(config or {}) - set(known.to_dict())):
+        config = config or {}
+        if unknown := sorted(set(config) - set(AutoConfig.for_model(model_type).to_dict())):
             raise ValueError(f"`config` of {model_type!r} has no {', '.join(unknown)}")
-        net = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **(config or {})))
+        net = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **config))
     net.config.use_cache = False
     return net.float().train()  # transformers 5 keeps the precision of the file

@@ -28,10 +28,9 @@ class MLP(nn.Module):
         widths = [inputs, *hidden, outputs]
         if min(widths) < 1:
             raise ValueError(f"all widths must be at least 1, got inputs, hidden layers and outputs {widths}")
-        layers = [nn.Flatten()]
+        self.layers = nn.Sequential(nn.Flatten())
         for width, following in pairwise(widths[:-1]):
-            layers += [nn.Linear(width, following), nn.ReLU()]
-        self.layers = nn.Sequential(*layers)
+            self.layers.extend([nn.Linear(width, following), nn.ReLU()])
         self.head = nn.Linear(widths[-2], outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:

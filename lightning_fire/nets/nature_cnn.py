@@ -1,15 +1,26 @@
 """The network of DQN (Mnih et al., Nature 2015)."""
 
-import torch
 from torch import Tensor, nn
 from torch.nn.init import xavier_uniform_, zeros_
+
+
+def _xavier(layer: nn.Conv2d | nn.Linear) -> None:
+    xavier_uniform_(layer.weight)
+    zeros_(layer.bias)
+
+
+class _Conv2d(nn.Conv2d):
+    reset_parameters = _xavier
+
+
+class _Linear(nn.Linear):
+    reset_parameters = _xavier
 
 
 class NatureCNN(nn.Module):
     """Three convolutions and a hidden layer, from stacked frames to the value of each action.
 
-    Each layer draws its initial values by `reset_parameters`: weights Xavier-uniform, biases 0 (Dopamine).
-    Bytes are divided by 255.
+    Initial weights are Xavier-uniform, biases 0 (Dopamine). Bytes are divided by 255.
 
     Args:
         num_actions: Number of outputs.
@@ -21,21 +32,15 @@ class NatureCNN(nn.Module):
         head: The two Linear layers.
 
     Example:
+        >>> import torch
         >>> NatureCNN(num_actions=9)(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
         torch.Size([2, 9])
     """
 
     def __init__(self, num_actions: int, frames: int = 4, hidden: int = 512):
         super().__init__()
-        self.encoder = nn.Sequential(
-            _Conv2d(frames, 32, 8, 4),
-            nn.ReLU(),
-            _Conv2d(32, 64, 4, 2),
-            nn.ReLU(),
-            _Conv2d(64, 64, 3, 1),
-            nn.ReLU(),
-            nn.Flatten(),
-        )
+        convolutions = _Conv2d(frames, 32, 8, 4), _Conv2d(32, 64, 4, 2), _Conv2d(64, 64, 3, 1)
+        self.encoder = nn.Sequential(*(layer for conv in convolutions for layer in (conv, nn.ReLU())), nn.Flatten())
         self.head = nn.Sequential(_Linear(64 * 7 * 7, hidden), nn.ReLU(), _Linear(hidden, num_actions))
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -43,19 +48,3 @@ class NatureCNN(nn.Module):
         if not frames.is_floating_point():
             frames = frames.to(self.encoder[0].weight.dtype) / 255
         return self.head(self.encoder(frames))
-
-
-class _Conv2d(nn.Conv2d):
-    def reset_parameters(self) -> None:
-        _draw(self)
-
-
-class _Linear(nn.Linear):
-    def reset_parameters(self) -> None:
-        _draw(self)
-
-
-@torch.no_grad()
-def _draw(layer: nn.Module) -> None:
-    xavier_uniform_(layer.weight)
-    zeros_(layer.bias)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 class ResNet(nn.Module):
     """Residual network of basic blocks with BatchNorm (He et al., arXiv:1512.03385), for small images.
 
-    The stem is a 3×3 convolution, without max-pooling. The first stage keeps the resolution, each later
-    one halves it. The defaults are the paper's ResNet-18 for CIFAR-10, with a hidden layer of 512 in the head.
+    The stem is a 3×3 convolution, without max-pooling. Each stage but the first halves the resolution. The defaults are
+    the paper's ResNet-18 for CIFAR-10, with a hidden layer of 512 in the head.
 
     Args:
         num_classes: Number of logits.
@@ -47,17 +47,14 @@ class ResNet(nn.Module):
                 "every size must be at least 1, got "
                 f"{num_classes=}, {in_channels=}, {widths=}, {blocks=}, {head_width=}, {stem_stride=}"
             )
+        channels = widths[0]
         self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, widths[0], 3, stem_stride, padding=1, bias=False),
-            nn.BatchNorm2d(widths[0]),
-            nn.ReLU(),
+            nn.Conv2d(in_channels, channels, 3, stem_stride, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()
         )
         self.stages = nn.Sequential()
-        channels = widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
-            strides = [1 if stage == 0 else 2] + [1] * (count - 1)
-            inputs = [channels] + [width] * (count - 1)
-            self.stages.append(nn.Sequential(*(_BasicBlock(i, width, s) for i, s in zip(inputs, strides, strict=True))))
+            first = _BasicBlock(channels, width, stride=1 if stage == 0 else 2)
+            self.stages.append(nn.Sequential(first, *(_BasicBlock(width, width, stride=1) for _ in range(count - 1))))
             channels = width
         if head_width is None:
             self.head = nn.Linear(channels, num_classes)
@@ -65,16 +62,8 @@ class ResNet(nn.Module):
             self.head = nn.Sequential(nn.Linear(channels, head_width), nn.ReLU(), nn.Linear(head_width, num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            images: Shape `(batch, in_channels, H, W)`, floating; H and W at will.
-
-        Returns:
-            Logits `(batch, num_classes)`.
-        """
-        features = self.stages(self.stem(images))
-        return self.head(features.mean((2, 3)))
+        """Return the logits `(batch, num_classes)` of images `(batch, in_channels, H, W)` of any size."""
+        return self.head(self.stages(self.stem(images)).mean((2, 3)))
 
 
 class _BasicBlock(nn.Module):

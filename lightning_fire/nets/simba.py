@@ -1,4 +1,4 @@
-"""The network of SimBa (Lee et al., ICLR 2025): residual blocks with layer normalisation, for actors and critics."""
+"""The network of SimBa (Lee et al., ICLR 2025): residual blocks with layer normalization, for actors and critics."""
 
 import torch
 from torch import Tensor, nn
@@ -6,20 +6,19 @@ from torch.nn.init import kaiming_normal_, orthogonal_, zeros_
 
 
 class SimBa(nn.Module):
-    """A Linear layer, residual blocks, a layer normalisation, and one Linear layer or more to the outputs.
+    """A Linear layer, residual blocks, a layer normalization, and one or more parallel Linear layers as heads.
 
-    Each layer draws its initial values by `reset_parameters`: the first and the last orthogonal, those of the blocks
-    normal (He), biases 0.
+    Initial weights are orthogonal in the first and last layers and He-normal in the blocks; biases are 0.
 
     Args:
-        inputs: Numbers of an observation; for a critic, of an observation and an action together.
-        outputs: Numbers of the output; for an actor, twice those of an action: means, and logarithms of deviations.
+        inputs: Input dimension: of an observation; for a critic, of an observation and an action together.
+        outputs: Output dimension; for an actor, twice that of an action: means, and logarithms of deviations.
         hidden: Width (paper: 128 for actors, 512 for critics).
         blocks: Residual blocks (paper: 1 for actors, 2 for critics).
-        heads: Linear layers that share the outputs out equally (SimBa: 2 for actors).
+        heads: Linear layers, each with an equal part of the outputs (SimBa: 2 for actors).
 
     Raises:
-        ValueError: If `outputs` is no multiple of `heads`.
+        ValueError: If `outputs` is not a multiple of `heads`.
 
     Example:
         >>> SimBa(inputs=67, outputs=2 * 21, hidden=128, blocks=1, heads=2)(torch.zeros(5, 67)).shape
@@ -30,9 +29,8 @@ class SimBa(nn.Module):
         super().__init__()
         if outputs % heads:
             raise ValueError(f"`outputs` must be a multiple of `heads`, got {outputs} and {heads}")
-        self.encoder = nn.Sequential(
-            _Orthogonal(inputs, hidden), *(_Block(hidden) for _ in range(blocks)), nn.LayerNorm(hidden)
-        )
+        residual = (_Block(hidden) for _ in range(blocks))
+        self.encoder = nn.Sequential(_Orthogonal(inputs, hidden), *residual, nn.LayerNorm(hidden))
         self.heads = nn.ModuleList(_Orthogonal(hidden, outputs // heads) for _ in range(heads))
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -52,14 +50,12 @@ class _Block(nn.Module):
 
 
 class _Orthogonal(nn.Linear):
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         orthogonal_(self.weight)
         zeros_(self.bias)
 
 
 class _He(nn.Linear):
-    @torch.no_grad()
     def reset_parameters(self) -> None:
         kaiming_normal_(self.weight)
         zeros_(self.bias)

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class VGG(nn.Module):
     """VGG network with BatchNorm (Simonyan and Zisserman, arXiv:1409.1556).
 
-    Each stage is a row of 3×3 convolutions (with bias), each followed by BatchNorm and ReLU, and ends with a 2×2
-    max-pooling. The defaults are the paper's VGG-16 for Tiny ImageNet.
+    A stage is a sequence of 3×3 convolutions (with bias), each followed by BatchNorm and ReLU, and a 2×2 max-pooling.
+    The defaults are the paper's VGG-16 for Tiny ImageNet.
 
     Args:
         num_classes: Number of logits.
@@ -51,35 +51,19 @@ class VGG(nn.Module):
                 f"`image_size` must be divisible by {2 ** len(stages)}, to be halved by each of the {len(stages)}"
                 f" stages, got {image_size}"
             )
-        self.stages = nn.Sequential()
+        self.stages, self.head = nn.Sequential(), nn.Sequential()
         channels = in_channels
         for stage in stages:
-            self.stages.append(_stage([channels, *stage]))
+            layers: list[nn.Module] = []
+            for inputs, outputs in pairwise([channels, *stage]):
+                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            self.stages.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
             channels = stage[-1]
         features = channels * (image_size // 2 ** len(stages)) ** 2
-        self.head = _head([features, *head_widths, num_classes])
+        for inputs, outputs in pairwise([features, *head_widths]):
+            self.head.extend([nn.Linear(inputs, outputs), nn.ReLU()])
+        self.head.append(nn.Linear([features, *head_widths][-1], num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            images: Shape `(batch, in_channels, image_size, image_size)`, floating.
-
-        Returns:
-            Logits `(batch, num_classes)`.
-        """
+        """Return the logits `(batch, num_classes)` of images `(batch, in_channels, image_size, image_size)`."""
         return self.head(self.stages(images).flatten(1))
-
-
-def _stage(channels: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(channels):
-        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.MaxPool2d(2))
-
-
-def _head(widths: Sequence[int]) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(widths):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])

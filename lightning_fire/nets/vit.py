@@ -8,8 +8,8 @@ from torch.nn import functional as F
 class ViT(nn.Module):
     """Vision Transformer (Dosovitskiy et al., arXiv:2010.11929) with LayerNorm before and after the patch embedding.
 
-    Blocks normalise first; query, key and value have separate projections without bias (`to_q`, `to_k`, `to_v`), the
-    logits come from the class token. The defaults are the paper's ViT-Tiny for CIFAR-100.
+    Blocks are pre-norm, with separate projections `to_q`, `to_k` and `to_v` without bias. The logits come from the
+    class token. The defaults are the paper's ViT-Tiny for CIFAR-100.
 
     Args:
         num_classes: Number of logits.
@@ -61,26 +61,16 @@ class ViT(nn.Module):
         self.head = nn.Linear(dim, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits.
-
-        Args:
-            images: Shape `(batch, in_channels, image_size, image_size)`, floating.
-
-        Returns:
-            Logits `(batch, num_classes)`.
-        """
-        x = self.tokens(self.patch_embedding(_patches(images, self.patch_size)))  # (batch, 1 + patches, dim)
+        """Return the logits `(batch, num_classes)` of images `(batch, in_channels, image_size, image_size)`."""
+        size = self.patch_size
+        grid = images.unfold(2, size, size).unfold(3, size, size)  # (batch, C, rows, columns, size, size)
+        patches = grid.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)  # (batch, patches, size · size · C)
+        x = self.tokens(self.patch_embedding(patches))  # (batch, 1 + patches, dim)
         return self.head(self.norm(self.blocks(x)[:, 0]))
 
 
-def _patches(images: Tensor, size: int) -> Tensor:
-    """Cut `(batch, C, H, W)` into patches, row by row: `(batch, patches, size · size · C)`, channel fastest."""
-    grid = images.unfold(2, size, size).unfold(3, size, size)  # (batch, C, rows, columns, size, size)
-    return grid.permute(0, 2, 3, 4, 5, 1).flatten(3).flatten(1, 2)
-
-
 class _ClassTokenAndPositions(nn.Module):
-    """Puts a learned token in front of `(batch, patches, dim)` and adds a learned embedding of the position."""
+    """Prepend a learned token to `(batch, patches, dim)` and add a learned embedding of the position."""
 
     def __init__(self, patches: int, dim: int):
         super().__init__()
@@ -89,7 +79,7 @@ class _ClassTokenAndPositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw both anew from N(0, 1), as in the authors' code."""
+        """Resample both from N(0, 1), as in the authors' code."""
         nn.init.normal_(self.class_token)
         nn.init.normal_(self.positions)
 
@@ -118,9 +108,7 @@ class _Attention(nn.Module):
         self.to_out = nn.Linear(heads * head_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self._split(project(x)) for project in (self.to_q, self.to_k, self.to_v))
+        projected = (project(x).unflatten(-1, (self.heads, -1)) for project in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (part.transpose(1, 2) for part in projected)
         attended = F.scaled_dot_product_attention(q, k, v)  # (batch, heads, tokens, head_dim)
         return self.to_out(attended.transpose(1, 2).flatten(2))
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
