@@ -1,31 +1,25 @@
-"""Learning rates that begin anew with each chunk of data."""
+"""Learning rates that start again with each chunk of data."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from math import ceil, cos, isfinite, pi
+from math import ceil, cos, pi
 from typing import Any, Literal
 
-from lightning.pytorch import Trainer
 from torch.optim.lr_scheduler import LambdaLR
-
-from lightning_fire.contracts import HasStepsPerChunk, offers
 
 Decay = Literal["linear", "cosine", "none"]
 
 
 class ChunkSchedule(LambdaLR):
-    """`LambdaLR` that has the right learning rate at once after a resume.
+    """`LambdaLR` with the right learning rate at once after a resume.
 
-    PyTorch's takes over the one with which the checkpoint was written, and follows its own function only from the
-    second step on. That differs where a training goes on from a checkpoint of one with other chunks.
+    PyTorch's starts with the rate in the checkpoint and follows its own function only from the second step on. That
+    differs where a training continues from a checkpoint of one with other chunks.
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state.
-
-        Args:
-            state_dict: Of such a schedule.
-        """
+        """Continue from the state of such a schedule."""
         super().load_state_dict(state_dict)
         rates = zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True)
         for group, base, factor in rates:
@@ -36,7 +30,7 @@ class ChunkSchedule(LambdaLR):
 def learning_rate_factors(
     steps_per_chunk: Sequence[int], warmup: Sequence[int | float], decay: Decay = "none", minimum: float = 0.0
 ) -> Callable[[int], float]:
-    """Make the learning-rate factor of a training over chunks: in each it rises from 0, then falls to a minimum.
+    """Return the learning-rate factor of a training over chunks: in each it rises from 0, then falls to a minimum.
 
     Optimizer step s of a chunk of n steps (s from 0) with w steps of warm-up has factor s / w if s < w. After that,
     with r = (s − w) / (n − w): minimum + (1 − minimum) · (1 − r) if `decay` is `linear`, minimum + (1 − minimum) ·
@@ -44,8 +38,8 @@ def learning_rate_factors(
 
     Args:
         steps_per_chunk: Optimizer steps of each chunk.
-        warmup: Steps of warm-up of each chunk: a whole number, or a share of the chunk's steps in [0, 1), rounded up.
-            The last one holds for all further chunks.
+        warmup: Steps of warm-up of each chunk: a whole number, or a fraction of the chunk's steps in [0, 1), rounded
+            up. The last one holds for all further chunks.
         decay: How the factor falls.
         minimum: Factor at the end of a chunk, in [0, 1].
 
@@ -63,31 +57,17 @@ def learning_rate_factors(
     starts = [0, *accumulate(steps_per_chunk[:-1])]
 
     def factor(step: int) -> float:
-        chunk = max(index for index, start in enumerate(starts) if start <= step)
-        steps, wanted = steps_per_chunk[chunk], warmup[min(chunk, len(warmup) - 1)]
-        length = ceil(wanted * steps) if isinstance(wanted, float) else wanted
+        chunk = bisect_right(starts, step) - 1
+        steps, length = steps_per_chunk[chunk], warmup[min(chunk, len(warmup) - 1)]
+        if isinstance(length, float):
+            length = ceil(length * steps)
         within = step - starts[chunk]
         if within < length:
             return within / length
+        if decay == "none":
+            return 1.0
         rest = min(1.0, (within - length) / max(1, steps - length))
-        falling = {"none": 1.0, "linear": 1 - rest, "cosine": (1 + cos(pi * rest)) / 2}[decay]
-        return 1.0 if decay == "none" else minimum + (1 - minimum) * falling
+        falling = 1 - rest if decay == "linear" else (1 + cos(pi * rest)) / 2
+        return minimum + (1 - minimum) * falling
 
     return factor
-
-
-def steps_per_chunk(trainer: Trainer) -> list[int]:
-    """Return the optimizer steps of each chunk of a Trainer's data; of data without chunks, all its steps.
-
-    Args:
-        trainer: The Trainer, about to fit.
-
-    Raises:
-        ValueError: If its training has no end.
-    """
-    if offers(trainer.datamodule, HasStepsPerChunk):
-        return trainer.datamodule.steps_per_chunk()
-    steps = trainer.estimated_stepping_batches
-    if not isfinite(steps):
-        raise ValueError("`warmup` is a share of the training, which needs max_epochs or max_steps; or use warmup=0")
-    return [int(steps)]

@@ -1,48 +1,47 @@
 """Image classification on data that grows, as the paper trains it."""
 
 from collections.abc import Callable, Iterable
-from itertools import islice
-from math import isfinite
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire.contracts import HasChunkAt, HasOnline, HasSeenClasses, offers
+from lightning_fire.contracts import HasOnline, HasSeenClasses, offers
 from lightning_fire.metrics import OnlineAccuracy
-from lightning_fire.modules.chunk_schedule import ChunkSchedule, learning_rate_factors, steps_per_chunk
+from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 
-class Classifier(pl.LightningModule):
-    """Trains a network with cross-entropy; warms the learning rate up anew in each chunk of data.
+class Classifier(ChunkModule):
+    """Trains a network with cross-entropy, with a warm-up of the learning rate in each chunk of data.
 
-    Logs `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]) each epoch. Where the
-    DataModule is `online` (streams), also `train/online_accuracy` at the end of each task: the accuracy of its batches,
-    each before the update with it, a mean over all epochs of the task. Where the
-    DataModule has `seen_classes` (class-incremental), also `val/accuracy_seen`: the accuracy over the test samples of
-    the classes seen so far, with the outputs of all classes competing. At the start of every chunk but the first,
-    after the callbacks have acted and before the first batch, `val/accuracy_at_new_data`, over the classes seen then.
+    Logs each epoch `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]); also:
+
+    - `train/online_accuracy` at the end of each task, if the DataModule is `online` (streams): the accuracy on each
+      batch before the update with it, over all epochs of the task.
+    - `val/accuracy_seen`, if the DataModule has `seen_classes` (class-incremental): the accuracy on the test samples of
+      the classes seen so far, among the outputs of all classes.
+    - `val/accuracy_at_new_data` at the start of every chunk but the first, after the callbacks and before the first
+      batch: the accuracy on the classes seen then.
 
     Args:
         net: The network, from `(batch, channels, height, width)` to logits `(batch, num_classes)`.
         num_classes: Number of classes.
-        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 1e-3 (paper, table
+        optimizer: Function from the parameters to the optimizer. Default: Adam with learning rate 1e-3 (paper, table
             "Detailed settings in continual visual learning").
-        parameter_groups: Makes from the module what the optimizer gets, such as `lightning_fire.optim.muon_groups`.
+        parameter_groups: Function from the module to what `optimizer` gets, such as `lightning_fire.optim.muon_groups`.
             Default: all parameters, in one group.
-        warmup: Share of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly from
-            0 (paper: 0.1).
+        warmup: Fraction of the optimizer steps of each chunk, in [0, 1), over which the learning rate rises linearly
+            from 0 (paper: 0.1).
         channels_last: Store images and convolution weights with the channels innermost: faster on GPUs, and on CPUs.
-        compile: Run the network through `torch.compile`, which takes minutes at first. The names of the parameters stay
-            as they are, so that checkpoints of compiled and of plain networks are interchangeable.
+        compile: Run the network through `torch.compile`, which takes minutes at first. Checkpoints of compiled and of
+            plain networks are interchangeable.
 
     Raises:
         ValueError: If `warmup` is outside [0, 1) or `num_classes` below 2.
@@ -62,7 +61,7 @@ class Classifier(pl.LightningModule):
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
         if not 0 <= warmup < 1:
-            raise ValueError(f"`warmup` must be a share in [0, 1), got {warmup}")
+            raise ValueError(f"`warmup` must be a fraction in [0, 1), got {warmup}")
         self.memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
         if compile:
@@ -88,11 +87,19 @@ class Classifier(pl.LightningModule):
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
         if self._online:
-            self._count_for_task(logits, labels, batch_idx)
+            data, accuracy = self.trainer.datamodule, self.task_accuracy
+            if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
+                if self.current_epoch and accuracy.samples:
+                    # of the task before, if it ended with the resumed checkpoint: Lightning leaves out its end
+                    value = float(accuracy.correct / accuracy.samples)  # of this rank: no other has any
+                    for logger in self.loggers:
+                        logger.log_metrics({"train/online_accuracy": value}, step=self.trainer.global_step - 1)
+                accuracy.reset()
+            accuracy.update(logits, labels)
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Log what the batches have summed up to: `log` in each of them costs as much as all else Lightning does."""
+        """Log the sums over the batches: `log` in each batch costs as much as all else Lightning does."""
         data, epoch = self.trainer.datamodule, self.current_epoch
         if self._online and (epoch + 1 == data.total_epochs or data.chunk_at(epoch + 1) != data.chunk_at(epoch)):
             self.log("train/online_accuracy", self.task_accuracy.compute())
@@ -100,18 +107,6 @@ class Classifier(pl.LightningModule):
         if self.train_loss.update_called:  # not by a training_step of a subclass
             self.log("train/loss", self.train_loss)
             self.log("train/accuracy", self.train_accuracy)
-
-    def _count_for_task(self, logits: Tensor, labels: Tensor, batch_idx: int) -> None:
-        """Add a batch to the online accuracy of its task."""
-        data = self.trainer.datamodule
-        if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
-            if self.current_epoch and self.task_accuracy.samples:
-                # of the task before, if it ended with the checkpoint that was resumed: Lightning leaves out its end
-                value = float(self.task_accuracy.correct / self.task_accuracy.samples)  # of this rank: no other has any
-                for logger in self.loggers:
-                    logger.log_metrics({"train/online_accuracy": value}, step=self.trainer.global_step - 1)
-            self.task_accuracy.reset()
-        self.task_accuracy.update(logits, labels)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the counts of the task so far, of this rank."""
@@ -129,11 +124,9 @@ class Classifier(pl.LightningModule):
         return offers(datamodule, HasOnline) and datamodule.online
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Evaluate a batch of the test set."""
         self._evaluate(batch, "val")
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Evaluate a batch of the test set."""
         self._evaluate(batch, "test")
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
@@ -149,35 +142,24 @@ class Classifier(pl.LightningModule):
                 self.val_accuracy_seen.update(logits[among_seen], labels[among_seen])
                 self.log(f"{stage}/accuracy_seen", self.val_accuracy_seen)
 
-    def on_train_epoch_start(self) -> None:
-        """Measure the accuracy where a chunk begins; Lightning calls the callbacks before."""
-        datamodule = self.trainer.datamodule
-        epoch = self.current_epoch
-        if epoch and offers(datamodule, HasChunkAt) and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
-            self._measure_at_new_data()
+    def _evaluate_at_new_data(self, batch: tuple[Tensor, Tensor]) -> None:
+        images, labels = batch
+        if (seen := self._seen_classes()) is not None:
+            images, labels = images[torch.isin(labels, seen)], labels[torch.isin(labels, seen)]
+        if len(labels):
+            self.val_accuracy.update(self(images), labels)
 
-    @torch.no_grad()
-    def _measure_at_new_data(self) -> None:
-        """Evaluate between the callbacks' event and the first batch of the new data."""
+    def _values_at_new_data(self) -> dict[str, Tensor]:
+        if not self.val_accuracy.update_called:
+            return {}
+        value = self.val_accuracy.compute()
+        self.val_accuracy.reset()
+        return {"val/accuracy_at_new_data": value}
+
+    def _seen_classes(self) -> Tensor | None:
         datamodule = self.trainer.datamodule
-        accuracy = self.val_accuracy.clone()
-        accuracy.reset()
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        limit = sum(self.trainer.num_val_batches)
-        for batch in islice(datamodule.val_dataloader(), limit if isfinite(limit) else None):
-            images, labels = self.trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # normalises them, too
-            if (seen := self._seen_classes()) is not None:
-                images, labels = images[torch.isin(labels, seen)], labels[torch.isin(labels, seen)]
-            if len(labels):
-                with self.trainer.precision_plugin.forward_context():
-                    accuracy.update(self(images), labels)
-        for module, mode in modes.items():
-            module.training = mode
-        if accuracy.update_called:
-            value = accuracy.compute().item()
-            for logger in self.loggers:
-                logger.log_metrics({"val/accuracy_at_new_data": value}, step=self.trainer.global_step)
+        seen = datamodule.seen_classes if offers(datamodule, HasSeenClasses) else None
+        return None if seen is None else seen.to(self.device)
 
     def configure_optimizers(self) -> dict[str, Any]:
         """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
@@ -186,16 +168,4 @@ class Classifier(pl.LightningModule):
             optimizer = self.optimizer(groups)
         except (ValueError, TypeError) as error:
             raise ValueError(f"`optimizer` cannot be made: {error}") from error
-        if not self.warmup:
-            return {"optimizer": optimizer}
-        schedule = ChunkSchedule(optimizer, learning_rate_factors(steps_per_chunk(self.trainer), [self.warmup]))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def _seen_classes(self) -> Tensor | None:
-        datamodule = self.trainer.datamodule
-        seen = datamodule.seen_classes if offers(datamodule, HasSeenClasses) else None
-        return None if seen is None else seen.to(self.device)
-
-    @property
-    def _distributed(self) -> bool:
-        return self.trainer.world_size > 1
+        return self._scheduled(optimizer, [self.warmup]) if self.warmup else {"optimizer": optimizer}

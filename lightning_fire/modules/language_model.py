@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from itertools import islice
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from lightning.fabric.utilities.throughput import get_available_flops
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -14,38 +12,42 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from lightning_fire._lightning import is_logging_step
-from lightning_fire.contracts import HasChunkAt, HasFlopsPerToken, HasTexts, offers
-from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors, steps_per_chunk
+from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
+from lightning_fire.modules.chunk_module import ChunkModule
+from lightning_fire.modules.chunk_schedule import Decay
 from lightning_fire.modules.mean_loss import MeanLoss
 
 
-class LanguageModel(pl.LightningModule):
-    """Trains a network to predict the next token; the learning rate begins anew in each phase of the data.
+class LanguageModel(ChunkModule):
+    """Trains a network to predict the next token with AdamW; the learning rate starts again in each phase of the data.
 
-    The network takes tokens, int64 `(batch, length)`, and returns logits `(batch, length, vocab_size)`, or something
-    with such `logits`: our `GPT`, or any causal language model of Hugging Face transformers.
+    The network takes tokens, int64 `(batch, length)`, and returns logits `(batch, length, vocab_size)`, or an object
+    with such `logits`: our `GPT`, or any causal language model of Hugging Face transformers. Weight decay is on
+    matrices and embeddings only (two dimensions or more), as in nanoGPT.
 
-    The optimizer is AdamW. Weight decay is on what has two dimensions or more (matrices and embeddings), as in nanoGPT.
+    Logs:
 
-    Logs at the end of each epoch (`TextDataModule`: after `steps_per_epoch` steps) `train/loss`, in nats per token,
-    `train/tokens_per_second` of all devices together, validation left out, and `train/mfu`, the share of the devices'
-    peak FLOP/s that the model needs, where both are known; every `log_every_n_steps` steps `train/loss_step`, of one
-    micro-batch. At each validation `val/loss/{text}` for each text of the present phase, `val/loss`, their mean by
-    weight in the phase, and `val/perplexity`, its exponential. At the start of every phase but the first, after the
-    callbacks have acted and before the first batch, `val/loss_at_new_data`, and likewise for each text.
+    - at the end of each epoch (`TextDataModule`: after `steps_per_epoch` steps) `train/loss`, in nats per token,
+      `train/tokens_per_second` of all devices together, without validation, and `train/mfu`, the fraction of the
+      devices' peak FLOP/s that the model needs, where both are known;
+    - every `log_every_n_steps` steps `train/loss_step`, of one micro-batch;
+    - at each validation `val/loss/{text}` for each text of the present phase, `val/loss`, their mean by weight in the
+      phase, and `val/perplexity`, its exponential;
+    - at the start of every phase but the first, after the callbacks and before the first batch,
+      `val/loss_at_new_data`, and the same for each text.
 
     Args:
         net: The network.
         learning_rate: After the warm-up (paper, table "Detailed settings in continual pretraining of LLMs": 6e-4).
         min_learning_rate: At the end of a phase (paper: 6e-5).
-        warmup: Over which the learning rate rises linearly from 0: a number of optimizer steps, or a share of those of
-            the phase in [0, 1); one for all phases, or one each, the last for all further ones (paper: 2000 steps, then
-            10 %).
+        warmup: Over which the learning rate rises linearly from 0: a number of optimizer steps, or a fraction of those
+            of the phase in [0, 1); one for all phases, or one each, the last for all further ones (paper: 2000 steps,
+            then 10 %).
         decay: How it falls after that: `linear` (paper), `cosine` (its code) or `none`.
         weight_decay: Of AdamW (paper: 0.1).
         betas: Of AdamW (nanoGPT: 0.9 and 0.95).
-        compile: Run the network through `torch.compile`, which takes a minute at first. The names of the parameters
-            stay as they are, so that checkpoints of compiled and of plain networks are interchangeable.
+        compile: Run the network through `torch.compile`, which takes a minute at first. Checkpoints of compiled and of
+            plain networks are interchangeable.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if the texts have more tokens than the
@@ -65,8 +67,8 @@ class LanguageModel(pl.LightningModule):
     ):
         super().__init__()
         self.warmup = list(warmup) if isinstance(warmup, Sequence) else [warmup]
-        if not self.warmup or not all(_is_warmup(value) for value in self.warmup):
-            raise ValueError(f"`warmup` must be whole numbers of steps, or shares in [0, 1), got {warmup}")
+        if not self.warmup or not all(v >= 0 if isinstance(v, int) else 0 <= v < 1 for v in self.warmup):
+            raise ValueError(f"`warmup` must be whole numbers of steps, or fractions in [0, 1), got {warmup}")
         if not learning_rate > 0 or not 0 <= min_learning_rate <= learning_rate:
             raise ValueError(
                 "`learning_rate` must be positive and `min_learning_rate` from 0 to it, got"
@@ -92,11 +94,7 @@ class LanguageModel(pl.LightningModule):
         return output if isinstance(output, Tensor) else output.logits
 
     def setup(self, stage: str) -> None:
-        """Check that network and texts suit one another.
-
-        Args:
-            stage: `fit`, `validate` or `test`.
-        """
+        """Check that network and texts suit one another."""
         data, config = self.trainer.datamodule, getattr(self.net, "config", None)
         for ours, theirs, what in (
             ("vocab_size", "vocab_size", "different tokens"),
@@ -119,7 +117,6 @@ class LanguageModel(pl.LightningModule):
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Take the time."""
         if self._began == 0.0:
             self._began = self._now()
 
@@ -133,27 +130,29 @@ class LanguageModel(pl.LightningModule):
         speed = self._tokens / (self._now() - self._began)
         how = {"on_step": False, "on_epoch": True, "sync_dist": self._distributed}
         self.log("train/tokens_per_second", speed * self.trainer.world_size, **how)
-        if (share := self._flops_share(speed, batch[0].shape[1])) is not None:
-            self.log("train/mfu", share, **how)
+        dtype = {"bf16": torch.bfloat16, "16-m": torch.float16, "16-t": torch.float16}.get(self.trainer.precision[:4])
+        try:
+            peak = get_available_flops(self.device, dtype or torch.float32)
+        except (ValueError, RuntimeError):  # a device that Lightning does not know
+            peak = None
+        if peak:
+            self.log("train/mfu", self.flops_per_token(batch[0].shape[1]) * speed / peak, **how)
 
     def on_train_epoch_end(self) -> None:
-        """Log the loss that the batches have summed up to."""
         self._tokens, self._began = 0, 0.0
         if self.train_loss.update_called:  # not by a training_step of a subclass
             self.log("train/loss", self.train_loss)
 
     def validation_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        """Take in a batch of one text: tokens and those that follow, and perhaps the number of the text."""
+        """Add a batch of one text: tokens, those that follow each, and, if there are several, the text's number."""
         tokens, targets, *text = batch
         loss = _cross_entropy(self(tokens), targets)
         self.val_losses[int(text[0]) if text else 0].update(loss, targets.numel())
 
     def test_step(self, batch: Sequence[Tensor], batch_idx: int) -> None:
-        """Take in a batch, as in validation."""
         self.validation_step(batch, batch_idx)
 
     def on_validation_start(self) -> None:
-        """Take the time."""
         self._validation_began = self._now()
 
     def on_validation_end(self) -> None:
@@ -162,39 +161,19 @@ class LanguageModel(pl.LightningModule):
             self._began += self._now() - self._validation_began
 
     def on_validation_epoch_end(self) -> None:
-        """Log the losses."""
         self.log_dict(self._summary("val/", "loss"), prog_bar=True, sync_dist=self._distributed)
 
     def on_test_epoch_end(self) -> None:
-        """Log the losses."""
         self.log_dict(self._summary("test/", "loss"), sync_dist=self._distributed)
 
-    def on_train_epoch_start(self) -> None:
-        """Measure the loss where a phase begins; Lightning calls the callbacks before."""
-        datamodule, epoch = self.trainer.datamodule, self.current_epoch
-        if epoch and offers(datamodule, HasChunkAt) and datamodule.chunk_at(epoch) != datamodule.chunk_at(epoch - 1):
-            self._measure_at_new_data()
+    def _evaluate_at_new_data(self, batch: Sequence[Tensor]) -> None:
+        self.validation_step(batch, 0)
 
-    @torch.no_grad()
-    def _measure_at_new_data(self) -> None:
-        """Evaluate between the callbacks' event and the first batch of the new data."""
-        batches = self.trainer.datamodule.val_dataloader()
-        limit = _limited(len(batches), self.trainer.limit_val_batches)
-        if not limit:
-            return
-        modes = {module: module.training for module in self.modules()}
-        self.eval()
-        for batch_idx, batch in enumerate(islice(batches, limit)):
-            with self.trainer.precision_plugin.forward_context():
-                self.validation_step(self.trainer.strategy.batch_to_device(batch, dataloader_idx=0), batch_idx)
-        for module, mode in modes.items():
-            module.training = mode
-        values = {key: value.item() for key, value in self._summary("val/", "loss_at_new_data").items()}
-        for logger in self.loggers:
-            logger.log_metrics(values, step=self.trainer.global_step)
+    def _values_at_new_data(self) -> dict[str, Tensor]:
+        return self._summary("val/", "loss_at_new_data")
 
     def _summary(self, stage: str, name: str) -> dict[str, Tensor]:
-        """Return what validation has summed up to, over all ranks, by key; and begin anew."""
+        """Return the validation losses over all ranks by key, and reset them."""
         datamodule = self.trainer.datamodule
         weights = datamodule.text_weights if offers(datamodule, HasTexts) else {"": 1.0}
         losses = {}
@@ -210,10 +189,6 @@ class LanguageModel(pl.LightningModule):
         if name == "loss":
             values[f"{stage}perplexity"] = total.exp()
         return {f"{stage}{name}": total, **values}
-
-    @property
-    def _distributed(self) -> bool:
-        return self.trainer.world_size > 1
 
     @property
     def _texts(self) -> Sequence[str]:
@@ -234,30 +209,13 @@ class LanguageModel(pl.LightningModule):
             betas=self.betas,
             fused=not mixed,  # there Lightning does not clip the gradients of a fused optimizer
         )
-        minimum = self.min_learning_rate / self.learning_rate
-        factors = learning_rate_factors(steps_per_chunk(self.trainer), self.warmup, self.decay, minimum)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": ChunkSchedule(optimizer, factors), "interval": "step"},
-        }
+        return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
 
     def flops_per_token(self, length: int) -> int:
-        """Return the FLOPs of training on one token: what the network says, or else 6 per parameter.
-
-        Args:
-            length: Tokens in a block.
-        """
+        """Return the FLOPs of training on one token of a block of `length`: the network's, or else 6 per parameter."""
         if offers(self.net, HasFlopsPerToken):
             return self.net.flops_per_token(length)
         return 6 * sum(parameter.numel() for parameter in self.net.parameters())
-
-    def _flops_share(self, tokens_per_second: float, length: int) -> float | None:
-        dtype = {"bf16": torch.bfloat16, "16-m": torch.float16, "16-t": torch.float16}.get(self.trainer.precision[:4])
-        try:
-            peak = get_available_flops(self.device, dtype or torch.float32)
-        except (ValueError, RuntimeError):  # a device that Lightning does not know
-            return None
-        return None if not peak else self.flops_per_token(length) * tokens_per_second / peak
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -269,15 +227,3 @@ def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     if logits.dtype.itemsize < 4:  # in half precision a loss would come in steps of a hundredth
         logits = logits.float()
     return cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-def _limited(batches: int, limit: int | float | None) -> int:
-    """Return how many batches Lightning would validate on."""
-    if limit is None:
-        return batches
-    return min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-
-
-def _is_warmup(value: Any) -> bool:
-    """Tell a number of steps, or a share."""
-    return value >= 0 if isinstance(value, int) else isinstance(value, float) and 0 <= value < 1

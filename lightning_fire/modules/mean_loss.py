@@ -10,8 +10,8 @@ from torchmetrics import Metric
 class MeanLoss(Metric):
     """Mean of a loss over all samples of all batches and ranks.
 
-    In the place of torchmetrics' `MeanMetric`, which waits for the GPU at each update to look for NaN, and forgets the
-    weights (1.9) where that is switched off. Here a NaN shows as NaN.
+    torchmetrics' `MeanMetric` waits for the GPU at each update to look for NaN, and forgets the weights (1.9) where
+    that is switched off. Here a NaN shows as NaN.
 
     Args:
         **options: Of `torchmetrics.Metric`.
@@ -24,7 +24,7 @@ class MeanLoss(Metric):
         tensor(2.)
 
     Attributes:
-        samples_of_all: Of all ranks, when it was last computed.
+        samples_of_all: Samples of all ranks, at the last `compute`.
     """
 
     full_state_update = False
@@ -37,12 +37,7 @@ class MeanLoss(Metric):
         self.samples_of_all = 0
 
     def update(self, loss: Tensor, samples: int) -> None:
-        """Take in a batch.
-
-        Args:
-            loss: Mean over the batch, a scalar.
-            samples: Size of the batch.
-        """
+        """Add the mean loss of a batch, a scalar, and the size of the batch."""
         self.total += loss.detach().to(self.total.dtype) * samples
         self.samples += samples
 

@@ -13,11 +13,11 @@ class Regressor(pl.LightningModule):
     """Trains a network with the mean squared error.
 
     Logs `train/loss` and `val/loss` each epoch. Where a task of a stream has one epoch, `train/loss` is its online
-    loss: that of each batch before the update with it.
+    loss: on each batch before the update with it.
 
     Args:
         net: The network, from inputs `(batch, ...)` to outputs of the shape of the targets.
-        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 1e-3.
+        optimizer: Function from the parameters to the optimizer. Default: Adam with learning rate 1e-3.
     """
 
     def __init__(self, net: nn.Module, optimizer: OptimizerFactory | None = None):
@@ -38,15 +38,12 @@ class Regressor(pl.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean over the samples of the epoch."""
         self.log("train/loss", self.train_loss)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Evaluate a batch."""
         inputs, targets = batch
         loss = mse_loss(self(inputs), targets)
         self.log("val/loss", loss, batch_size=len(targets), sync_dist=self.trainer.world_size > 1)
 
     def configure_optimizers(self) -> Optimizer:
-        """Return the optimizer."""
         return self.optimizer(self.parameters())

@@ -1,14 +1,14 @@
-"""Normalisation by what has been seen so far."""
+"""Normalization by running statistics."""
 
 import torch
 from torch import Tensor, nn
 
 
 class RunningNorm(nn.Module):
-    """Takes off the mean and divides by the standard deviation of all that `observe` was given, number by number.
+    """Normalize inputs by the mean and the standard deviation of all inputs given to `observe`, per dimension.
 
     Args:
-        size: Numbers of an input.
+        size: Input dimension.
         eps: Added to the variance.
 
     Example:
@@ -27,7 +27,7 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def observe(self, inputs: Tensor) -> None:
-        """Take in inputs `(batch, size)`."""
+        """Add inputs `(batch, size)` to the statistics."""
         number = len(inputs)
         total = self.count + number
         variance, mean = torch.var_mean(inputs, 0, correction=0)
@@ -38,5 +38,5 @@ class RunningNorm(nn.Module):
         self.count.copy_(total)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the normalised inputs, same shape; before anything was observed, the inputs."""
+        """Return the normalized inputs, same shape; before anything was observed, the inputs."""
         return (inputs - self.mean) * (self.variance + self.eps).rsqrt()

@@ -234,9 +234,9 @@ def test_compiled_networks_have_the_same_names(monkeypatch):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"warmup": -1}, "`warmup` must be whole numbers of steps, or shares"),
-        ({"warmup": [100, 1.5]}, "`warmup` must be whole numbers of steps, or shares"),
-        ({"warmup": []}, "`warmup` must be whole numbers of steps, or shares"),
+        ({"warmup": -1}, "`warmup` must be whole numbers of steps, or fractions"),
+        ({"warmup": [100, 1.5]}, "`warmup` must be whole numbers of steps, or fractions"),
+        ({"warmup": []}, "`warmup` must be whole numbers of steps, or fractions"),
         ({"learning_rate": 0}, "`learning_rate` must be positive"),
         ({"min_learning_rate": 0.02}, "`min_learning_rate` from 0 to it, got 0.01 and 0.02"),
         ({"weight_decay": -0.1}, "must be those of AdamW"),

@@ -1,0 +1,72 @@
+"""What `Classifier` and `LanguageModel` have in common: a schedule and an evaluation in each chunk of data."""
+
+from collections.abc import Sequence
+from itertools import islice
+from math import isfinite
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fire.contracts import HasChunkAt, HasStepsPerChunk, offers
+from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors
+
+
+class ChunkModule(pl.LightningModule):
+    """Base of modules whose learning rate starts again in each chunk of data, and that are evaluated where one begins.
+
+    A subclass writes `_evaluate_at_new_data`, for each validation batch, and `_values_at_new_data`, to log.
+    """
+
+    def on_train_epoch_start(self) -> None:
+        """Evaluate where a chunk begins; Lightning calls the callbacks before."""
+        data, epoch = self.trainer.datamodule, self.current_epoch
+        if epoch and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
+            self._measure_at_new_data()
+
+    @torch.no_grad()
+    def _measure_at_new_data(self) -> None:
+        trainer = self.trainer
+        batches, limit = trainer.datamodule.val_dataloader(), trainer.limit_val_batches
+        if isinstance(limit, float):
+            limit = None if limit == 1 else int(len(batches) * limit)
+        if limit == 0:
+            return
+        modes = {module: module.training for module in self.modules()}
+        self.eval()
+        for batch in islice(batches, limit):
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)  # normalizes images, too
+            with trainer.precision_plugin.forward_context():
+                self._evaluate_at_new_data(batch)
+        for module, mode in modes.items():
+            module.training = mode
+        if values := {key: value.item() for key, value in self._values_at_new_data().items()}:
+            for logger in self.loggers:
+                logger.log_metrics(values, step=trainer.global_step)
+
+    def _evaluate_at_new_data(self, batch: Any) -> None:
+        raise NotImplementedError
+
+    def _values_at_new_data(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    def _scheduled(
+        self, optimizer: Optimizer, warmup: Sequence[int | float], decay: Decay = "none", minimum: float = 0.0
+    ) -> dict[str, Any]:
+        """Return what `configure_optimizers` returns, see `learning_rate_factors`."""
+        if offers(self.trainer.datamodule, HasStepsPerChunk):
+            steps = self.trainer.datamodule.steps_per_chunk()
+        elif isfinite(total := self.trainer.estimated_stepping_batches):
+            steps = [int(total)]
+        else:
+            raise ValueError(
+                "`warmup` is a fraction of the training, which needs max_epochs or max_steps; or use warmup=0"
+            )
+        schedule = ChunkSchedule(optimizer, learning_rate_factors(steps, warmup, decay, minimum))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    @property
+    def _distributed(self) -> bool:
+        return self.trainer.world_size > 1
