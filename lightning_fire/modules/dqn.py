@@ -18,24 +18,24 @@ from lightning_fire.modules.replay_module import ReplayModule
 class DQN(ReplayModule):
     """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015).
 
-    Logs each epoch `train/loss`, `train/q` (mean value of the actions taken), and what `ReplayModule` does.
+    Logs each epoch `train/loss`, `train/q` (mean value of the actions taken), and what `ReplayModule` logs.
 
     Args:
         net: From observations `(batch, *shape)` to the values of the actions `(batch, num_actions)`.
-        optimizer: Makes the optimizer from the parameters. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
+        optimizer: Function from the parameters to the optimizer. Default: Adam with learning rate 6.25e-5 and ε 1.5e-4
             (paper, table "Hyperparameters used in the ALE environment"), fused: several times as fast on a CPU, too.
         discount: γ (paper: 0.99).
-        huber_delta: The loss of an error is half its square up to this, and grows linearly beyond (Dopamine: 1). None:
-            its square, for rewards that are not clipped: of values far above 1, a linear loss finds the median over
-            their states rather than the mean, and takes no notice of rare endings.
-        target_update_period: Updates after which the target network becomes the trained one (paper: 2000).
+        huber_delta: The Huber loss is half the squared error up to this, and linear beyond (Dopamine: 1). None: the
+            squared error, for rewards that are not clipped: for values far above 1 a linear loss fits the median over
+            states rather than the mean, and ignores rare endings.
+        target_update_period: Updates between copies of the trained network into the target network (paper: 2000).
         double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
             2016). The paper does not.
-        epsilon: Share of random actions at last (paper: 0.01).
-        epsilon_steps: Environment steps over which that share falls linearly from 1 (Dopamine: 250,000).
-        evaluation_epsilon: Share of random actions in evaluations (paper: 0.001).
-        targets_follow: Make the target network the trained one whenever an event has replaced weights, nearly as the
-            authors do (docs/reinforcement.md); otherwise at the next regular time.
+        epsilon: Final fraction of random actions (paper: 0.01).
+        epsilon_steps: Environment steps over which that fraction falls linearly from 1 (Dopamine: 250,000).
+        evaluation_epsilon: Fraction of random actions in evaluations (paper: 0.001).
+        targets_follow: Copy the trained network into the target network also whenever an event has replaced weights,
+            nearly as the authors do (docs/reinforcement.md).
 
     Attributes:
         net: The trained network.
@@ -60,8 +60,8 @@ class DQN(ReplayModule):
         targets_follow: bool = True,
     ):
         super().__init__()
-        shares = {"discount": discount, "epsilon": epsilon, "evaluation_epsilon": evaluation_epsilon}
-        for name, value in shares.items():
+        fractions = {"discount": discount, "epsilon": epsilon, "evaluation_epsilon": evaluation_epsilon}
+        for name, value in fractions.items():
             if not 0 <= value <= 1:
                 raise ValueError(f"`{name}` must be in [0, 1], got {value}")
         if huber_delta is not None and not 0 < huber_delta < math.inf:
@@ -76,7 +76,7 @@ class DQN(ReplayModule):
         self.target_update_period, self.double = target_update_period, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
         self.targets_follow = targets_follow
-        self._num_actions: int | None = None  # until the network has told
+        self._num_actions: int | None = None  # known after the first output
 
     def forward(self, observations: Tensor) -> Tensor:
         """Return the values of the actions `(batch, num_actions)`."""
@@ -84,67 +84,49 @@ class DQN(ReplayModule):
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
-        share = self.evaluation_epsilon if step is None else self.epsilon_at(step)
-        random = [draw < share for draw in torch.rand(len(observations), generator=generator).tolist()]
+        fraction = self.evaluation_epsilon if step is None else self.epsilon_at(step)
+        random = [draw < fraction for draw in torch.rand(len(observations), generator=generator).tolist()]
         if self._num_actions is not None and all(random):
             return torch.randint(self._num_actions, (len(random),), generator=generator)
         values = self.net(observations)
-        if self._num_actions is None:
-            self._num_actions = values.shape[1]
-        best = values.argmax(1)
+        self._num_actions, best = values.shape[1], values.argmax(1)
         if not any(random):
             return best
         drawn = torch.randint(self._num_actions, (len(random),), generator=generator)
         return torch.where(torch.tensor(random, device=best.device), drawn.to(best.device), best)
 
     def epsilon_at(self, step: int) -> float:
-        """Return the share of random actions.
-
-        Args:
-            step: Environment steps done since the initial ones.
-        """
+        """Return the fraction of random actions `step` environment steps after the initial ones."""
         return max(self.epsilon, 1 - (1 - self.epsilon) * step / self.epsilon_steps)
 
     def loss(self, transitions: Any, generator: torch.Generator | None = None) -> Tensor:
-        """Return the mean loss of the values of the actions taken, a scalar.
+        """Return the mean loss of the values of the actions taken in `Transitions`, a scalar."""
+        return self._values_and_loss(transitions)[1]
 
-        Args:
-            transitions: `Transitions`, leading dimension `(batch,)`.
-            generator: Not used.
-        """
-        return self._error(self._taken(transitions), transitions)
-
-    def _taken(self, transitions: Any) -> Tensor:
-        return self.net(transitions.observations).gather(1, transitions.actions[:, None]).squeeze(1)
-
-    def _error(self, taken: Tensor, transitions: Any) -> Tensor:
-        goals = self._goals(transitions)
-        return mse_loss(taken, goals) if self.huber_delta is None else huber_loss(taken, goals, delta=self.huber_delta)
-
-    @torch.no_grad()
-    def _goals(self, transitions: Any) -> Tensor:
-        following = self.target_net(transitions.next_observations)
-        if self.double:
-            best = self.net(transitions.next_observations).argmax(1, keepdim=True)
-            following = following.gather(1, best).squeeze(1)
-        else:
-            following = following.amax(1)
-        return transitions.rewards + self.discount * following * ~transitions.terminated
+    def _values_and_loss(self, transitions: Any) -> tuple[Tensor, Tensor]:
+        taken = self.net(transitions.observations).gather(1, transitions.actions[:, None]).squeeze(1)
+        with torch.no_grad():
+            following = self.target_net(transitions.next_observations)
+            if self.double:
+                best = self.net(transitions.next_observations).argmax(1, keepdim=True)
+                following = following.gather(1, best).squeeze(1)
+            else:
+                following = following.amax(1)
+            targets = transitions.rewards + self.discount * following * ~transitions.terminated
+        if self.huber_delta is None:
+            return taken, mse_loss(taken, targets)
+        return taken, huber_loss(taken, targets, delta=self.huber_delta)
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Take one step of the optimizer."""
-        optimizer = self.optimizers()
-        taken = self._taken(transitions)
-        loss = self._error(taken, transitions)
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
+        taken, loss = self._values_and_loss(transitions)
+        self._step(self.optimizers(), loss)
         if self.global_step % self.target_update_period == 0:
             self._copy_to_target()
         return {"loss": loss, "q": taken.mean()}
 
     def sync_targets(self) -> None:
-        """Make the target network the trained one, if `targets_follow`."""
+        """Copy the trained network into the target network, if `targets_follow`."""
         if self.targets_follow:
             self._copy_to_target()
 
@@ -152,12 +134,7 @@ class DQN(ReplayModule):
         self.target_net.load_state_dict(self.net.state_dict())
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
-        """Check that actions are whole numbers and the network has a value for each.
-
-        Args:
-            action_space: Of one environment.
-            observations: An example, `(num_envs, *shape)`.
-        """
+        """Check that actions are discrete and that the network has a value for each."""
         if not offers(action_space, HasN):
             raise ValueError(f"DQN needs a discrete action space, got {action_space}; use SAC")
         values = self.net(observations)
@@ -168,5 +145,4 @@ class DQN(ReplayModule):
             )
 
     def configure_optimizers(self) -> Optimizer:
-        """Return the optimizer of the trained network."""
         return self.optimizer(self.net.parameters())

@@ -13,11 +13,11 @@ from lightning_fire.contracts import HasActionSpace, offers
 
 
 class ReplayModule(pl.LightningModule):
-    """Trains on the rounds of a `ReplayDataModule`: an update for each minibatch.
+    """Trains on the rollouts of a `ReplayDataModule`: an update for each minibatch.
 
-    A method writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs the means of what `update` returns, as
-    `train/{name}`; `train/environment_steps`; of the episodes that have ended in the epoch `train/episode_return` and
-    `train/episode_length`; and each evaluation `val/episode_return` and `val/episode_length`, all means.
+    A subclass writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
+    means of what `update` returns, as `train/{name}`, and of the episodes that ended in it, `train/episode_return` and
+    `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`.
     """
 
     def __init__(self):
@@ -28,12 +28,12 @@ class ReplayModule(pl.LightningModule):
         self._environment_steps = 0
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return the actions for some observations, of the environments' shape.
+        """Return the actions for observations `(num_envs, *shape)`, of the environments' shape.
 
         Args:
-            observations: `(num_envs, *shape)`.
+            observations: On the module's device.
             step: Environment steps done since the initial ones; None: act as well as possible.
-            generator: Of the CPU; all that is drawn is to be drawn from it.
+            generator: Of the CPU, for all random draws.
         """
         raise NotImplementedError
 
@@ -42,7 +42,7 @@ class ReplayModule(pl.LightningModule):
 
         Args:
             transitions: `Transitions`, leading dimension `(batch,)`.
-            generator: Of the module's device, for all that is drawn.
+            generator: Of the module's device, for all random draws.
 
         Returns:
             Scalars to log, by name.
@@ -50,25 +50,16 @@ class ReplayModule(pl.LightningModule):
         raise NotImplementedError
 
     def loss(self, transitions: Any, generator: torch.Generator) -> Tensor:
-        """Return the loss of a minibatch, a scalar, without learning from it: what callbacks measure by.
-
-        Args:
-            transitions: `Transitions`, leading dimension `(batch,)`.
-            generator: Of the module's device, for all that is drawn.
-        """
+        """Return the loss of a minibatch, a scalar, without learning from it, for measurements by callbacks."""
         raise NotImplementedError
 
     def loss_on(self, batch: Any) -> Tensor:
-        """Return the loss of all minibatches of a round in one, a scalar.
-
-        Args:
-            batch: A `Round`.
-        """
+        """Return the loss of all minibatches of a `Round` in one, a scalar."""
         transitions = batch.transitions.each(lambda tensor: tensor.flatten(0, 1))
         return self.loss(transitions, self._generator(batch))
 
     def sync_targets(self) -> None:
-        """Let the target networks be what the trained ones are; called when a method has replaced weights."""
+        """Copy the trained networks into the target networks; called when a method has replaced weights."""
         raise NotImplementedError
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
@@ -84,7 +75,7 @@ class ReplayModule(pl.LightningModule):
 
     @torch.no_grad()
     def on_fit_start(self) -> None:
-        """Try the networks on an example."""
+        """Check the networks on an example."""
         data = self.trainer.datamodule
         if not offers(data, HasActionSpace) or data.action_space is None:
             return
@@ -98,7 +89,7 @@ class ReplayModule(pl.LightningModule):
             ) from error
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Make the updates of a round."""
+        """Update on each minibatch of a `Round`."""
         generator = self._generator(batch)
         for index in range(len(batch.transitions.rewards)):
             self._note(self.update(batch.transitions.each(itemgetter(index)), generator))
@@ -110,6 +101,11 @@ class ReplayModule(pl.LightningModule):
     def _generator(self, batch: Any) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(int(batch.seed))
 
+    def _step(self, optimizer: Any, loss: Tensor) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+
     def _note(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
             value = value.detach()
@@ -117,17 +113,15 @@ class ReplayModule(pl.LightningModule):
             self._counts[name] += 1
 
     def on_train_epoch_end(self) -> None:
-        """Log the means of the epoch."""
         means = {f"train/{name}": total / self._counts[name] for name, total in self._sums.items()}
         self.log_dict({**means, "train/environment_steps": float(self._environment_steps)})
         self._sums, self._counts = {}, defaultdict(int)
 
     def on_train_epoch_start(self) -> None:
-        """Begin to sum up anew; not called where an epoch is resumed in its midst."""
+        """Reset the sums; not called where a run resumes within an epoch."""
         self._sums, self._counts = {}, defaultdict(int)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the sums of the epoch so far."""
         checkpoint["epoch_so_far"] = {
             "sums": dict(self._sums),
             "counts": dict(self._counts),
@@ -135,18 +129,15 @@ class ReplayModule(pl.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take the sums up again."""
         if so_far := checkpoint.get("epoch_so_far"):
             self._sums = {name: value.to(self.device) for name, value in so_far["sums"].items()}
             self._counts = defaultdict(int, so_far["counts"])
             self._environment_steps = so_far["environment_steps"]
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Note an episode of evaluation."""
         self._log_episode(batch, "val")
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Note an episode of evaluation."""
         self._log_episode(batch, "test")
 
     def _log_episode(self, episode: Any, stage: str) -> None:

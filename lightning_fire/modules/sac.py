@@ -16,19 +16,9 @@ from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
 from lightning_fire.modules.running_norm import RunningNorm
 
-_LOG_STD = (-10.0, 2.0)  # least and largest
-
 
 class TwinCritic(nn.Module):
-    """Two critics that differ in their initial values.
-
-    Args:
-        critic: From observations and actions side by side to values `(batch, 1)`; the second is a copy, drawn anew by
-            each layer's `reset_parameters`.
-
-    Raises:
-        ValueError: If a layer does not draw its values anew: the smaller of two equal values would be no bound.
-    """
+    """A critic, and a copy of it that is re-initialized by each layer's `reset_parameters`."""
 
     def __init__(self, critic: nn.Module):
         super().__init__()
@@ -39,8 +29,8 @@ class TwinCritic(nn.Module):
         twins = zip(critic.named_parameters(), other.parameters(), strict=True)
         if alike := [name for (name, one), two in twins if torch.equal(one, two) and one.unique().numel() > 1]:
             raise ValueError(
-                f"the second critic is to differ in its initial values, but has the same {', '.join(alike)}: give the"
-                " layer a reset_parameters() that draws anew"
+                f"the second critic must differ in its initial values, but has the same {', '.join(alike)}: give the"
+                " layer a reset_parameters() that resamples them"
             )
         self.first, self.second = critic, other
 
@@ -51,28 +41,30 @@ class TwinCritic(nn.Module):
 
 
 class SAC(ReplayModule):
-    """Learns a policy that earns much and stays random (Haarnoja et al., 2018), with clipped double Q-learning.
+    """Learns a policy of high return and entropy (Haarnoja et al., 2018), with clipped double Q-learning.
 
-    Each update steps the actor, the temperature, and the critics, in this order, and moves the target critics, as SimBa
-    does. Observations are normalised by the mean and variance of those met in training.
+    Each update steps the actor, the temperature and the critics, in this order, and moves the target critics, as in
+    SimBa. Observations are normalized by the mean and variance of those seen in training.
 
     Logs each epoch `train/critic_loss`, `train/actor_loss`, `train/q`, `train/entropy` and `train/temperature`, and
-    what `ReplayModule` does.
+    what `ReplayModule` logs.
 
     Args:
-        actor: From observations `(batch, n)` to `(batch, 2 · m)`: means of the actions before tanh, and what becomes
-            the logarithms of their standard deviations, by tanh between −10 and 2.
-        critic: From observations and actions side by side, `(batch, n + m)`, to values `(batch, 1)`.
+        actor: From observations `(batch, n)` to `(batch, 2 · m)`: means of the actions before tanh, and values that
+            tanh maps to the logarithms of their standard deviations, between −10 and 2.
+        critic: From concatenated observations and actions, `(batch, n + m)`, to values `(batch, 1)`. The second critic
+            is a copy, re-initialized by each layer's `reset_parameters`.
         observation_size: n.
-        optimizer: Makes the optimizers of actor and critics. Default: AdamW with learning rate 1e-4 and weight
-            decay 0.01 (paper, table "Hyperparameters used in HumanoidBench environments"), fused.
-        temperature_optimizer: Makes that of the temperature. Default: Adam with learning rate 1e-4.
+        optimizer: Function from parameters to the optimizer, of the actor and of the critics. Default: AdamW with
+            learning rate 1e-4 and weight decay 0.01 (paper, table "Hyperparameters used in HumanoidBench
+            environments"), fused.
+        temperature_optimizer: The same of the temperature. Default: Adam with learning rate 1e-4.
         discount: γ (paper: 0.99).
-        tau: Share of the trained critics that the target critics take over in each update (paper: 0.005).
+        tau: Weight of the trained critics in each update of the target critics, an EMA (paper: 0.005).
         temperature: Its initial value (SimBa: 0.01).
-        target_entropy: Per number of an action (SimBa: −0.5).
-        targets_follow: Make the target critics the trained ones whenever an event has replaced weights, as the authors
-            do.
+        target_entropy: Per dimension of an action (SimBa: −0.5).
+        targets_follow: Copy the trained critics into the target critics whenever an event has replaced weights, as the
+            authors do.
 
     Attributes:
         actor: The policy.
@@ -81,8 +73,8 @@ class SAC(ReplayModule):
         log_temperature: A parameter, its logarithm.
 
     Raises:
-        ValueError: If an argument is out of its range, or a layer of the critic does not draw its values anew; when
-            training starts, if the networks do not fit the environment.
+        ValueError: If an argument is out of its range, or a layer of the critic cannot be re-initialized (the smaller
+            of two equal values would be no bound); when training starts, if the networks do not fit the environment.
     """
 
     def __init__(
@@ -114,7 +106,7 @@ class SAC(ReplayModule):
         self.targets_follow = targets_follow
 
     def observe(self, observations: Tensor) -> None:
-        """Take observations `(num_envs, n)` met in training into the normalisation."""
+        """Add training observations `(num_envs, n)` to the statistics of the normalization."""
         self.normalizer.observe(observations)
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -122,7 +114,7 @@ class SAC(ReplayModule):
         return self._distribution(self.normalizer(observations))[0].tanh()
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return actions `(num_envs, m)` in (−1, 1): random ones in training, the best ones in evaluations."""
+        """Return actions `(num_envs, m)` in (−1, 1): sampled in training, the best ones in evaluations."""
         mean, deviation = self._distribution(self.normalizer(observations))
         if step is None:
             return mean.tanh()
@@ -134,57 +126,42 @@ class SAC(ReplayModule):
         observations = self.normalizer(transitions.observations)
         temperature = self.log_temperature.detach().exp()
 
-        self.toggle_optimizer(actor_optimizer)  # else the critics' gradients were computed, too
+        self.toggle_optimizer(actor_optimizer)  # else the critics' gradients would be computed, too
         actions, log_probability = self._sample(observations, generator)
         actor_loss = (temperature * log_probability - self.critic(observations, actions).amin(0)).mean()
         self._step(actor_optimizer, actor_loss)
         self.untoggle_optimizer(actor_optimizer)
 
         entropy = -log_probability.detach().mean()
-        goal = self.target_entropy * actions.shape[-1]
-        self._step(temperature_optimizer, self.log_temperature.exp() * (entropy - goal))
+        target = self.target_entropy * actions.shape[-1]
+        self._step(temperature_optimizer, self.log_temperature.exp() * (entropy - target))
 
         values, critic_loss = self._values_and_loss(observations, transitions, generator)
         self._step(critic_optimizer, critic_loss)
         with torch.no_grad():
             lerp_(_floats(self.target_critic), _floats(self.critic), self.tau)
-        return {
-            "critic_loss": critic_loss,
-            "actor_loss": actor_loss,
-            "q": values.mean(),
-            "entropy": entropy,
-            "temperature": temperature,
-        }
+        losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
+        return {**losses, "q": values.mean(), "entropy": entropy, "temperature": temperature}
 
     def loss(self, transitions: Any, generator: torch.Generator) -> Tensor:
-        """Return the mean squared errors of both critics, summed, a scalar.
-
-        Args:
-            transitions: `Transitions`, leading dimension `(batch,)`.
-            generator: Of the module's device, for the actions that follow.
-        """
+        """Return the sum of both critics' mean squared errors on `Transitions`, a scalar."""
         return self._values_and_loss(self.normalizer(transitions.observations), transitions, generator)[1]
 
     def _values_and_loss(
         self, observations: Tensor, transitions: Any, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
         values = self.critic(observations, transitions.actions)
-        return values, (values - self._goals(transitions, generator)).square().sum(0).mean()
-
-    def _step(self, optimizer: Any, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        self.manual_backward(loss)
-        optimizer.step()
+        return values, (values - self._targets(transitions, generator)).square().sum(0).mean()
 
     @torch.no_grad()
-    def _goals(self, transitions: Any, generator: torch.Generator) -> Tensor:
+    def _targets(self, transitions: Any, generator: torch.Generator) -> Tensor:
         following = self.normalizer(transitions.next_observations)
         actions, log_probability = self._sample(following, generator)
         values = self.target_critic(following, actions).amin(0) - self.log_temperature.exp() * log_probability
         return transitions.rewards + self.discount * values * ~transitions.terminated
 
     def _sample(self, observations: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Draw actions `(batch, m)`, and return the logarithms of their probability densities `(batch,)`."""
+        """Sample actions `(batch, m)`, and return the logarithms of their probability densities `(batch,)`."""
         mean, deviation = self._distribution(observations)
         noise = torch.randn(mean.shape, generator=generator, device=mean.device, dtype=mean.dtype)
         before = mean + deviation * noise
@@ -193,23 +170,18 @@ class SAC(ReplayModule):
         return before.tanh(), (normal - squashed).sum(-1)
 
     def _distribution(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and standard deviations before tanh, `(batch, m)` each, of normalised observations."""
+        """Return means and standard deviations before tanh, `(batch, m)` each, for normalized observations."""
         mean, raw = self.actor(observations).chunk(2, -1)
-        low, high = _LOG_STD
+        low, high = -10.0, 2.0  # of the logarithm of a standard deviation
         return mean, (low + (high - low) * 0.5 * (1 + raw.tanh())).exp()
 
     def sync_targets(self) -> None:
-        """Make the target critics the trained ones, if `targets_follow`."""
+        """Copy the trained critics into the target critics, if `targets_follow`."""
         if self.targets_follow:
             self.target_critic.load_state_dict(self.critic.state_dict())
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
-        """Check that actions are in a box, and that the actor makes such and the critics take them.
-
-        Args:
-            action_space: Of one environment.
-            observations: An example, `(num_envs, n)`.
-        """
+        """Check that actions are in a box, and that actor and critics have their shape."""
         if offers(action_space, HasN):
             raise ValueError(f"SAC needs actions in a box, got {action_space}; use DQN")
         actions = self(observations)
@@ -221,7 +193,6 @@ class SAC(ReplayModule):
             )
 
     def configure_optimizers(self) -> list[Optimizer]:
-        """Return the optimizers of actor, critics and temperature."""
         return [
             self.optimizer(self.actor.parameters()),
             self.optimizer(self.critic.parameters()),

@@ -35,7 +35,7 @@ def test_goals_are_those_of_one_transition_after_another():
     module = small_sac(discount=0.9, temperature=0.3)
     module.normalizer.observe(torch.randn(100, 1) * 3 + 1)
     batch = transitions(20, 1, torch.rand(20, 1))
-    goals = module._goals(batch, torch.Generator().manual_seed(3))
+    goals = module._targets(batch, torch.Generator().manual_seed(3))
     following = module.normalizer(batch.next_observations)
     actions, log_probability = module._sample(following, torch.Generator().manual_seed(3))
     for i in range(20):
