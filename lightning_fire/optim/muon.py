@@ -21,8 +21,7 @@ def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[
 
     Args:
         module: Any module.
-        where: Selection of the hidden matrices. Default: `HiddenMatrices()`; `print(HiddenMatrices().select(module))`
-            shows it.
+        where: Selection of the hidden matrices. Default: `HiddenMatrices()`; print its `select(module)` to see them.
 
     Returns:
         Two parameter groups, the first with `use_muon=True`; three if some hidden matrices are stored transposed.
@@ -46,9 +45,9 @@ def muon_groups(module: nn.Module, where: HiddenMatrices | None = None) -> list[
 class Muon(Optimizer):
     """Muon for hidden matrices, AdamW for all other parameters.
 
-    A hidden matrix W with gradient G and momentum M: M ← μM + (1 − μ)G, then W ← (1 − lr·λ)W − lr·s·Ortho(D), where D
-    is μM + (1 − μ)G with Nesterov's momentum and M without, Ortho five Newton–Schulz steps, and s depends on the shape
-    (`scale`). A convolution weight is a matrix `(out, in · taps)`, also for s.
+    For a hidden matrix W with gradient G and momentum M: M ← μM + (1 − μ)G, then W ← (1 − lr·λ)W − lr·s·Ortho(D). D is
+    μM + (1 − μ)G with Nesterov's momentum and M without, Ortho are the Newton–Schulz steps, and s depends on the shape
+    (`scale`). A convolution weight is a matrix `(out, in · taps)`.
 
     Args:
         params: Parameter groups, each with `use_muon`: True for hidden matrices, False for all others;
@@ -104,7 +103,7 @@ class Muon(Optimizer):
         super().__init__(params, {**at_least_zero, **settings, "paused": False, "transposed": False})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group, which needs `use_muon`."""
+        """Add a parameter group with `use_muon`."""
         if not isinstance(param_group.get("use_muon"), bool):
             raise ValueError(
                 "every parameter group needs `use_muon`, True for hidden matrices and False for all others:"
@@ -138,32 +137,34 @@ class Muon(Optimizer):
         return loss
 
     def _step_muon(self, group: dict[str, Any], parameters: Sequence[Parameter]) -> None:
+        def out_in(weight: Tensor) -> Tensor:
+            return weight.transpose(0, 1) if group["transposed"] else weight
+
         def kind(parameter: Parameter) -> tuple[Any, ...]:
-            return (*_out_in(group, parameter).flatten(1).shape, str(parameter.dtype), str(parameter.device))
+            return (*out_in(parameter).flatten(1).shape, str(parameter.dtype), str(parameter.device))
+
+        def direction(parameter: Parameter) -> Tensor:
+            state = self.state[parameter]
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
+            momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+            return parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
         for _, batch in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
             batch = list(batch)
-            directions = [_out_in(group, self._direction(group, parameter)).flatten(1) for parameter in batch]
-            updates = muon_direction(torch.stack(directions), group["steps"], group["scale"])
+            directions = torch.stack([out_in(direction(parameter)).flatten(1) for parameter in batch])
+            updates = muon_direction(directions, group["steps"], group["scale"])
             for parameter, update in zip(batch, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                weight = _out_in(group, parameter)
+                weight = out_in(parameter)
                 weight.add_(update.view(weight.shape), alpha=-group["lr"])
-
-    def _direction(self, group: dict[str, Any], parameter: Parameter) -> Tensor:
-        state = self.state[parameter]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(parameter)
-        momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
-        return parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
     def _step_adamw(self, group: dict[str, Any], parameters: Sequence[Parameter]) -> None:
         states = [self.state[parameter] for parameter in parameters]
         for state, parameter in zip(states, parameters, strict=True):
             if "exp_avg" not in state:
                 state["step"] = torch.tensor(0.0, dtype=torch.float32)
-                state["exp_avg"] = torch.zeros_like(parameter)
-                state["exp_avg_sq"] = torch.zeros_like(parameter)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             list(parameters),
             [parameter.grad for parameter in parameters],
@@ -179,8 +180,3 @@ class Muon(Optimizer):
             eps=group["eps"],
             maximize=False,
         )
-
-
-def _out_in(group: dict[str, Any], weight: Tensor) -> Tensor:
-    """Return a view `(out, in, *kernel)` of a weight, its gradient or its momentum."""
-    return weight.transpose(0, 1) if group["transposed"] else weight
