@@ -1,8 +1,7 @@
 """Streams: sequences of tasks on which networks lose plasticity, the standard benchmarks of the field.
 
-A task is a chunk of data whose inputs or targets differ from those of the task before. What counts is the *online
-accuracy*: that of each batch before the network is updated with it. All draws are pure functions of the seed and the
-number of the task.
+A task is a chunk of data whose inputs or targets differ from those of the task before. The metric is the *online
+accuracy*: that on each batch before the update with it. All draws are pure functions of the seed and the task number.
 """
 
 from abc import abstractmethod
@@ -15,6 +14,7 @@ from torch import Tensor
 from lightning_fire.data.protocols import Access, Protocol
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
+Task = tuple[Samples, Samples]  # to train on, and to validate with
 
 _SEED_STRIDE = 999_999_937  # keeps the draws of seeds 0, 1, 2 apart, and from the orders of the batches
 _SAMPLES, _CHANGE = range(2)  # what is drawn
@@ -52,10 +52,8 @@ class Stream(Protocol):
         return self.num_tasks
 
     @abstractmethod
-    def task(
-        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
-    ) -> tuple[Samples, Samples]:
-        """Return the data of a task.
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+        """Return the training and the validation samples of a task, each as inputs and targets.
 
         Args:
             number: Number of the task, from 0.
@@ -63,9 +61,6 @@ class Stream(Protocol):
             test: The same of all test samples.
             num_classes: Number of classes of the whole data set; None if it has no labels.
             seed: Seed of the draws.
-
-        Returns:
-            Its training samples, and the samples that it is validated with, each inputs and targets.
 
         Raises:
             ValueError: If the data does not suit the stream.
@@ -79,22 +74,14 @@ class Stream(Protocol):
         return [torch.randperm(n, generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
 
 
-@dataclass(frozen=True)
 class PermutedLabels(Stream):
-    """In each task the classes are renamed by a random permutation: what a network knows of the inputs stays right.
+    """Stream in which a random permutation renames the classes in each task. Features of the inputs stay useful.
 
     Source: label-permuted EMNIST of Elsayed & Mahmood, Addressing loss of plasticity and catastrophic forgetting in
     continual learning, ICLR 2024. The default length is ours.
-
-    Args:
-        num_tasks: Number of tasks, each a chunk.
-        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
-        epochs: Epochs of each task: one number for all, or one per task.
     """
 
-    def task(
-        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
-    ) -> tuple[Samples, Samples]:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the samples of a task with renamed classes, int64 (n,)."""
         names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
         return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
@@ -102,9 +89,9 @@ class PermutedLabels(Stream):
 
 @dataclass(frozen=True)
 class RandomLabels(Stream):
-    """In each task the same samples get labels drawn at random, to be memorised: nothing carries over but plasticity.
+    """Stream in which the same samples get new random labels in each task, to be memorized.
 
-    There is nothing to generalise, so that a task is validated with its own training samples.
+    Nothing carries over but plasticity. A task is validated with its own training samples.
 
     Source: random-label MNIST of Kumar et al., Maintaining plasticity in continual learning via regenerative
     regularization, CoLLAs 2024, after Lyle et al., Understanding plasticity in neural networks, ICML 2023. The default
@@ -121,9 +108,7 @@ class RandomLabels(Stream):
     epochs: int | tuple[int, ...] = 25
     same_samples: ClassVar[bool] = True
 
-    def task(
-        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
-    ) -> tuple[Samples, Samples]:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the training samples of a task with random labels, int64 (n,), twice."""
         generator = _generator(seed, number, _CHANGE)
         labels = torch.randint(_known(num_classes, self), (len(train[0]),), generator=generator)
@@ -131,40 +116,35 @@ class RandomLabels(Stream):
         return samples, samples
 
 
-@dataclass(frozen=True)
 class PermutedInputs(Stream):
-    """In each task the features of the inputs are permuted: first layers must be learned again.
+    """Stream in which the inputs are permuted in each task, so that first layers must be learned again.
 
-    Of inputs `(n, features)` the features are permuted, of images `(n, channels, height, width)` the pixels, each
-    channel in the same way.
+    Of inputs `(n, features)` the features are permuted, of images `(n, channels, height, width)` the pixels, in the
+    same way in each channel.
 
     Source: online permuted MNIST of Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, and of
     Kumar et al., CoLLAs 2024. The default length is ours.
-
-    Args:
-        num_tasks: Number of tasks, each a chunk.
-        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
-        epochs: Epochs of each task: one number for all, or one per task.
     """
 
-    def task(
-        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
-    ) -> tuple[Samples, Samples]:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the samples of a task with permuted inputs."""
-        generator = _generator(seed, number, _CHANGE)
-        shape = train[0].shape[1:] if train[0].ndim == 2 else train[0].shape[2:]
-        order = torch.randperm(shape.numel(), generator=generator)
-        return (_permuted(train[0], order), train[1]), (_permuted(test[0], order), test[1])
+        first = 1 if train[0].ndim == 2 else 2  # of the permuted dimensions
+        order = torch.randperm(train[0].shape[first:].numel(), generator=_generator(seed, number, _CHANGE))
+
+        def permuted(inputs: Tensor) -> Tensor:
+            return inputs.flatten(first).index_select(-1, order.to(inputs.device)).view_as(inputs)
+
+        return (permuted(train[0]), train[1]), (permuted(test[0]), test[1])
 
 
 @dataclass(frozen=True)
 class SlowlyChangingRegression(Stream):
-    """Regression on bits of which a few change from task to task, one at a time.
+    """Regression on bits, one of which flips between tasks; a small network must track the targets.
 
-    Of the input bits, `slow_bits` are the same for all samples of a task, and one of them, drawn at random, flips
+    `slow_bits` of the input bits are the same for all samples of a task, and one of them, drawn at random, flips
     before each further task; the others are drawn for each sample. The target is the output of a fixed random network:
     one hidden layer of linear threshold units with weights ±1, which fire above a fraction `threshold` of the inputs,
-    and output weights ±1. A small network must track it. Inputs and targets of the given data set are not used.
+    and output weights ±1. Inputs and targets of the given data set are not used.
 
     Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, "slowly-changing regression":
     20 bits of which 15 are slow, 100 hidden units, threshold 0.7, 10,000 samples a task.
@@ -198,14 +178,12 @@ class SlowlyChangingRegression(Stream):
         if not 0 < self.threshold < 1:
             raise ValueError(f"`threshold` must be strictly between 0 and 1, got {self.threshold}")
 
-    def task(
-        self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int
-    ) -> tuple[Samples, Samples]:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
         fixed = _generator(seed, 0, _SAMPLES)
         slow = torch.randint(2, (self.slow_bits,), generator=fixed)
-        inner = _signs(self.hidden_units, self.bits + 1, generator=fixed)
-        outer = _signs(self.hidden_units, 1, generator=fixed)
+        shapes = (self.hidden_units, self.bits + 1), (self.hidden_units, 1)
+        inner, outer = (torch.randint(2, shape, generator=fixed).float() * 2 - 1 for shape in shapes)
         flips = torch.randint(self.slow_bits, (number,), generator=fixed)
         slow = (slow + torch.bincount(flips, minlength=self.slow_bits)) % 2
         limits = self.threshold * (self.bits + 1) - (inner < 0).sum(1)
@@ -222,15 +200,6 @@ class SlowlyChangingRegression(Stream):
 
 def _generator(seed: int, task: int, purpose: int) -> torch.Generator:
     return torch.Generator().manual_seed(_SEED_STRIDE * (seed + 1) + 2 * task + purpose)
-
-
-def _signs(*shape: int, generator: torch.Generator) -> Tensor:
-    return torch.randint(2, shape, generator=generator).float() * 2 - 1
-
-
-def _permuted(inputs: Tensor, order: Tensor) -> Tensor:
-    positions = inputs if inputs.ndim == 2 else inputs.flatten(2)
-    return positions.index_select(-1, order.to(inputs.device)).view_as(inputs)
 
 
 def _known(num_classes: int | None, stream: Stream) -> int:
