@@ -4,22 +4,18 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.data.epoch_plan import EpochPlan
-from lightning_fire.data.trainer_plan import check_trainer
 
 
 class ArrivingData(LightningDataModule):
-    """Knows which chunk of data each epoch trains on, and announces new data by a changed `chunk`.
-
-    Args:
-        protocol: How the data arrives.
-    """
+    """Base of data that arrives by a plan: a changed `chunk` announces new data."""
 
     def __init__(self, protocol: EpochPlan):
         super().__init__()
         self.protocol = protocol
-        self._last_chunk: int | None = None  # of which training data was asked for
+        self._last_chunk: int | None = None  # the last whose training data was asked for
         self._tested_chunk: int | None = None
 
     @property
@@ -47,29 +43,41 @@ class ArrivingData(LightningDataModule):
 
     @property
     def chunk(self) -> int:
-        """The current chunk, from 0: it changes when new data has arrived.
-
-        In `test` and `validate`: that of the checkpoint, or else the last that this object gave training data of.
-        """
+        """The current chunk, from 0; in `test` and `validate` that of the checkpoint, or else the last trained on."""
         if self._tested_chunk is not None:
             return self._tested_chunk
         return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that Trainer and protocol suit one another.
-
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
+        """Check that the Trainer will go through the chunks as planned."""
         if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
-            check_trainer(self.trainer, self.protocol)
+            self._check_trainer()
         self._tested_chunk = None if stage == "fit" else self._last_chunk
 
+    def _check_trainer(self) -> None:
+        reload_every = self.trainer.reload_dataloaders_every_n_epochs
+        if self.num_chunks > 1 and reload_every != 1:
+            raise MisconfigurationException(
+                f"With {self.num_chunks} chunks the Trainer must ask for the training data in every epoch: set"
+                f" Trainer(reload_dataloaders_every_n_epochs=1), got reload_dataloaders_every_n_epochs={reload_every}."
+            )
+        if self.trainer.max_epochs != self.total_epochs:
+            raise MisconfigurationException(
+                f"{self.protocol} takes {self.total_epochs} epochs in all, but the Trainer has"
+                f" max_epochs={self.trainer.max_epochs}: set Trainer(max_epochs={self.total_epochs}), or other `epochs`"
+                " of the plan."
+            )
+        if self.trainer.overfit_batches:
+            raise MisconfigurationException(
+                "`overfit_batches` would replace the order in which the chunks' samples are drawn: use"
+                f" `limit_train_batches` instead, got overfit_batches={self.trainer.overfit_batches}."
+            )
+
     def state_dict(self) -> dict[str, Any]:
-        """Return the current chunk, so that the test of a checkpoint knows what it had seen."""
+        """Return the current chunk, for tests of a checkpoint."""
         return {"chunk": self.chunk}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the chunk of a checkpoint that is tested or validated; in a fit the epoch tells it."""
+        """Load the chunk of a checkpoint that is tested or validated; in a fit it follows from the epoch."""
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             self._tested_chunk = state_dict["chunk"]

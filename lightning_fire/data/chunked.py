@@ -20,17 +20,17 @@ class ChunkedDataModule(ArrivingData):
     """Training data that arrives in chunks; one `trainer.fit` goes through all of them.
 
     The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
-    data is then a pure function of the epoch, and a resumed run draws exactly the batches of an uninterrupted one (but
-    random transforms draw anew). A callback recognises new data by a changed `chunk`.
+    data is then a pure function of the epoch, and a resumed run draws exactly the batches of an uninterrupted one
+    (except for random transforms). A callback recognizes new data by a changed `chunk`.
 
     A `TensorDataset` of uint8 images (N, C, H, W) and int64 labels (N,) is the fast path: whole batches are indexed at
-    once. Images become float32 in [0, 1] on the device and are normalised there with `mean` and `std`.
+    once, and images become float32 in [0, 1], normalized with `mean` and `std`, on the device.
 
-    The validation data is the test data, always whole, as in the paper: it serves to watch training. Nothing in the
-    protocols selects a model by it, and neither should you. A `Stream` changes it with the task, as it changes the
-    training data; it needs `TensorDataset`s of inputs and targets.
+    The validation data is the whole test data, as in the paper: it is for watching training, not for selecting a model.
+    A `Stream` changes it with the task, as it changes the training data; it needs `TensorDataset`s of inputs and
+    targets.
 
-    For a data set with a name, subclass it and override `load`.
+    For a named data set, subclass it and override `load`.
 
     Args:
         train: Map-style training set. Class-incremental protocols need its labels: the second tensor of a
@@ -40,15 +40,15 @@ class ChunkedDataModule(ArrivingData):
         batch_size: Samples in a batch, per device. An incomplete last batch is kept, as in the paper.
         seed: Seed of the split into chunks and of the order of the batches.
         num_workers: Worker processes; needed only where samples are read or transformed one by one.
-        transform: Applied to each training image by itself (augmentation; the paper has none), before normalisation.
+        transform: Applied to each training image by itself (augmentation; the paper has none), before normalization.
         mean: Mean of each channel of the training images, in [0, 1]; for the test images too.
-        std: Standard deviation of each channel, likewise.
+        std: Standard deviation of each channel of the training images, in [0, 1]; for the test images too.
         num_classes: Number of classes; None: one more than the largest label.
         test_batch_size: Samples in a batch of test data, per device. Default: `batch_size`.
 
     Raises:
         ValueError: If an argument is out of its range, or `protocol` does not suit the data (when training starts).
-        MisconfigurationException: If the Trainer would not go through the chunks as `protocol` says (likewise).
+        MisconfigurationException: If the Trainer would not go through the chunks as planned (when training starts).
     """
 
     def __init__(
@@ -97,32 +97,26 @@ class ChunkedDataModule(ArrivingData):
 
     @property
     def online(self) -> bool:
-        """Whether what counts is the accuracy during training, as on streams."""
+        """Whether the metric is the accuracy during training, as on streams."""
         return self.protocol.online
 
     @property
     def seen_classes(self) -> Tensor | None:
-        """Classes seen up to the current chunk, ascending, int64; None where all are there from the start."""
+        """Classes seen up to the current chunk, ascending, int64; None if all are there from the start."""
         return self.protocol.classes(self.num_classes, self.seed)[self.chunk]
 
     def train_indices(self, chunk: int) -> Tensor:
-        """Return the numbers of the training samples of a chunk, int64 (n,); loads the data if need be."""
+        """Return the numbers of the training samples of a chunk, int64 (n,); loads the data if necessary."""
         self._load_once()
         return self._indices[chunk]
 
     def datasets(self, chunk: int) -> tuple[Dataset, Dataset]:
-        """Return the training and the test samples of a chunk; loads the data if need be.
-
-        Args:
-            chunk: Its number, from 0.
-
-        Raises:
-            ValueError: If the data does not suit a stream.
-        """
+        """Return the training and the test samples of a chunk; loads the data if necessary."""
         indices = self.train_indices(chunk)
         if not isinstance(self.protocol, Stream):
-            train = TensorSubset if is_tensors(self.train_set) else Subset
-            return train(self.train_set, indices if train is TensorSubset else indices.tolist()), self.test_set
+            if is_tensors(self.train_set):
+                return TensorSubset(self.train_set, indices), self.test_set
+            return Subset(self.train_set, indices.tolist()), self.test_set
         if self._task is None or self._task[0] != chunk:
             for name, dataset in (("train", self.train_set), ("test", self.test_set)):
                 if not is_tensors(dataset) or len(dataset.tensors) != 2:
@@ -133,20 +127,12 @@ class ChunkedDataModule(ArrivingData):
         return self._task[1:]
 
     def steps_per_chunk(self) -> list[int]:
-        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them.
-
-        That takes in its devices, `accumulate_grad_batches` (a window cut short by the end of an epoch is a step too)
-        and `limit_train_batches`, which is also how `fast_dev_run` shortens the epochs.
-        """
+        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
         sizes = [len(self.train_indices(chunk)) for chunk in range(self.num_chunks)]
         return steps_per_chunk(self.protocol, sizes, self.batch_size, self.trainer)
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that Trainer, protocol and data suit one another, and load the data.
-
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
+        """Check that Trainer, protocol and data suit one another, and load the data."""
         super().setup(stage)
         self._load_once()
         self._train_loader = self._test_loader = None
@@ -166,10 +152,7 @@ class ChunkedDataModule(ArrivingData):
         return loader
 
     def test_dataloader(self) -> ResumableLoader:
-        """Return the whole test set, in order, of a stream as it is in the current task.
-
-        Several ranks share it; up to (ranks − 1) samples then count twice.
-        """
+        """Return the whole test set, of a stream as in the current task; several ranks may count some samples twice."""
         self._load_once()
         chunk = self.chunk if self.online else 0
         if self._test_loader is None or self._test_loader[0] != chunk:
@@ -177,16 +160,11 @@ class ChunkedDataModule(ArrivingData):
         return self._test_loader[1]
 
     def val_dataloader(self) -> ResumableLoader:
-        """Return the whole test set as well: the paper has no model selection."""
+        """Return the whole test set: the paper has no model selection."""
         return self.test_dataloader()
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Turn the images of a batch, by now on the device, into normalised floats.
-
-        Args:
-            batch: A pair or longer sequence whose first entry is the images (B, C, H, W); anything else is left alone.
-            dataloader_idx: Not used.
-        """
+        """Normalize the images (B, C, H, W), the first entry of a batch, as floats; leave other batches as they are."""
         if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor) or batch[0].ndim < 3:
             return batch
         images = normalize(batch[0], self.mean, self.std)
@@ -215,5 +193,4 @@ class ChunkedDataModule(ArrivingData):
         if is_tensors(dataset):
             dataset = TensorSubset(dataset, torch.arange(len(dataset)))
         by_batch = isinstance(dataset, TensorSubset)
-        workers = 0 if by_batch else self.num_workers
-        return ResumableLoader(dataset, batch_size, by_batch, shuffle, self.seed, workers)
+        return ResumableLoader(dataset, batch_size, by_batch, shuffle, self.seed, 0 if by_batch else self.num_workers)

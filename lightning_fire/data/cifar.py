@@ -42,7 +42,18 @@ class CIFAR10DataModule(ChunkedDataModule):
             FileNotFoundError: If a file is missing.
             RuntimeError: If a file is not the published one.
         """
-        return _load(self.source, self.root, type(self).__name__)
+        source, folder = self.source, Path(self.root) / self.source.base_folder
+        for name, md5 in (*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])):
+            require_file(folder / name, type(self).__name__)
+            if not check_integrity(folder / name, md5):
+                raise damaged(folder / name, f"its MD5 sum is not {md5}")
+        return tuple(
+            TensorDataset(
+                torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(),  # (N, 3, 32, 32)
+                torch.tensor(part.targets, dtype=torch.int64),
+            )
+            for part in (source(self.root, train=True), source(self.root, train=False))
+        )
 
 
 class CIFAR100DataModule(CIFAR10DataModule):
@@ -58,17 +69,3 @@ class CIFAR100DataModule(CIFAR10DataModule):
     num_source_classes = 100
     # of the training images, for the test images too; the authors' code slips here
     channels = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-
-
-def _load(source: type[CIFAR10], root: str, datamodule: str) -> tuple[TensorDataset, TensorDataset]:
-    folder = Path(root) / source.base_folder
-    for name, md5 in (*source.train_list, *source.test_list, (source.meta["filename"], source.meta["md5"])):
-        require_file(folder / name, datamodule)
-        if not check_integrity(folder / name, md5):
-            raise damaged(folder / name, f"its MD5 sum is not {md5}")
-    return _tensors(source(root, train=True)), _tensors(source(root, train=False))
-
-
-def _tensors(source: CIFAR10) -> TensorDataset:
-    images = torch.from_numpy(source.data).permute(0, 3, 1, 2).contiguous()  # (N, 3, 32, 32)
-    return TensorDataset(images, torch.tensor(source.targets, dtype=torch.int64))

@@ -7,23 +7,17 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fire.data.chunked import ChunkedDataModule
 
-_TEST_SIZE = 297
-_SPLIT_SEED = 0  # the split is part of the data set, not of a run
-
 
 class DigitsDataModule(ChunkedDataModule):
     """scikit-learn's 1,797 grey 8×8 digits in 10 classes: 1,500 to train on and 297 to test, by a fixed seeded split.
 
-    For quick checks: a warm start does no harm on this data set, so it shows nothing about plasticity.
+    For quick checks only: a warm start does no harm on this data set.
 
     Args:
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
-    def __init__(
-        self,
-        **options: Any,
-    ):
+    def __init__(self, **options: Any):
         super().__init__(train=None, test=None, mean=(0.3051,), std=(0.3757,), num_classes=10, **options)
 
     def load(self) -> tuple[Dataset, Dataset]:
@@ -37,10 +31,7 @@ class DigitsDataModule(ChunkedDataModule):
         except ImportError as error:
             raise ImportError("DigitsDataModule needs scikit-learn: pip install scikit-learn") from error
         pixels, labels = load_digits(return_X_y=True)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(_SPLIT_SEED))
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same in each run
         images = (torch.from_numpy(pixels) * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)[order]
         labels = torch.from_numpy(labels).to(torch.int64)[order]
-        return (
-            TensorDataset(images[:-_TEST_SIZE], labels[:-_TEST_SIZE]),
-            TensorDataset(images[-_TEST_SIZE:], labels[-_TEST_SIZE:]),
-        )
+        return TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])

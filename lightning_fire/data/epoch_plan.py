@@ -29,10 +29,10 @@ class EpochPlan:
         return self.epochs if isinstance(self.epochs, tuple) else (self.epochs,) * self.num_chunks
 
     def first_epoch(self, chunk: int) -> int:
-        """Return the first epoch of a chunk; both are counted from 0."""
+        """Return the first epoch of a chunk."""
         return sum(self.epochs_per_chunk[:chunk])
 
     def chunk_at(self, epoch: int) -> int:
-        """Return the chunk of an epoch, counted from 0; the last chunk for any epoch after the end."""
+        """Return the chunk of an epoch; the last chunk for any epoch after the end."""
         ends = accumulate(self.epochs_per_chunk)
         return min(sum(end <= epoch for end in ends), self.num_chunks - 1)

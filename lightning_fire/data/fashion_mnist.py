@@ -13,8 +13,6 @@ from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.files import damaged, require_file
 
 _MEAN, _STD = (0.2860,), (0.3530,)  # of the 60,000 training images
-_SUBSET_SEED = 0  # the subset is part of the data set, not of a run
-_PACKAGED = Path(__file__).with_name("fashion_mnist_small.npz")
 
 
 class FashionMNISTDataModule(ChunkedDataModule):
@@ -31,13 +29,7 @@ class FashionMNISTDataModule(ChunkedDataModule):
         ValueError: If `subset` is below 1, or more than there are (when the data is loaded).
     """
 
-    def __init__(
-        self,
-        root: str = "data",
-        download: bool = False,
-        subset: int | None = None,
-        **options: Any,
-    ):
+    def __init__(self, root: str = "data", download: bool = False, subset: int | None = None, **options: Any):
         super().__init__(train=None, test=None, mean=_MEAN, std=_STD, num_classes=10, **options)
         if subset is not None and subset < 1:
             raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
@@ -55,38 +47,46 @@ class FashionMNISTDataModule(ChunkedDataModule):
             FileNotFoundError: If a file is missing.
             RuntimeError: If a file is truncated or not of its format.
         """
-        folder = Path(self.root) / "FashionMNIST" / "raw"
-        train, test = (_read(folder, part, type(self).__name__) for part in ("train", "t10k"))
+        train, test = self._read("train"), self._read("t10k")
         if self.subset is None:
             return train, test
-        if self.subset > len(train):
-            raise ValueError(
-                f"`subset` must not exceed the number of training images ({len(train)}), got {self.subset}"
-            )
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(_SUBSET_SEED))
+        if (n := len(train)) < self.subset:
+            raise ValueError(f"`subset` must not exceed the number of training images ({n}), got {self.subset}")
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))  # the same in each run
         return TensorDataset(*train[order[: self.subset]]), test
+
+    def _read(self, part: str) -> TensorDataset:
+        folder, tensors = Path(self.root) / "FashionMNIST" / "raw", []
+        for name, read in (("images-idx3", read_image_file), ("labels-idx1", read_label_file)):
+            path = folder / f"{part}-{name}-ubyte"
+            require_file(path, type(self).__name__)
+            try:
+                tensors.append(read(str(path)))
+            except Exception as error:  # whatever torchvision raises
+                raise damaged(path, error) from error
+        images, labels = tensors
+        if len(images) != len(labels):
+            raise damaged(path, f"{len(labels)} labels for {len(images)} images")
+        return TensorDataset(images.unsqueeze(1), labels)
 
 
 class SmallFashionMNISTDataModule(ChunkedDataModule):
-    """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no file to get.
+    """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no download.
 
-    Drawn at random, with a fixed seed, from the official training and test sets. Made for experiments on a CPU: here a
-    warm start already ends below training from scratch.
+    Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: a warm start
+    ends below training from scratch here already.
 
     Args:
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
             `ChunkedDataModule`.
     """
 
-    def __init__(
-        self,
-        **options: Any,
-    ):
+    def __init__(self, **options: Any):
         super().__init__(train=None, test=None, mean=_MEAN, std=_STD, num_classes=10, **options)
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set."""
-        with np.load(_PACKAGED, allow_pickle=False) as arrays:
+        with np.load(Path(__file__).with_name("fashion_mnist_small.npz"), allow_pickle=False) as arrays:
             return tuple(
                 TensorDataset(
                     torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1),
@@ -94,18 +94,3 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
                 )
                 for part in ("train", "test")
             )
-
-
-def _read(folder: Path, part: str, datamodule: str) -> TensorDataset:
-    images_file, labels_file = folder / f"{part}-images-idx3-ubyte", folder / f"{part}-labels-idx1-ubyte"
-    tensors = []
-    for path, read in ((images_file, read_image_file), (labels_file, read_label_file)):
-        require_file(path, datamodule)
-        try:
-            tensors.append(read(str(path)))
-        except Exception as error:  # whatever torchvision happens to trip over
-            raise damaged(path, error) from error
-    images, labels = tensors
-    if len(images) != len(labels):
-        raise damaged(labels_file, f"{len(labels)} labels for {len(images)} images")
-    return TensorDataset(images.unsqueeze(1), labels)

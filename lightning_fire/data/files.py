@@ -1,18 +1,10 @@
-"""What to say when a file of a data set is missing or damaged."""
+"""Errors for missing and damaged files of a data set."""
 
 from pathlib import Path
 
 
 def require_file(path: Path, datamodule: str) -> None:
-    """Check that a file of a data set is there.
-
-    Args:
-        path: Where it must be.
-        datamodule: Name of the class that needs it.
-
-    Raises:
-        FileNotFoundError: If it is not, with the two ways to get it.
-    """
+    """Raise a `FileNotFoundError` with the two ways to get a file, unless it is there."""
     if not path.is_file():
         raise FileNotFoundError(
             f"{datamodule} does not find {path.name}, which it looked for at {path.absolute()}. Either set"
@@ -21,10 +13,5 @@ def require_file(path: Path, datamodule: str) -> None:
 
 
 def damaged(path: Path, reason: object) -> RuntimeError:
-    """Return the error for a file that is truncated or otherwise not what it should be.
-
-    Args:
-        path: The file.
-        reason: What is wrong with it.
-    """
+    """Return the error for a truncated or otherwise damaged file."""
     return RuntimeError(f"{path.absolute()} is truncated or damaged: {reason}. Delete it and get it anew.")

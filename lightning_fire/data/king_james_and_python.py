@@ -1,4 +1,4 @@
-"""Two small texts that differ much, for language models on two CPU cores."""
+"""Two small and very different texts, for language models on two CPU cores."""
 
 import hashlib
 import sysconfig
@@ -14,15 +14,15 @@ _EXCLUDED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__py
 class KingJamesAndPythonDataModule(TextDataModule):
     """The King James Bible (`kjv`) and the source of Python's standard library (`python`), as bytes.
 
-    Of the Bible, the first `kjv_bytes` are trained on, few enough for a small network to learn by heart; what follows,
-    a tenth as much, is for validation. Likewise of the library, whose files come in an order by the digests of their
-    names. It differs between versions of Python, and with it the losses.
+    The first `kjv_bytes` of the Bible are for training, few enough for a small network to memorize; the next tenth as
+    many are for validation. The same holds for the library, whose files are ordered by digests of their names. It
+    differs between versions of Python, and with it the losses.
 
     Args:
         root: Folder with `text/kjv.txt`, any text of enough bytes.
         phases: As for `TextDataModule`. Default: the Bible, then nine parts of Python with a tenth of the Bible.
         epochs: Epochs of each phase.
-        steps_per_epoch: As for `TextDataModule`, and likewise the following.
+        steps_per_epoch: Optimizer steps in an epoch.
         batch_size: Blocks in a micro-batch, per device.
         block_size: Tokens in a block.
         val_blocks: Blocks of each text to validate on.
@@ -48,16 +48,9 @@ class KingJamesAndPythonDataModule(TextDataModule):
         kjv_bytes: int = 400_000,
         python_bytes: int = 4_000_000,
     ):
-        super().__init__(
-            sources={"kjv": root, "python": sysconfig.get_path("stdlib")},
-            phases=phases or [{"kjv": 1.0}, {"python": 9.0, "kjv": 0.1}],
-            epochs=epochs,
-            steps_per_epoch=steps_per_epoch,
-            batch_size=batch_size,
-            block_size=block_size,
-            val_blocks=val_blocks,
-            seed=seed,
-        )
+        sources = {"kjv": root, "python": sysconfig.get_path("stdlib")}
+        phases = phases or [{"kjv": 1.0}, {"python": 9.0, "kjv": 0.1}]
+        super().__init__(sources, phases, epochs, steps_per_epoch, batch_size, block_size, val_blocks, seed=seed)
         self.kjv_bytes, self.python_bytes = kjv_bytes, python_bytes
 
     def load(self) -> dict[str, TokenSource]:
@@ -77,19 +70,16 @@ class KingJamesAndPythonDataModule(TextDataModule):
         text = b""
         for file in sorted(files, key=lambda file: hashlib.md5(file.as_posix().encode()).digest()):
             text += (folder / file).read_bytes()
-            if len(text) >= _needed(self.python_bytes):
+            if len(text) >= self.python_bytes * 11 // 10:
                 break
         return _split(text, self.python_bytes, f"`python_bytes`: the library in {folder}")
 
 
-def _needed(train_bytes: int) -> int:
-    return train_bytes + train_bytes // 10
-
-
 def _split(text: bytes, train_bytes: int, what: str) -> TokenSource:
-    """Take the beginning for training, and the tenth part of that which follows for validation."""
-    if len(text) < _needed(train_bytes):
-        raise ValueError(f"{what} has {len(text)} bytes, but {_needed(train_bytes)} are asked for")
+    """Take the first bytes for training, and a tenth as many after them for validation."""
+    needed = train_bytes * 11 // 10
+    if len(text) < needed:
+        raise ValueError(f"{what} has {len(text)} bytes, but {needed} are asked for")
     tokens = np.frombuffer(text, dtype=np.uint8)
-    parts = tokens[:train_bytes], tokens[train_bytes : _needed(train_bytes)]
+    parts = tokens[:train_bytes], tokens[train_bytes:needed]
     return TokenSource(*(Tokens(part, "uint8") for part in parts), vocab_size=256, tokenizer="bytes")

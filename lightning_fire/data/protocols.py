@@ -1,8 +1,8 @@
-"""Which samples a network trains on, and for how long: the paper's three protocols as plain index arithmetic.
+"""The paper's three protocols: which samples a network trains on, and for how long.
 
-Data arrives in *chunks*, counted from 0; each is trained on for a number of epochs before the next arrives. No files,
-no DataLoaders and no Lightning in here: labels in, sample numbers out. All draws come from a generator of their own,
-seeded with `seed`: the same on every rank and platform, and the global random state stays as it was.
+Data arrives in *chunks*, counted from 0; each is trained on for a number of epochs before the next arrives. All draws
+come from a generator seeded with `seed`: they are the same on every rank and platform, and leave the global random
+state as it was.
 """
 
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ class Protocol(EpochPlan, ABC):
     Attributes:
         access: What a chunk trains on: `cumulative`, all data so far (the paper), or `current`, only what is new in it.
         by_class: Whether the chunks are made of classes, so that labels are needed.
-        online: Whether what counts is the accuracy during training, see `lightning_fire.data.streams`.
+        online: Whether the metric is the accuracy during training, see `lightning_fire.data.streams`.
         count: Name of the argument that gives the number of chunks.
     """
 
@@ -41,16 +41,13 @@ class Protocol(EpochPlan, ABC):
         super().__post_init__()
 
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
-        """Return the samples that each chunk trains on.
+        """Return the sample numbers of each chunk, int64 (n_chunk,) in [0, N).
 
         Args:
             labels: Class of each training sample, int64 (N,) in [0, num_classes). Protocols that are not `by_class` use
                 only their number.
-            num_classes: Number of classes of the whole data set; None will do where the protocol is not `by_class`.
+            num_classes: Number of classes of the whole data set; may be None where the protocol is not `by_class`.
             seed: Seed of the draw.
-
-        Returns:
-            Sample numbers in [0, N), int64 (n_chunk,), one tensor per chunk.
 
         Raises:
             ValueError: If the data cannot be split in this way.
@@ -61,15 +58,11 @@ class Protocol(EpochPlan, ABC):
         return new if self.access == "current" else [torch.cat(new[: chunk + 1]) for chunk in range(len(new))]
 
     def classes(self, num_classes: int | None, seed: int) -> list[Tensor | None]:
-        """Return the classes seen up to each chunk, that chunk included.
+        """Return the classes seen up to each chunk, ascending, int64; None if all are there from the start.
 
         Args:
             num_classes: Number of classes of the whole data set.
             seed: Seed of the draw, the same as for `indices`.
-
-        Returns:
-            Ascending class numbers, int64, one tensor per chunk; or None per chunk where all classes are there from the
-            start.
         """
         return [None] * self.num_chunks
 
@@ -82,7 +75,7 @@ class WarmStart(Protocol):
     """Part of the data first, then all of it (paper, section 5.1 and appendix: 10 % for 1000 epochs, then 100 for all).
 
     Args:
-        fraction: Share of the samples in the first chunk, strictly between 0 and 1.
+        fraction: Fraction of the samples in the first chunk, strictly between 0 and 1.
         epochs: Epochs of the two chunks, or one number for both.
         access: `cumulative`: the second chunk has all samples; `current`: only those left out of the first.
 
@@ -137,7 +130,7 @@ class Continual(Protocol):
 
 @dataclass(frozen=True)
 class ClassIncremental(Protocol):
-    """New classes in every phase, in a seeded order and equal numbers (paper: 20 phases, 100 epochs each).
+    """Equally many new classes in every phase, in a seeded order (paper: 20 phases, 100 epochs each).
 
     Args:
         num_phases: Number of phases, each a chunk; must divide the number of classes.
@@ -167,10 +160,6 @@ class ClassIncremental(Protocol):
     def _new_classes(self, num_classes: int | None, seed: int) -> tuple[Tensor, ...]:
         if num_classes is None:
             raise ValueError("`num_classes` must be known for a class-incremental protocol, got None")
-        if self.num_phases > num_classes:
-            raise ValueError(
-                f"`num_phases` must not exceed the number of classes ({num_classes}), got {self.num_phases}"
-            )
         if num_classes % self.num_phases:
             raise ValueError(f"`num_phases` must divide the number of classes ({num_classes}), got {self.num_phases}")
         return _permutation(num_classes, seed).split(num_classes // self.num_phases)

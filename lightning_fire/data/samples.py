@@ -1,4 +1,4 @@
-"""What is done to samples and batches: find the labels, transform one image, normalise a batch of images."""
+"""Labels of a data set, subsets of tensors, transforms of samples, and normalization of batches of images."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,19 +9,11 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 def labels_of(dataset: Dataset) -> Tensor | None:
-    """Return the labels of a data set without loading its samples.
-
-    Args:
-        dataset: A `TensorDataset` of inputs and labels, or any data set with an attribute `targets` or `labels`.
-
-    Returns:
-        Class numbers, int64 (N,); None if the data set does not show such labels.
-    """
+    """Return the class numbers int64 (N,) of a `TensorDataset`, or of an attribute `targets` or `labels`, or None."""
     if isinstance(dataset, TensorDataset):
         labels = dataset.tensors[1] if len(dataset.tensors) > 1 else None
-    else:
-        labels = getattr(dataset, "targets", None)
-        labels = getattr(dataset, "labels", None) if labels is None else labels
+    elif (labels := getattr(dataset, "targets", None)) is None:
+        labels = getattr(dataset, "labels", None)
     try:
         labels = torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):  # None, or boxes, words and the like
@@ -30,21 +22,15 @@ def labels_of(dataset: Dataset) -> Tensor | None:
 
 
 def is_tensors(dataset: Dataset) -> bool:
-    """Tell whether a data set can be indexed with a tensor of sample numbers."""
+    """Return whether a data set can be indexed with a tensor of sample numbers."""
     return type(dataset) is TensorDataset  # a subclass may do anything
 
 
 class TensorSubset(Dataset):
-    """Some samples of a `TensorDataset`; by a tensor of numbers, a whole batch of them at once.
-
-    Args:
-        dataset: The data set.
-        indices: Numbers of the samples, int64 (n,).
-    """
+    """Samples `indices`, int64 (n,), of a `TensorDataset`; a tensor of numbers gives a whole batch at once."""
 
     def __init__(self, dataset: TensorDataset, indices: Tensor):
-        self.dataset = dataset
-        self.indices = indices
+        self.dataset, self.indices = dataset, indices
 
     def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, ...]:
         rows = self.indices[index]
@@ -58,16 +44,10 @@ class TensorSubset(Dataset):
 
 
 class Transformed(Dataset):
-    """A data set whose inputs go through a function.
-
-    Args:
-        dataset: Map-style data set of sequences whose first entry is the input.
-        transform: Function of one input.
-    """
+    """A data set of sequences whose first entry, the input, goes through a function."""
 
     def __init__(self, dataset: Dataset, transform: Callable[[Any], Any]):
-        self.dataset = dataset
-        self.transform = transform
+        self.dataset, self.transform = dataset, transform
 
     def __getitem__(self, index: int) -> tuple:
         image, *rest = self.dataset[index]
@@ -78,18 +58,10 @@ class Transformed(Dataset):
 
 
 def normalize(images: Tensor, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> Tensor:
-    """Return images as floats, with `mean` taken away and divided by `std`.
+    """Return images (..., C, H, W), uint8 in [0, 255] or float in [0, 1], as (images − mean) / std in floats.
 
-    Args:
-        images: (..., C, H, W), uint8 in [0, 255] or float in [0, 1]. Other dtypes are returned as they are.
-        mean: One number per channel, in units of [0, 1]; None: do not normalise.
-        std: Likewise.
-
-    Returns:
-        Float32 (..., C, H, W) for uint8 images; otherwise the dtype of `images`.
-
-    Raises:
-        ValueError: If the images have another number of channels than `mean`.
+    `mean` and `std` have one number per channel, in units of [0, 1]; without them only uint8 is scaled to float32.
+    Other dtypes are returned as they are.
 
     Example:
         >>> normalize(torch.full((1, 1, 1, 2), 51, dtype=torch.uint8), mean=[0.1], std=[0.5])

@@ -1,4 +1,4 @@
-"""The data of slowly-changing regression, which are drawn and need no file."""
+"""The data of slowly-changing regression, which need no file."""
 
 from typing import Any
 
@@ -30,6 +30,6 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
         self.test_size = test_size
 
     def load(self) -> tuple[Dataset, Dataset]:
-        """Return as many samples as a task has, with nothing in them: the protocol draws its own."""
+        """Return as many zeros as a task has samples: the protocol draws its own."""
         blank = (torch.zeros(size, 1) for size in (self.protocol.samples_per_task, self.test_size))
         return tuple(TensorDataset(zeros, zeros) for zeros in blank)

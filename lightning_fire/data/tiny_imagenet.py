@@ -25,9 +25,8 @@ _LARGEST = 2**22  # bytes; its lists and images are below a tenth of that
 class TinyImageNetDataModule(ChunkedDataModule):
     """Tiny ImageNet: 100,000 training and 10,000 test images (its validation set), uint8 (3, 64, 64), 200 classes.
 
-    Class numbers follow the sorted WordNet ids, as in torchvision's `ImageFolder`. Grey images become RGB. All images
-    are decoded into memory (1.4 GB) when training starts; an incomplete or damaged file is an error, never a smaller
-    set.
+    Classes are numbered by sorted WordNet ids, as in torchvision's `ImageFolder`. Grey images become RGB. All images
+    are decoded into memory (1.4 GB) when training starts; an incomplete or damaged file is an error.
 
     Args:
         root: Folder that holds, or shall hold, `tiny-imagenet-200.zip`.
@@ -38,20 +37,9 @@ class TinyImageNetDataModule(ChunkedDataModule):
     url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     md5 = "90528d7ca1a48142e341f4ef8d21d0de"
 
-    def __init__(
-        self,
-        root: str = "data",
-        download: bool = False,
-        **options: Any,
-    ):
-        super().__init__(
-            train=None,
-            test=None,
-            mean=(0.4802, 0.4481, 0.3975),
-            std=(0.2770, 0.2691, 0.2821),
-            num_classes=200,
-            **options,
-        )
+    def __init__(self, root: str = "data", download: bool = False, **options: Any):
+        mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=200, **options)
         self.root, self.download = root, download
 
     @property
@@ -60,11 +48,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
         return Path(self.root) / f"{_TOP}.zip"
 
     def prepare_data(self) -> None:
-        """Download the file if asked to; Lightning calls this in one process only.
-
-        Raises:
-            RuntimeError: If what was sent is not the published file.
-        """
+        """Download the file if asked to; a `RuntimeError` if it is not the published one."""
         if self.download and not self.path.exists():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".zip.partial")
@@ -83,46 +67,42 @@ class TinyImageNetDataModule(ChunkedDataModule):
         require_file(self.path, type(self).__name__)
         try:
             with ZipFile(self.path) as archive:
-                train, test = _listed(archive, self.num_classes)
-                _check_complete(archive, {name for name, _ in (*train, *test)})
+                train, test = _listed(archive)
                 return _decode(archive, train), _decode(archive, test)
         except (BadZipFile, ZlibError, EOFError, OSError, KeyError, ValueError) as error:
             raise damaged(self.path, error) from error
 
 
-def _listed(archive: ZipFile, num_classes: int) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+def _listed(archive: ZipFile) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
     """Return the member and class of each training image and of each validation image, as the archive's lists say."""
-    wnids = sorted({words[0] for words in _lines(archive, "wnids.txt")})
-    if len(wnids) != num_classes:
-        raise ValueError(f"wnids.txt names {len(wnids)} classes instead of {num_classes}")
-    number = {wnid: i for i, wnid in enumerate(wnids)}
+
+    def lines(member: str) -> list[list[str]]:
+        return [line.split() for line in _read(archive, f"{_TOP}/{member}").decode().splitlines() if line.strip()]
+
+    number = {wnid: i for i, wnid in enumerate(sorted({words[0] for words in lines("wnids.txt")}))}
+    if len(number) != 200:
+        raise ValueError(f"wnids.txt names {len(number)} classes instead of 200")
     train = [
         (f"{_TOP}/train/{wnid}/images/{words[0]}", number[wnid])
-        for wnid in wnids
-        for words in _lines(archive, f"train/{wnid}/{wnid}_boxes.txt")
+        for wnid in number
+        for words in lines(f"train/{wnid}/{wnid}_boxes.txt")
     ]
-    val = [(f"{_TOP}/val/images/{words[0]}", number[words[1]]) for words in _lines(archive, "val/val_annotations.txt")]
-    return train, val
-
-
-def _lines(archive: ZipFile, member: str) -> list[list[str]]:
-    return [line.split() for line in _read(archive, f"{_TOP}/{member}").decode().splitlines() if line.strip()]
-
-
-def _read(archive: ZipFile, name: str) -> bytes:
-    """Read a member, whose sum is kept in the archive, unless it would unpack into more than it can be."""
-    size = archive.getinfo(name).file_size
-    if size > _LARGEST:
-        raise ValueError(f"{name} would take {size} bytes, more than {_LARGEST}")
-    return archive.read(name)
-
-
-def _check_complete(archive: ZipFile, listed: set[str]) -> None:
+    val = [(f"{_TOP}/val/images/{words[0]}", number[words[1]]) for words in lines("val/val_annotations.txt")]
+    listed = {name for name, _ in (*train, *val)}
     folders = (f"{_TOP}/train/", f"{_TOP}/val/")
     present = {name for name in archive.namelist() if name.startswith(folders) and name.endswith(".JPEG")}
     if odd := sorted(listed ^ present):
         kind = "listed but missing" if odd[0] in listed else "there but not listed"
         raise ValueError(f"{len(listed - present)} listed images are missing ({odd[0]} is {kind})")
+    return train, val
+
+
+def _read(archive: ZipFile, name: str) -> bytes:
+    """Read a member, whose checksum the archive holds, unless it would unpack into more than expected."""
+    size = archive.getinfo(name).file_size
+    if size > _LARGEST:
+        raise ValueError(f"{name} would take {size} bytes, more than {_LARGEST}")
+    return archive.read(name)
 
 
 def _decode(archive: ZipFile, entries: Sequence[tuple[str, int]]) -> TensorDataset:
@@ -140,6 +120,5 @@ def _decode(archive: ZipFile, entries: Sequence[tuple[str, int]]) -> TensorDatas
             raise ValueError(f"cannot decode {name}: {error}") from error
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(decode, range(len(entries))):
-            pass  # raises the first error
+        list(pool.map(decode, range(len(entries))))  # raises the first error
     return TensorDataset(torch.from_numpy(images), torch.tensor([label for _, label in entries], dtype=torch.int64))
