@@ -40,6 +40,11 @@ class Protocol(EpochPlan, ABC):
             raise ValueError(f"`{self.count}` must be at least 1, got {self.num_chunks}")
         super().__post_init__()
 
+    @property
+    def num_chunks(self) -> int:
+        """Number of chunks."""
+        return getattr(self, self.count)
+
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         """Return the sample numbers of each chunk, int64 (n_chunk,) in [0, N).
 
@@ -146,11 +151,6 @@ class ClassIncremental(Protocol):
     access: Access = "cumulative"
     by_class: ClassVar[bool] = True
     count: ClassVar[str] = "num_phases"
-
-    @property
-    def num_chunks(self) -> int:
-        """Number of chunks: the phases."""
-        return self.num_phases
 
     def classes(self, num_classes: int | None, seed: int) -> list[Tensor | None]:
         """Return the classes seen up to each phase, ascending, int64."""

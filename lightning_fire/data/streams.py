@@ -46,11 +46,6 @@ class Stream(Protocol):
             raise ValueError(f"`samples_per_task` must be at least 1, or None for all, got {self.samples_per_task}")
         super().__post_init__()
 
-    @property
-    def num_chunks(self) -> int:
-        """Number of chunks: the tasks."""
-        return self.num_tasks
-
     @abstractmethod
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the training and the validation samples of a task, each as inputs and targets.

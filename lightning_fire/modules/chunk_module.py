@@ -17,7 +17,7 @@ from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning
 class ChunkModule(pl.LightningModule):
     """Base of modules whose learning rate starts again in each chunk of data, and that are evaluated where one begins.
 
-    A subclass writes `_evaluate_at_new_data`, for each validation batch, and `_values_at_new_data`, to log.
+    A subclass writes `_values_at_new_data`, the values to log after the validation batches.
     """
 
     def on_train_epoch_start(self) -> None:
@@ -47,7 +47,7 @@ class ChunkModule(pl.LightningModule):
                 logger.log_metrics(values, step=trainer.global_step)
 
     def _evaluate_at_new_data(self, batch: Any) -> None:
-        raise NotImplementedError
+        self.validation_step(batch, 0)
 
     def _values_at_new_data(self) -> dict[str, Tensor]:
         raise NotImplementedError

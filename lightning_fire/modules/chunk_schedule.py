@@ -19,7 +19,6 @@ class ChunkSchedule(LambdaLR):
     """
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from the state of such a schedule."""
         super().load_state_dict(state_dict)
         rates = zip(self.optimizer.param_groups, self.base_lrs, self.lr_lambdas, strict=True)
         for group, base, factor in rates:
@@ -30,21 +29,14 @@ class ChunkSchedule(LambdaLR):
 def learning_rate_factors(
     steps_per_chunk: Sequence[int], warmup: Sequence[int | float], decay: Decay = "none", minimum: float = 0.0
 ) -> Callable[[int], float]:
-    """Return the learning-rate factor of a training over chunks: in each it rises from 0, then falls to a minimum.
+    """Return a function from the number of optimizer steps done to the learning-rate factor of the next one.
 
-    Optimizer step s of a chunk of n steps (s from 0) with w steps of warm-up has factor s / w if s < w. After that,
-    with r = (s − w) / (n − w): minimum + (1 − minimum) · (1 − r) if `decay` is `linear`, minimum + (1 − minimum) ·
+    Step s of a chunk of n steps (s from 0) with w steps of warm-up has factor s / w if s < w. After that, with
+    r = (s − w) / (n − w): minimum + (1 − minimum) · (1 − r) if `decay` is `linear`, minimum + (1 − minimum) ·
     (1 + cos πr) / 2 if it is `cosine`, 1 if it is `none`.
 
-    Args:
-        steps_per_chunk: Optimizer steps of each chunk.
-        warmup: Steps of warm-up of each chunk: a whole number, or a fraction of the chunk's steps in [0, 1), rounded
-            up. The last one holds for all further chunks.
-        decay: How the factor falls.
-        minimum: Factor at the end of a chunk, in [0, 1].
-
-    Returns:
-        A function from the number of optimizer steps done to the factor of the next one; after the end, the last one.
+    `warmup` gives w for each chunk: a number of steps, or a fraction of the chunk's steps in [0, 1), rounded up. The
+    last one holds for all further chunks.
 
     Example:
         >>> factor = learning_rate_factors([4, 8], warmup=[0.5])

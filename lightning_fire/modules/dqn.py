@@ -37,10 +37,6 @@ class DQN(ReplayModule):
         targets_follow: Copy the trained network into the target network also whenever an event has replaced weights,
             nearly as the authors do (docs/reinforcement.md).
 
-    Attributes:
-        net: The trained network.
-        target_net: The target network.
-
     Raises:
         ValueError: If an argument is out of its range; when training starts, if the network has another number of
             outputs than there are actions.

@@ -166,9 +166,6 @@ class LanguageModel(ChunkModule):
     def on_test_epoch_end(self) -> None:
         self.log_dict(self._summary("test/", "loss"), sync_dist=self._distributed)
 
-    def _evaluate_at_new_data(self, batch: Sequence[Tensor]) -> None:
-        self.validation_step(batch, 0)
-
     def _values_at_new_data(self) -> dict[str, Tensor]:
         return self._summary("val/", "loss_at_new_data")
 

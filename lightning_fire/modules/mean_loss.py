@@ -8,23 +8,10 @@ from torchmetrics import Metric
 
 
 class MeanLoss(Metric):
-    """Mean of a loss over all samples of all batches and ranks.
+    """Mean of a loss over all samples of all batches and ranks; `samples_of_all` is their number.
 
     torchmetrics' `MeanMetric` waits for the GPU at each update to look for NaN, and forgets the weights (1.9) where
     that is switched off. Here a NaN shows as NaN.
-
-    Args:
-        **options: Of `torchmetrics.Metric`.
-
-    Example:
-        >>> loss = MeanLoss()
-        >>> loss.update(torch.tensor(1.0), 3)
-        >>> loss.update(torch.tensor(5.0), 1)
-        >>> loss.compute()
-        tensor(2.)
-
-    Attributes:
-        samples_of_all: Samples of all ranks, at the last `compute`.
     """
 
     full_state_update = False

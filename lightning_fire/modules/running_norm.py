@@ -5,22 +5,10 @@ from torch import Tensor, nn
 
 
 class RunningNorm(nn.Module):
-    """Normalize inputs by the mean and the standard deviation of all inputs given to `observe`, per dimension.
+    """Normalize inputs of dimension `size` by the mean and the variance of all inputs given to `observe`."""
 
-    Args:
-        size: Input dimension.
-        eps: Added to the variance.
-
-    Example:
-        >>> norm = RunningNorm(1)
-        >>> norm.observe(torch.tensor([[1.0], [3.0]]))
-        >>> norm(torch.tensor([[3.0]]))
-        tensor([[1.]])
-    """
-
-    def __init__(self, size: int, eps: float = 1e-8):
+    def __init__(self, size: int):
         super().__init__()
-        self.eps = eps
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("variance", torch.ones(size))
         self.register_buffer("count", torch.tensor(0.0))
@@ -39,4 +27,4 @@ class RunningNorm(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the normalized inputs, same shape; before anything was observed, the inputs."""
-        return (inputs - self.mean) * (self.variance + self.eps).rsqrt()
+        return (inputs - self.mean) * (self.variance + 1e-8).rsqrt()

@@ -66,12 +66,6 @@ class SAC(ReplayModule):
         targets_follow: Copy the trained critics into the target critics whenever an event has replaced weights, as the
             authors do.
 
-    Attributes:
-        actor: The policy.
-        critic: Both critics.
-        target_critic: Their targets.
-        log_temperature: A parameter, its logarithm.
-
     Raises:
         ValueError: If an argument is out of its range, or a layer of the critic cannot be re-initialized (the smaller
             of two equal values would be no bound); when training starts, if the networks do not fit the environment.

@@ -27,10 +27,6 @@ class NatureCNN(nn.Module):
         frames: Stacked frames, the channels of the input.
         hidden: Width of the hidden layer.
 
-    Attributes:
-        encoder: The convolutions, from `(batch, frames, 84, 84)` to `(batch, 3136)`.
-        head: The two Linear layers.
-
     Example:
         >>> import torch
         >>> NatureCNN(num_actions=9)(torch.zeros(2, 4, 84, 84, dtype=torch.uint8)).shape
