@@ -87,10 +87,6 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set."""
         with np.load(Path(__file__).with_name("fashion_mnist_small.npz"), allow_pickle=False) as arrays:
-            return tuple(
-                TensorDataset(
-                    torch.from_numpy(arrays[f"{part}_images"]).unsqueeze(1),
-                    torch.from_numpy(arrays[f"{part}_labels"]).to(torch.int64),
-                )
-                for part in ("train", "test")
-            )
+            pairs = ((arrays[f"{part}_images"], arrays[f"{part}_labels"]) for part in ("train", "test"))
+            tensors = ((torch.from_numpy(images), torch.from_numpy(labels)) for images, labels in pairs)
+            return tuple(TensorDataset(images.unsqueeze(1), labels.to(torch.int64)) for images, labels in tensors)

@@ -40,12 +40,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
     def __init__(self, root: str = "data", download: bool = False, **options: Any):
         mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
         super().__init__(train=None, test=None, mean=mean, std=std, num_classes=200, **options)
-        self.root, self.download = root, download
-
-    @property
-    def path(self) -> Path:
-        """Where the zip file is."""
-        return Path(self.root) / f"{_TOP}.zip"
+        self.root, self.download, self.path = root, download, Path(root) / f"{_TOP}.zip"
 
     def prepare_data(self) -> None:
         """Download the file if asked to; a `RuntimeError` if it is not the published one."""

@@ -16,7 +16,7 @@ from lightning_fire.modules.replay_module import ReplayModule
 
 
 class DQN(ReplayModule):
-    """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015).
+    """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015), with networks `net`, `target_net`.
 
     Logs each epoch `train/loss`, `train/q` (mean value of the actions taken), and what `ReplayModule` logs.
 

@@ -199,13 +199,9 @@ class LanguageModel(ChunkModule):
             {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        mixed = isinstance(self.trainer.precision_plugin, MixedPrecision)
-        optimizer = AdamW(
-            [group for group in groups if group["params"]],
-            lr=self.learning_rate,
-            betas=self.betas,
-            fused=not mixed,  # there Lightning does not clip the gradients of a fused optimizer
-        )
+        groups = [group for group in groups if group["params"]]
+        fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # Lightning does not clip fused there
+        optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
         return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
 
     def flops_per_token(self, length: int) -> int:

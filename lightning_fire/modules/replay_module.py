@@ -122,11 +122,8 @@ class ReplayModule(pl.LightningModule):
         self._sums, self._counts = {}, defaultdict(int)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["epoch_so_far"] = {
-            "sums": dict(self._sums),
-            "counts": dict(self._counts),
-            "environment_steps": self._environment_steps,
-        }
+        sums = {"sums": dict(self._sums), "counts": dict(self._counts)}
+        checkpoint["epoch_so_far"] = {**sums, "environment_steps": self._environment_steps}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if so_far := checkpoint.get("epoch_so_far"):

@@ -43,8 +43,8 @@ class TwinCritic(nn.Module):
 class SAC(ReplayModule):
     """Learns a policy of high return and entropy (Haarnoja et al., 2018), with clipped double Q-learning.
 
-    Each update steps the actor, the temperature and the critics, in this order, and moves the target critics, as in
-    SimBa. Observations are normalized by the mean and variance of those seen in training.
+    Each update steps `actor`, `log_temperature` and `critic` (both critics), in this order, and moves `target_critic`,
+    as in SimBa. Observations are normalized by the mean and variance of those seen in training.
 
     Logs each epoch `train/critic_loss`, `train/actor_loss`, `train/q`, `train/entropy` and `train/temperature`, and
     what `ReplayModule` logs.

@@ -20,7 +20,8 @@ class _Linear(nn.Linear):
 class NatureCNN(nn.Module):
     """Three convolutions and a hidden layer, from stacked frames to the value of each action.
 
-    Initial weights are Xavier-uniform, biases 0 (Dopamine). Bytes are divided by 255.
+    `encoder` are the convolutions, to `(batch, 3136)`, `head` the two Linear layers. Initial weights are
+    Xavier-uniform, biases 0 (Dopamine). Bytes are divided by 255.
 
     Args:
         num_actions: Number of outputs.
