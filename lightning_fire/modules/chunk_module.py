@@ -17,7 +17,7 @@ from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning
 class ChunkModule(pl.LightningModule):
     """Base of modules whose learning rate starts again in each chunk of data, and that are evaluated where one begins.
 
-    A subclass writes `_values_at_new_data`, the values to log after the validation batches.
+    A subclass writes `_values_at_new_data`, to log after the validation batches.
     """
 
     def on_train_epoch_start(self) -> None:
@@ -61,9 +61,7 @@ class ChunkModule(pl.LightningModule):
         elif isfinite(total := self.trainer.estimated_stepping_batches):
             steps = [int(total)]
         else:
-            raise ValueError(
-                "`warmup` is a fraction of the training, which needs max_epochs or max_steps; or use warmup=0"
-            )
+            raise ValueError("`warmup` is a fraction of the training: set max_epochs or max_steps, or use warmup=0")
         schedule = ChunkSchedule(optimizer, learning_rate_factors(steps, warmup, decay, minimum))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

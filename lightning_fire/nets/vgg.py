@@ -59,10 +59,10 @@ class VGG(nn.Module):
                 layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU()]
             self.stages.append(nn.Sequential(*layers, nn.MaxPool2d(2)))
             channels = stage[-1]
-        features = channels * (image_size // 2 ** len(stages)) ** 2
-        for inputs, outputs in pairwise([features, *head_widths]):
+        widths = [channels * (image_size // 2 ** len(stages)) ** 2, *head_widths]
+        for inputs, outputs in pairwise(widths):
             self.head.extend([nn.Linear(inputs, outputs), nn.ReLU()])
-        self.head.append(nn.Linear([features, *head_widths][-1], num_classes))
+        self.head.append(nn.Linear(widths[-1], num_classes))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits `(batch, num_classes)` of images `(batch, in_channels, image_size, image_size)`."""

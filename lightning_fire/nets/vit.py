@@ -102,9 +102,7 @@ class _Attention(nn.Module):
     def __init__(self, dim: int, heads: int, head_dim: int):
         super().__init__()
         self.heads = heads
-        self.to_q = nn.Linear(dim, heads * head_dim, bias=False)
-        self.to_k = nn.Linear(dim, heads * head_dim, bias=False)
-        self.to_v = nn.Linear(dim, heads * head_dim, bias=False)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(dim, heads * head_dim, bias=False) for _ in range(3))
         self.to_out = nn.Linear(heads * head_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def test_no_warm_up_for_data_without_chunks_and_for_zero(tmp_path):
     module = Classifier(net(), 4, warmup=0.5)
     trainer(max_epochs=2).fit(module, loader)
     assert module.lr_schedulers().get_last_lr() == [1e-3]
-    with pytest.raises(ValueError, match="`warmup` is a fraction of the training, which needs max_epochs or max_steps"):
+    with pytest.raises(ValueError, match="`warmup` is a fraction of the training: set max_epochs or max_steps"):
         trainer(max_epochs=-1).fit(Classifier(net(), 4), loader)
 
 
