@@ -50,11 +50,9 @@ class ArrivingData(LightningDataModule):
 
     def setup(self, stage: str | None = None) -> None:
         """Check that the Trainer will go through the chunks as planned."""
-        if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
-            self._check_trainer()
         self._tested_chunk = None if stage == "fit" else self._last_chunk
-
-    def _check_trainer(self) -> None:
+        if stage != "fit" or self.trainer is None or self.trainer.fast_dev_run:
+            return
         reload_every = self.trainer.reload_dataloaders_every_n_epochs
         if self.num_chunks > 1 and reload_every != 1:
             raise MisconfigurationException(

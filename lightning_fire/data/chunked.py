@@ -74,25 +74,17 @@ class ChunkedDataModule(ArrivingData):
         self.train_set, self.test_set = train, test
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
-        self.transform = transform
-        self.mean, self.std = mean, std
-        self.num_classes = num_classes
+        self.transform, self.mean, self.std, self.num_classes = transform, mean, std, num_classes
         self._indices: list[Tensor] | None = None
         self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
         self._test_loader: tuple[int, ResumableLoader] | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
-        """Return the training set and the test set; called once per process, before training or testing.
-
-        Raises:
-            ValueError: If one of them was not given.
-        """
+        """Return the training set and the test set; called once per process, before training or testing."""
         for name, dataset in (("train", self.train_set), ("test", self.test_set)):
             if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
-                raise ValueError(
-                    f"`{name}` must be a map-style data set (with __getitem__ and __len__), got {dataset!r}"
-                )
+                raise ValueError(f"`{name}` must be a map-style data set (__getitem__ and __len__), got {dataset!r}")
         return self.train_set, self.test_set
 
     @property

@@ -28,7 +28,7 @@ class ReplayModule(pl.LightningModule):
         self._environment_steps = 0
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return the actions for observations `(num_envs, *shape)`, of the environments' shape.
+        """Return the actions, of the environments' shape, for observations `(num_envs, *shape)`.
 
         Args:
             observations: On the module's device.
@@ -38,14 +38,11 @@ class ReplayModule(pl.LightningModule):
         raise NotImplementedError
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Learn from one minibatch.
+        """Learn from a minibatch, and return scalars to log, by name.
 
         Args:
             transitions: `Transitions`, leading dimension `(batch,)`.
             generator: Of the module's device, for all random draws.
-
-        Returns:
-            Scalars to log, by name.
         """
         raise NotImplementedError
 
@@ -63,15 +60,7 @@ class ReplayModule(pl.LightningModule):
         raise NotImplementedError
 
     def check_environment(self, action_space: Any, observations: Tensor) -> None:
-        """Check that the networks fit the environment; called when training starts.
-
-        Args:
-            action_space: Of one environment.
-            observations: An example, `(num_envs, *shape)`.
-
-        Raises:
-            ValueError: If they do not.
-        """
+        """Raise a `ValueError` if the networks do not fit the actions or the observations `(num_envs, *shape)`."""
 
     @torch.no_grad()
     def on_fit_start(self) -> None:

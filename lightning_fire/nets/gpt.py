@@ -89,16 +89,10 @@ class GPT(nn.Module):
         self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers are resampled
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token.
+        """Return the logits `(batch, length, vocab_size)` of the token after each position.
 
         Args:
-            tokens: Shape `(batch, length)`, int64, in [0, `vocab_size`).
-
-        Returns:
-            Logits `(batch, length, vocab_size)`; those at a position depend on the tokens up to it only.
-
-        Raises:
-            ValueError: If `tokens` does not have two dimensions, or a sequence is longer than `block_size`.
+            tokens: Shape `(batch, length)`, int64, in [0, `vocab_size`); at most `block_size` long.
         """
         if tokens.ndim != 2:
             raise ValueError(f"`tokens` must have the shape (batch, length), got {tuple(tokens.shape)}")
@@ -118,9 +112,6 @@ class GPT(nn.Module):
 
         Args:
             length: Tokens in a sequence, in [1, `block_size`].
-
-        Raises:
-            ValueError: If `length` is out of range.
         """
         if not 1 <= length <= self.block_size:
             raise ValueError(f"`length` must be in [1, {self.block_size}], got {length}")
@@ -164,11 +155,7 @@ class GPT(nn.Module):
     def to_huggingface(self) -> "GPT2LMHeadModel":
         """Copy the net into a `GPT2LMHeadModel` of Hugging Face's `transformers`, with biases of 0 where it has none.
 
-        Returns:
-            The model, in the mode, on the device and with the floating type of this net.
-
-        Raises:
-            ImportError: If `transformers` is not installed.
+        Mode, device and floating type are those of this net. An `ImportError` says that transformers is missing.
         """
         return huggingface_gpt2.write(self)
 
