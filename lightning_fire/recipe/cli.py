@@ -1,5 +1,6 @@
 """`lightning-fire fit`, `validate`, `test`, Lightning's own commands over recipes, and `select`."""
 
+import json
 import os
 import reprlib
 import traceback
@@ -24,6 +25,7 @@ from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.parser import RecipeParser
 from lightning_fire.recipe.recipe import VANILLA, find_recipe
+from lightning_fire.where import Parameters, Weights
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
@@ -103,10 +105,10 @@ class RecipeCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
-_SELECT_HELP = """usage: lightning-fire select RECIPE --method NAME [-c MORE.yaml ...] [--KEY VALUE ...]
+_SELECT_HELP = """usage: lightning-fire select RECIPE --method NAME [-c MORE.yaml ...] [--KEY VALUE ...] [--json]
 
 Show which weights, parameters or units the methods of a recipe would act on, and why not on the others. Takes the same
-files and keys as lightning-fire fit, and trains nothing.
+files and keys as lightning-fire fit, and trains nothing. --json prints a JSON list of the parameters instead.
 
   lightning-fire select quick_start --method fire"""
 
@@ -116,10 +118,16 @@ def select(args: Sequence[str]) -> str:
     if not args or {"-h", "--help"} & set(args):
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
-    cli = RecipeCLI(_without_recipe(args), run=False)
+    cli = RecipeCLI(_without_recipe([word for word in args if word != "--json"]), run=False)
     methods = [
         method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.MethodCallback)
     ]
+    if "--json" in args:
+        choosing = [m for m in methods if isinstance(getattr(m, "where", None), Parameters | Weights)]
+        rows = {type(method).__name__: method.where.select(cli.model).rows for method in choosing}
+        text = json.dumps([{"method": name, **row._asdict()} for name, of in rows.items() for row in of], indent=1)
+        print(text)
+        return text
     tables = [table for method in methods if (table := method.show_selection(cli.model))]
     if not tables:
         cli.parser.error("the recipe has no method that selects weights: add one, such as --method fire")

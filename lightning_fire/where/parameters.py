@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import nn
 
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import ByName, columns, times
+from lightning_fire.where.selection import ByName, Row, columns, times
 
 
 class ParameterSelection(dict[str, nn.Parameter]):
@@ -13,10 +13,11 @@ class ParameterSelection(dict[str, nn.Parameter]):
 
     def __init__(self, named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]):
         super().__init__({name: parameter for name, parameter in named.items() if not reasons[name]})
-        self.rows = [(name, times(parameter.shape), reasons[name] or "taken") for name, parameter in named.items()]
+        self.rows = [Row(name, tuple(each.shape), "", reasons[name] or "taken") for name, each in named.items()]
 
     def __str__(self) -> str:
-        return f"{columns([('parameter', 'shape', ''), *self.rows])}\n{len(self)} parameters taken"
+        cells = [(row.name, times(row.shape), row.reason) for row in self.rows]
+        return f"{columns([('parameter', 'shape', ''), *cells])}\n{len(self)} parameters taken"
 
 
 class Parameters(ByName):
