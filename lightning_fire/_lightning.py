@@ -142,6 +142,22 @@ def attached_trainer(module: nn.Module) -> Any:
     return getattr(module, "_trainer", None)
 
 
+@torch.no_grad()
+def restart_average(callback: Any, module: "LightningModule") -> bool:
+    """Let a callback that averages the weights of a module begin with the present ones; return whether it is one."""
+    if not {"WeightAveraging", "StochasticWeightAveraging"} & {kind.__name__ for kind in type(callback).__mro__}:
+        return False
+    average = callback._average_model
+    if isinstance(average, torch.optim.swa_utils.AveragedModel):
+        average.module.load_state_dict(module.state_dict())
+        average.n_averaged.zero_()  # the next weights replace it
+    elif average is not None:
+        average.load_state_dict(module.state_dict())
+        if callback.n_averaged is not None:
+            callback.n_averaged.zero_()
+    return True
+
+
 def random_states() -> dict[str, Any]:
     """Return the states of the global random generators: torch, CUDA, NumPy, Python."""
     from lightning.fabric.utilities.seed import _collect_rng_states

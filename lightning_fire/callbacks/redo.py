@@ -40,6 +40,7 @@ class ReDo(EventCallback):
     """
 
     name = "redo"
+    remakes_network = False
 
     def __init__(
         self,

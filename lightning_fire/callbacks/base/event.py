@@ -12,6 +12,7 @@ from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
 from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
@@ -31,8 +32,6 @@ from lightning_fire.when import (
     watched_by,
 )
 
-_AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}  # the second, of EMA too, came with Lightning 2.6
-
 
 class EventCallback(MethodCallback):
     """Acts when its schedule is due: after the new data is loaded, before its first batch.
@@ -45,6 +44,8 @@ class EventCallback(MethodCallback):
 
     Attributes:
         replaces_weights: Whether an event changes the output of the network.
+        remakes_network: Whether what it replaces makes another network: averages of weights and best scores of other
+            callbacks begin anew with it.
         logs_curvature: Whether λ_max is logged by default.
 
     Args:
@@ -57,6 +58,7 @@ class EventCallback(MethodCallback):
 
     name = "event"
     replaces_weights = True
+    remakes_network = True
     logs_curvature = False
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None):
@@ -108,12 +110,6 @@ class EventCallback(MethodCallback):
             return
         if not trainer.fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
             raise MisconfigurationException(f"{type(self).__name__}(when={self.when}) can never act: {reason}.")
-        averaging = {kind.__name__ for other in trainer.callbacks for kind in type(other).__mro__} & _AVERAGING
-        if averaging:
-            rank_zero_warn(
-                f"{sorted(averaging)[0]} averages weights from before an event of {type(self).__name__} with those"
-                " after it, which belong to different networks: start the averaging after the last event."
-            )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
@@ -189,6 +185,9 @@ class EventCallback(MethodCallback):
         values = self.act(trainer, pl_module)
         name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         rank_zero_info(f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}")
+        anew = self.replaces_weights and self.remakes_network
+        if anew and (others := begin_anew(trainer, pl_module, clock.new_data)):
+            rank_zero_info(f"with it {', '.join(others)}")
         if values.get(f"{self.name}/sfe") == 0:
             why = "they already have the values that it gives them"
             if self.initial is not None:

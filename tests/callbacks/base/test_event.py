@@ -7,11 +7,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, callbacks
-from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
+from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
@@ -556,21 +556,6 @@ def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
 def test_what_needs_whole_weights_is_refused_where_they_are_sharded(callback):
     match = f"{type(callback).__name__}.* needs whole weights, which ModelParallelStrategy shards"
     refused(callback, ModelParallelStrategy(), match)
-
-
-def test_averaging_over_an_event_is_warned_of():
-    with pytest.warns(UserWarning, match="StochasticWeightAveraging averages weights from before an event of Recorder"):
-        fitted(Recorder(), StochasticWeightAveraging(swa_lrs=1e-2), data=GrowingData())
-
-
-@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
-def test_a_moving_average_beside_an_event_is_warned_of_and_disturbs_nothing():
-    beside, alone = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
-    with pytest.warns(UserWarning, match="WeightAveraging averages weights from before an event of Snapshots"):
-        fitted(beside, callbacks.EMAWeightAveraging(decay=0.5))
-    fitted(alone)
-    for (_, after, _), (_, expected, _) in zip(beside.seen, alone.seen, strict=True):
-        assert all(torch.equal(after[name], expected[name]) for name in expected)
 
 
 def test_validation_alone_does_not_touch_the_callback():

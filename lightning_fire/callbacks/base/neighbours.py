@@ -1,0 +1,32 @@
+"""Other callbacks that remember the network of before an event: they begin anew with the one after it."""
+
+import math
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+from lightning_fire._lightning import restart_average
+
+
+def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> list[str]:
+    """Let other callbacks forget the network of before an event, and return what was done.
+
+    `EarlyStopping` waits anew for a best score; `ModelCheckpoint` keeps the best of before on the disk and looks for
+    another, if the event came with new data; averages of weights begin with the present weights.
+    """
+    done = []
+    for other in trainer.callbacks:
+        name = type(other).__name__
+        if isinstance(other, EarlyStopping):
+            other.wait_count = 0
+            other.best_score = torch.tensor(math.inf if other.monitor_op is torch.lt else -math.inf)
+            done.append(f"{name} waits anew for a best {other.monitor}")
+        elif isinstance(other, ModelCheckpoint) and other.monitor is not None and new_data:
+            other.best_k_models.clear()
+            other.kth_best_model_path, other.best_model_path, other.best_model_score = "", "", None
+            other.kth_value = torch.tensor(math.inf if other.mode == "min" else -math.inf)
+            done.append(f"{name} looks for the best {other.monitor} of the new data")
+        elif restart_average(other, pl_module):
+            done.append(f"{name} averages the weights from here on")
+    return done

@@ -1,0 +1,73 @@
+"""Early stopping, checkpoints and averages of weights beside an event: they begin anew with the network after it."""
+
+import pytest
+import torch
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
+from small_training import GrowingData, PlainModule, fitted, snapshots_of
+
+from lightning_fire import FIRECallback, FullReset, ReDo
+from lightning_fire.functional import dfi_normalized
+from lightning_fire.when import EveryNEpochs
+
+LOSSES = (0.2, 0.1, 0.9, 0.8, 0.7, 0.6)  # of the epochs; new data comes with the third and the fifth
+needs_ema = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
+
+
+class Logs(PlainModule):
+    """Logs a loss that rises where new data comes."""
+
+    def on_train_epoch_end(self):
+        self.log("loss", LOSSES[self.current_epoch])
+
+
+@pytest.mark.parametrize(("method", "epochs"), [(FIRECallback, 6), (FullReset, 6), (ReDo, 5)])
+def test_early_stopping_waits_anew(method, epochs):
+    """After the second epoch no loss is as low as there; ReDo replaces units, and leaves the best score alone."""
+    stopping = EarlyStopping("loss", patience=3)
+    module = fitted(method(), stopping, module=Logs())
+    assert module.trainer.current_epoch == epochs
+    assert stopping.best_score == (LOSSES[1] if method is ReDo else LOSSES[5])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_the_best_checkpoint_is_of_the_last_data(tmp_path, mode):
+    best = ModelCheckpoint(tmp_path, "{epoch}", monitor="loss", mode=mode, save_on_train_epoch_end=True)
+    fitted(FIRECallback(), best, module=Logs())
+    assert best.best_model_path == str(tmp_path / ("epoch=5.ckpt" if mode == "min" else "epoch=4.ckpt"))
+    assert best.best_model_score == (LOSSES[5] if mode == "min" else LOSSES[4])
+    assert len(list(tmp_path.glob("*.ckpt"))) == 3  # the best of each data
+
+
+def test_where_the_data_is_the_same_the_best_checkpoint_stays(tmp_path):
+    best = ModelCheckpoint(tmp_path, "{epoch}", monitor="loss", save_on_train_epoch_end=True)
+    fitted(FIRECallback(EveryNEpochs(2)), best, module=Logs(), data=GrowingData((6,)))
+    assert best.best_model_path == str(tmp_path / "epoch=1.ckpt")
+
+
+@needs_ema
+def test_a_moving_average_begins_anew():
+    method = snapshots_of(FIRECallback)()
+    averaging = callbacks.EMAWeightAveraging(decay=0.99)
+    module = fitted(method, averaging, data=GrowingData((2, 2)), max_epochs=3)
+    alone = fitted(FIRECallback(), data=GrowingData((2, 2)), max_epochs=3)
+    (_, after, _) = method.seen[-1]
+    weight, moved = module.net[3].weight, after["net.3.weight"]
+    assert dfi_normalized(weight) < 0.3
+    assert torch.dist(weight, moved) < torch.dist(alone.net[3].weight, moved)  # an average from there on
+    assert averaging._average_model.n_averaged == 4  # steps since
+
+
+def test_stochastic_weight_averaging_begins_anew():
+    averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
+    module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
+    assert dfi_normalized(module.net[3].weight) < 0.3
+
+
+@needs_ema
+def test_an_average_disturbs_no_event():
+    beside, alone = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
+    fitted(beside, callbacks.EMAWeightAveraging(decay=0.5))
+    fitted(alone)
+    for (_, after, _), (_, expected, _) in zip(beside.seen, alone.seen, strict=True):
+        assert all(torch.equal(after[name], expected[name]) for name in expected)
