@@ -224,7 +224,7 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
     assert re.search(r"net\.head\.0\.weight .* excluded", text)
     assert not (tmp_path / "lightning_logs").exists()
     rows = {row["name"]: row for row in json.loads(main(["select", *recipe[1:], "--json"]))}
-    stem = {"method": "FIRECallback", "name": "net.stem.0.weight", "shape": [4, 1, 3, 3], "views": "4×1×3×3"}
+    stem = {"method": "FIRECallback", "name": "net.stem.0.weight", "shape": [4, 1, 3, 3], "matrices": "4×1×3×3"}
     assert rows["net.stem.0.weight"] == {**stem, "reason": "taken"}
     assert "excluded" in rows["net.head.0.weight"]["reason"]
     assert "no method that selects weights" in refused(["select", "-c", "base.yaml"], capsys)

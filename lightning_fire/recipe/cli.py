@@ -125,7 +125,12 @@ def select(args: Sequence[str]) -> str:
     if "--json" in args:
         choosing = [m for m in methods if isinstance(getattr(m, "where", None), Parameters | Weights)]
         rows = {type(method).__name__: method.where.select(cli.model).rows for method in choosing}
-        text = json.dumps([{"method": name, **row._asdict()} for name, of in rows.items() for row in of], indent=1)
+        every = [
+            {"method": name, "name": row.name, "shape": row.shape, "matrices": row.views, "reason": row.reason}
+            for name, of in rows.items()
+            for row in of
+        ]
+        text = json.dumps(every, indent=1)
         print(text)
         return text
     tables = [table for method in methods if (table := method.show_selection(cli.model))]
