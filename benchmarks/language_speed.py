@@ -65,7 +65,8 @@ def loop(setting: Setting) -> Trained:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net, data = net_of(setting).to(device), data_of(setting)
     data.setup()
-    tokens, mixture = data._sources["text"].train._array, data._mixture(0)
+    batches = data.train_dataloader().dataset
+    (tokens,), mixture = batches.texts, batches.mixture
     groups = [
         {"params": [p for p in net.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -80,8 +81,7 @@ def loop(setting: Setting) -> Trained:
             group["lr"] = RATE * factor(step)
         for micro in range(setting.accumulate):
             _, starts = mixture.batch(step * setting.accumulate + micro)
-            blocks = [torch.from_numpy(tokens[s : s + setting.block + 1].astype("int64")) for s in starts]
-            blocks = torch.stack(blocks).to(device)
+            blocks = tokens.blocks(starts, setting.block + 1).to(device)
             logits = net(blocks[:, :-1])
             loss = cross_entropy(logits.flatten(0, 1), blocks[:, 1:].flatten())
             (loss / setting.accumulate).backward()

@@ -183,8 +183,8 @@ def test_the_packaged_images_are_not_unpickled(tmp_path, monkeypatch):
         for part in ("train", "test")
         for kind in ("images", "labels")
     }
-    np.savez(tmp_path / "images.npz", **arrays)
-    monkeypatch.setattr(data.fashion_mnist, "_PACKAGED", tmp_path / "images.npz")
+    np.savez(tmp_path / "fashion_mnist_small.npz", **arrays)
+    monkeypatch.setattr(data.fashion_mnist, "__file__", str(tmp_path / "fashion_mnist.py"))
     with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
         data.SmallFashionMNISTDataModule().setup()
     assert not (tmp_path / "done").exists()
