@@ -23,7 +23,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
 from machine import parser_of, wait_for_device
 from paired import in_turn, publish_each, share_of_loop
-from random_text import LANGUAGE_MODELS, RandomText
+from random_text import LANGUAGE_MODELS, RandomText, random_tokens
 from timed_fit import timed_fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -65,8 +65,7 @@ def loop(setting: Setting) -> Trained:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     net, data = net_of(setting).to(device), data_of(setting)
     data.setup()
-    batches = data.train_dataloader().dataset
-    (tokens,), mixture = batches.texts, batches.mixture
+    tokens, mixture = random_tokens(), data.train_dataloader().dataset.mixture
     groups = [
         {"params": [p for p in net.parameters() if p.ndim >= 2], "weight_decay": 0.1},
         {"params": [p for p in net.parameters() if p.ndim < 2], "weight_decay": 0.0},
@@ -81,7 +80,8 @@ def loop(setting: Setting) -> Trained:
             group["lr"] = RATE * factor(step)
         for micro in range(setting.accumulate):
             _, starts = mixture.batch(step * setting.accumulate + micro)
-            blocks = tokens.blocks(starts, setting.block + 1).to(device)
+            blocks = [torch.from_numpy(tokens[s : s + setting.block + 1].astype("int64")) for s in starts]
+            blocks = torch.stack(blocks).to(device)
             logits = net(blocks[:, :-1])
             loss = cross_entropy(logits.flatten(0, 1), blocks[:, 1:].flatten())
             (loss / setting.accumulate).backward()

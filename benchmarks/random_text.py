@@ -18,6 +18,11 @@ LANGUAGE_MODELS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def random_tokens() -> np.ndarray:
+    """Return the text, uint16 `(1,000,000,)`: the same at each call."""
+    return np.random.default_rng(0).integers(0, VOCAB_SIZE, 1_000_000).astype(np.uint16)
+
+
 class RandomText(TextDataModule):
     """Phases of one random text, in memory."""
 
@@ -26,5 +31,5 @@ class RandomText(TextDataModule):
         super().__init__({"text": ""}, phases, epochs, steps, batch, block, val_blocks=1, vocab_size=VOCAB_SIZE)
 
     def load(self) -> dict[str, TokenSource]:
-        tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 1_000_000).astype(np.uint16)
+        tokens = random_tokens()
         return {"text": TokenSource(Tokens(tokens), Tokens(tokens[:5000]), VOCAB_SIZE)}
