@@ -15,6 +15,7 @@ from lightning_fire.callbacks.plasticity_injection import PlasticityInjection
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.probing.curvature import module_curvature
 from lightning_fire.callbacks.redo import ReDo
+from lightning_fire.callbacks.restart_schedulers import RestartSchedulers
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 from lightning_fire.callbacks.use_muon import UseMuon
@@ -34,6 +35,7 @@ __all__ = [
     "PlasticityInjection",
     "PlasticityMonitor",
     "ReDo",
+    "RestartSchedulers",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "UseMuon",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
+from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
@@ -75,6 +76,7 @@ class EventCallback(MethodCallback):
         self._first_chunk: int | None = None  # of this fit
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether none will be
         self._acted = False  # since the clock was read last
+        self._rate: RateAfterEvent | None = None
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         """Compute what to change, and change nothing yet."""
@@ -141,6 +143,8 @@ class EventCallback(MethodCallback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(self).__name__
+        if self._rate is not None:
+            self._rate.is_judged(trainer, trainer.current_epoch, self.progress.step)
         if self.num_events == self._events_before:
             never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
             before = f"; it has acted before it, in all {self.num_events} time(s)."
@@ -178,6 +182,8 @@ class EventCallback(MethodCallback):
         if clock.new_data and self._loader_is_stale(trainer):
             kind = type(data_source_of(trainer)).__name__
             rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}.")
+        if self._rate is not None and self._rate.is_judged(trainer, clock.epoch, clock.step):
+            self._rate = None
         if self.progress.last_event == clock.step or not self.when.due(clock):
             return
         self.progress.note_event(clock)
@@ -185,9 +191,10 @@ class EventCallback(MethodCallback):
         values = self.act(trainer, pl_module)
         name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         rank_zero_info(f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}")
-        anew = self.replaces_weights and self.remakes_network
-        if anew and (others := begin_anew(trainer, pl_module, clock.new_data)):
-            rank_zero_info(f"with it {', '.join(others)}")
+        if self.replaces_weights and self.remakes_network:
+            if others := begin_anew(trainer, pl_module, clock.new_data):
+                rank_zero_info(f"with it {', '.join(others)}")
+            self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         if values.get(f"{self.name}/sfe") == 0:
             why = "they already have the values that it gives them"
             if self.initial is not None:

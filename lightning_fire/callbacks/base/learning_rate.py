@@ -1,0 +1,47 @@
+"""Warning where the learning rate stays near 0 after an event."""
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+_STEPS = 100  # to wait for the end of a warm-up
+_NEAR_0 = 0.01  # of the initial or, of a cycle, the highest learning rate
+
+
+class RateAfterEvent:
+    """Watches the learning rates from an event on: until the epoch ends, 100 steps at most.
+
+    A schedule of the whole training is at its end when the last data arrives. What a method has reset is not learned
+    again then.
+
+    Args:
+        trainer: The Trainer whose optimizers it watches.
+        name: Name of the method, for the warning.
+        epoch: Epoch of the event.
+        step: Batches with an optimizer step before the event.
+    """
+
+    def __init__(self, trainer: Trainer, name: str, epoch: int, step: int):
+        self._name, self._epoch, self._step = name, epoch, step
+        self._highest = _fraction_of_initial(trainer)
+
+    def is_judged(self, trainer: Trainer, epoch: int, step: int) -> bool:
+        """Read the rates before a batch or after the last one; warn if they have stayed near 0. Return whether done."""
+        if epoch == self._epoch and step < self._step + _STEPS:
+            self._highest = max(self._highest, _fraction_of_initial(trainer))
+            return False
+        if self._highest < _NEAR_0 and step > self._step:
+            rank_zero_warn(
+                f"{self._name} acted at epoch {self._epoch}, step {self._step}, and the learning rate has since been"
+                f" at most {self._highest:.2g} of its initial value: the network cannot learn again what the event has"
+                " changed. RestartSchedulers() restarts the schedule at new data."
+            )
+        return True
+
+
+def _fraction_of_initial(trainer: Trainer) -> float:
+    """Return the largest learning rate as a fraction of the initial one of its parameter group."""
+    fractions = []
+    for group in (group for optimizer in trainer.optimizers for group in optimizer.param_groups):
+        initial = max(float(group.get(key, group["lr"])) for key in ("initial_lr", "max_lr"))
+        fractions.append(float(group["lr"]) / initial if initial else 1.0)
+    return max(fractions, default=1.0)

@@ -1,0 +1,64 @@
+"""Restart of learning-rate schedules at new data."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.optimizer_state import with_inner
+
+
+class RestartSchedulers(EventCallback):
+    """Restarts the learning-rate schedules when new data arrives, by calling `configure_optimizers` again.
+
+    Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
+    training, also for `OneCycleLR`, `ReduceLROnPlateau` and schedules of other libraries. Parameters that were trained
+    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are taken in.
+
+    A schedule in optimizer steps gets its length from `configure_optimizers`, which runs with the new data loaded:
+    `self.trainer.num_training_batches` is an epoch of it, `self.trainer.estimated_stepping_batches` is `max_epochs`
+    times that.
+
+    `Classifier` and `LanguageModel` restart their learning rates by themselves: leave this out there.
+
+    Args:
+        when: Schedule, or several of which any may be due. Default: `AtNewData()`.
+        log: What to log; of it, `name`. Default: `Log()`.
+    """
+
+    acts_on_shards = True
+    replaces_weights = False
+    name = "restart_schedulers"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if self.num_events:  # resumed: checkpoints do not hold the functions of LambdaLR, which may know a length
+            states = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+            settings = [_settings(optimizer) for optimizer in trainer.optimizers]
+            _configure_again(trainer, trainer.optimizers)
+            for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):
+                config.scheduler.load_state_dict(state)
+            for optimizer, groups in zip(trainer.optimizers, settings, strict=True):
+                for group, values in zip(optimizer.param_groups, groups, strict=True):
+                    group.update(values)
+
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return Change(then=partial(_configure_again, trainer, list(trainer.optimizers)))
+
+
+def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
+    """Replace optimizers and schedulers by new ones, with the optimizer state of the optimizers `before`."""
+    trainer.strategy.setup_optimizers(trainer)
+    for new in with_inner(trainer.optimizers):
+        own = {parameter for group in new.param_groups for parameter in group["params"]}
+        for old in with_inner(before):
+            if type(old) is type(new):
+                new.state.update({parameter: state for parameter, state in old.state.items() if parameter in own})
+
+
+def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:
+    return [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]

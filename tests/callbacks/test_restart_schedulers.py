@@ -1,0 +1,173 @@
+"""Learning-rate schedules that restart at new data: any scheduler, on data that grows, also after a resume."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import GrowingData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
+from torch.optim import lr_scheduler
+
+from lightning_fire import FIRECallback, RestartSchedulers
+
+EPOCHS = 2  # of each chunk; 2, 4 and 6 batches an epoch
+
+
+def of_one_chunk(module):
+    return EPOCHS * module.trainer.estimated_stepping_batches // module.trainer.max_epochs
+
+
+SCHEDULERS = {
+    "one cycle": lambda optimizer, steps: lr_scheduler.OneCycleLR(optimizer, 0.1, steps),
+    "cosine": lambda optimizer, steps: lr_scheduler.CosineAnnealingLR(optimizer, steps),
+    "lambda": lambda optimizer, steps: lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps),
+    "sequence": lambda optimizer, steps: lr_scheduler.SequentialLR(
+        optimizer,
+        [lr_scheduler.LinearLR(optimizer, 0.5, total_iters=1), lr_scheduler.CosineAnnealingLR(optimizer, steps - 1)],
+        [1],
+    ),
+}
+
+
+class Scheduled(PlainModule):
+    """Has a schedule by optimizer steps."""
+
+    def __init__(self, scheduler, length=of_one_chunk):
+        super().__init__()
+        self.scheduler, self.length = scheduler, length
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        scheduler = SCHEDULERS[self.scheduler](optimizer, self.length(self))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Rates(Callback):
+    """Keeps the learning rate of each batch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def scheduled(*args):
+    torch.manual_seed(0)
+    return Scheduled(*args)
+
+
+def expected(scheduler):
+    """The rates of a new schedule for each chunk."""
+    rates = []
+    for steps in (4, 8, 12):
+        optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=0.01)
+        schedule = SCHEDULERS[scheduler](optimizer, steps)
+        for _ in range(steps):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+    return rates
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_each_chunk_has_a_schedule_of_its_own_length(scheduler):
+    rates = Rates()
+    fitted(FIRECallback(), RestartSchedulers(), rates, module=scheduled(scheduler))
+    assert rates.seen == pytest.approx(expected(scheduler), rel=1e-12)
+
+
+def test_without_it_one_cycle_ends_with_an_error_and_cosine_stands_at_0():
+    with pytest.raises(ValueError, match=r"Tried to step 5 times\. The specified number of total steps is 4"):
+        fitted(FIRECallback(), module=scheduled("one cycle"))
+    rates = Rates()
+    fitted(FIRECallback(), rates, module=scheduled("cosine"))
+    assert rates.seen[4] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("method_first", [True, False])
+def test_optimizer_state_is_kept_but_for_what_the_method_drops(method_first):
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if (trainer.global_step, batch_idx) == (4, 0):
+                state = trainer.optimizers[0].state
+                self.steps = {name: int(state[p]["step"]) for name, p in pl_module.named_parameters() if p in state}
+
+    look, methods = Look(), [FIRECallback(), RestartSchedulers()]
+    fitted(*(methods if method_first else methods[::-1]), look, module=scheduled("cosine"))
+    dropped = {"net.0.weight", "net.3.weight", "net.5.weight"}
+    names = {name for name, _ in PlainModule().named_parameters()}
+    assert look.steps == dict.fromkeys(names - dropped, 4)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_a_resumed_run_equals_an_uninterrupted_one(scheduler, tmp_path):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
+    whole = fitted(FIRECallback(), RestartSchedulers(), save, module=scheduled(scheduler))
+    rates = Rates()
+    resumed = scheduled(scheduler)
+    trainer(FIRECallback(), RestartSchedulers(), rates).fit(
+        resumed, datamodule=GrowingData(), **resumed_from(tmp_path / "epoch=2.ckpt")
+    )
+    assert rates.seen == pytest.approx(expected(scheduler)[8:], rel=1e-12)
+    assert_same_weights(whole, resumed)
+
+
+class Factor(PlainModule):
+    """A learning rate of 0.01 times a function of the step; the last event is before step 12."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        schedule = lr_scheduler.LambdaLR(optimizer, self.factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+@pytest.mark.parametrize("epochs", [5, 6])  # at the end of training, and at the end of an epoch
+def test_a_learning_rate_near_0_after_an_event_is_warned_of(epochs):
+    module = Factor(lambda step: 0.001 if step >= 12 else 1.0)
+    with pytest.warns(UserWarning, match="epoch 4, step 12, and the learning rate has since been at most 0.001"):
+        fitted(FIRECallback(), module=module, max_epochs=epochs)
+
+
+@pytest.mark.parametrize("factor", [lambda step: (step - 12) / 50 if step >= 12 else 1.0, lambda step: 0.01])
+def test_a_warm_up_from_0_is_not(factor):
+    fitted(FIRECallback(), module=Factor(factor))  # a warning would be an error
+
+
+def test_a_plateau_is_forgotten():
+    class Plateau(PlainModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+            schedule = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=math.inf)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "loss"}}
+
+        def on_train_epoch_end(self):
+            self.log("loss", 1.0)
+
+    rates = Rates()
+    fitted(FIRECallback(), RestartSchedulers(), rates, module=Plateau())
+    assert rates.seen == pytest.approx(
+        [rate for batches in (2, 4, 6) for rate in (0.01, 0.001) for _ in range(batches)]
+    )
+
+
+def test_a_larger_head_is_taken_in():
+    """A module that grows its head where new data begins, before `RestartSchedulers` runs."""
+
+    class Grows(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 2:
+                old = pl_module.net[5]
+                pl_module.net[5] = torch.nn.Linear(8, 4)
+                with torch.no_grad():
+                    pl_module.net[5].weight[:3], pl_module.net[5].bias[:3] = old.weight, old.bias
+                self.start = pl_module.net[5].weight.detach().clone()
+
+    grows = Grows()
+    module = fitted(grows, RestartSchedulers(), module=scheduled("cosine"))
+    assert (module.net[5].weight[:3] - grows.start[:3]).abs().min() > 0
