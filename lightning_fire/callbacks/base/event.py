@@ -15,7 +15,7 @@ from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
-from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues
+from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues, Validation
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
@@ -86,7 +86,11 @@ class EventCallback(MethodCallback):
         """Run the whole event, plan, look, change, look again, and return what to log, by key."""
         reshard(pl_module)
         change = self.plan(trainer, pl_module)
-        observers: list[SingularValues | LambdaMax] = [SingularValues(trainer, self.name)] if self.logs.layers else []
+        observers: list[SingularValues | LambdaMax | Validation] = []
+        if self.logs.layers:
+            observers += [SingularValues(trainer, self.name)]
+        if self._makes_another_network and self.logs.weights and (number := self.logs.validation_batches):
+            observers += [Validation(trainer, pl_module, self.name, number)]
         observers += [LambdaMax(trainer, pl_module, self.name)] if self.curvature else []
         for observer in observers:
             observer.before(change)
@@ -191,7 +195,7 @@ class EventCallback(MethodCallback):
         values = self.act(trainer, pl_module)
         name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         rank_zero_info(f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}")
-        if self.replaces_weights and self.remakes_network:
+        if self._makes_another_network:
             if others := begin_anew(trainer, pl_module, clock.new_data):
                 rank_zero_info(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
@@ -204,6 +208,10 @@ class EventCallback(MethodCallback):
                 )
             rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
+
+    @property
+    def _makes_another_network(self) -> bool:
+        return self.replaces_weights and self.remakes_network
 
     def _loader_is_stale(self, trainer: Trainer) -> bool:
         """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""

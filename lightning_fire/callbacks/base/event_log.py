@@ -17,16 +17,22 @@ class Log:
             the upcoming data, before and after an event: at most 16 products with the Hessian, each of 2 to 3
             gradients. The loss is that of the module's `loss_on(batch)`, otherwise of `training_step`. Default: of
             `FIRECallback`, `ShrinkAndPerturb`, `FullReset` and `DASH`, where they log `weights`.
+        validation_batches: Log what `validation_step` logs, before and after an event that replaces weights, on the
+            first batches of the validation data: `val/accuracy` as `{name}/val_accuracy_before` and `…_after`. 0:
+            never; nor without `weights`, or from data that can be read only once.
 
     Raises:
-        ValueError: If `name` has a slash.
+        ValueError: If `name` has a slash or `validation_batches` is negative.
     """
 
     name: str | None = None
     weights: bool = True
     layers: bool = True
     curvature: bool | None = None
+    validation_batches: int = 10
 
     def __post_init__(self) -> None:
         if "/" in (self.name or ""):
             raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
+        if self.validation_batches < 0:
+            raise ValueError(f"`validation_batches` must be at least 0, got {self.validation_batches}")

@@ -1,15 +1,18 @@
-"""What an event logs beside its report: λ_max, and histograms of singular values."""
+"""What an event logs beside its report: λ_max, validation metrics, and histograms of singular values."""
 
 import time
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fire._lightning import batches_that_stepped
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
+from lightning_fire.callbacks.probing.validation import validation_metrics
 from lightning_fire.methods.change import Change
+from lightning_fire.where import Weights
 
 
 class LambdaMax:
@@ -40,6 +43,47 @@ class LambdaMax:
         after = self._batch.measured(f"{self._prefix}/lambda_max_after")
         seconds = self._seconds + time.perf_counter() - start
         return {**self._values, **after, f"{self._prefix}/lambda_max_seconds": seconds}
+
+
+class Validation:
+    """What `validation_step` logs, before and after, and a warning if an accuracy falls to chance."""
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, num_batches: int):
+        self._trainer, self._module, self._prefix, self._num_batches = trainer, pl_module, prefix, num_batches
+        self._before: dict[str, float] = {}
+
+    def before(self, change: Change) -> None:
+        self._before = self._metrics()
+
+    def after(self) -> dict[str, float]:
+        after, values = self._metrics() if self._before else {}, {}
+        for key in self._before.keys() & after.keys():
+            name = f"{self._prefix}/{key.replace('/', '_')}"
+            values |= {f"{name}_before": self._before[key], f"{name}_after": after[key]}
+            if "acc" in key.lower():
+                self._warn_of_chance(key, self._before[key], after[key])
+        return dict(sorted(values.items(), reverse=True))
+
+    def _warn_of_chance(self, key: str, before: float, after: float) -> None:
+        try:
+            outputs = Weights(preset="cnn").select(self._module)[-1].shape[0]
+        except ValueError:  # no weights
+            return
+        chance = 1 / max(2, outputs)
+        if before > chance + 0.2 and after < chance + 0.1 * (before - chance):
+            tell_once(
+                self._trainer,
+                f"The event has taken {key} from {before:.2f} to {after:.2f}, near chance for {outputs} outputs: the"
+                " network must train before it is used again, see docs/around_an_event.md.",
+                rank_zero_warn,
+            )
+
+    def _metrics(self) -> dict[str, float]:
+        try:
+            return validation_metrics(self._trainer, self._module, self._num_batches)
+        except Exception as error:
+            tell_once(self._trainer, f"{self._prefix} logs no validation metrics: {type(error).__name__}: {error}.")
+            return {}
 
 
 class SingularValues:

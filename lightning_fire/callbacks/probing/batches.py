@@ -97,16 +97,20 @@ def weights_are_sharded(trainer: Trainer) -> bool:
     return any(kind.__name__ == "ModelParallelStrategy" for kind in type(trainer.strategy).__mro__)
 
 
-def batches_of(trainer: Trainer) -> Iterator[Any]:
-    """Yield this epoch's batches on the device, from copies of its loaders; restore their random states at the end."""
+def batches_of(trainer: Trainer, loaders: Any = None, number: float | None = None) -> Iterator[Any]:
+    """Yield batches on the device, from copies of loaders, whose random states are restored at the end.
+
+    Default: this epoch's training batches.
+    """
     combined = combined_loader(trainer)
-    own = combined_like(combined, tree_map(_copied, combined.iterables))
-    number = trainer.num_training_batches
+    loaders = combined.iterables if loaders is None else loaders
+    number = trainer.num_training_batches if number is None else number
+    own = combined_like(combined, tree_map(_copied, loaders))
     generators: dict[int, Callable[[], None]] = {}
-    for loader in tree_leaves(combined.iterables):
+    for loader in tree_leaves(loaders):
         _collect_generators(loader, generators, depth=_DEPTH)
     try:
-        for batch, _, _ in islice(own, None if number == float("inf") else number):
+        for batch, _, _ in islice(own, None if number == float("inf") else int(number)):
             batch = trainer.precision_plugin.convert_input(batch)
             batch = before_batch_transfer(trainer.lightning_module, batch)
             yield trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -217,9 +217,9 @@ def first_samples(batch: Any, number: int) -> Any:
 _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
 
 
-def tell_once(trainer: Trainer, message: str) -> None:
+def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = rank_zero_info) -> None:
     """Log a message once in the life of a Trainer."""
     told = _told.setdefault(trainer, set())
     if message not in told:
-        rank_zero_info(message)
+        tell(message)
     told.add(message)
