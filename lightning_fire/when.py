@@ -337,6 +337,23 @@ def idle_epochs(schedule: Any, horizon: Horizon) -> float:
     return next((clock.epoch for clock in clocks if schedule.due(clock)), 0)
 
 
+def one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
+    """Return a schedule that is due when one of several is; None stands for `AtNewData()`.
+
+    Raises:
+        TypeError: If one of them is not a schedule.
+        ValueError: If there are none.
+    """
+    if when is None:
+        return AtNewData()
+    schedules = [when] if isinstance(when, str) or not isinstance(when, Sequence) else list(when)
+    if not schedules:
+        raise ValueError("`when` must be a schedule or a list of at least one, got an empty list")
+    for schedule in schedules:
+        require_schedule(schedule)
+    return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
+
+
 def require_schedule(thing: Any) -> None:
     """Raise a TypeError unless `thing` has `due`, is an object instead of a class, and has a repr with its settings."""
     if isinstance(thing, type):

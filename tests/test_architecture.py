@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "optim": {"functional", "where", "optim"},
     "methods": {"functional", "where", "methods", "distributed"},
     "callbacks": {"functional", "when", "where", "methods", "optim", "callbacks", "distributed"},
+    "integrations": {"functional", "when", "where", "methods", "integrations"},
     "nets": {"nets"},
     "experience": {"experience"},
     "data": {"data", "experience"},
@@ -38,6 +39,7 @@ ALLOWED_OUTSIDE = {
     "where": {"torch"},
     "when": set(),
     "methods": {"torch"},
+    "integrations": {"torch", "transformers", "stable_baselines3"},
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},
     "nets": {"torch", "transformers"},  # the latter only where GPT exchanges weights with it
 }

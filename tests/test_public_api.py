@@ -20,6 +20,8 @@ PUBLIC = [
     "lightning_fire.modules",
     "lightning_fire.data",
     "lightning_fire.experience",
+    "lightning_fire.integrations.huggingface",
+    "lightning_fire.integrations.stable_baselines3",
 ]
 
 

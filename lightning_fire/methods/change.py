@@ -56,6 +56,7 @@ def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
     def applied(*args: P.args, **options: P.kwargs) -> Report:
         return plan(*args, **options).apply()
 
+    applied.__name__ = applied.__qualname__ = plan.__name__.removeprefix("plan_") + "_"
     return applied
 
 

@@ -53,6 +53,9 @@ class Candidate:
         self.attention = self.attention or any(view.role for view in self.views)
 
 
+_LOW_RANK = re.compile(r"\blora_[AB]\b")  # of PEFT; B is near 0 by design
+
+
 def candidates_of(model: nn.Module) -> list[Candidate]:
     """List the candidates of a model, in module order, tied weights once."""
     for name, parameter in model.named_parameters():
@@ -73,7 +76,8 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     targets = _target_networks({plain(path): module for path, module in modules.items()})
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""
-        candidate.reason = candidate.reason or target or shared.get(candidate.name, "")
+        adapter = "low-rank factor of an adapter" if _LOW_RANK.search(candidate.name) else ""
+        candidate.reason = candidate.reason or target or adapter or shared.get(candidate.name, "")
     return list(found.values())
 
 

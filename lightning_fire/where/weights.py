@@ -26,7 +26,8 @@ class Weights(ByName):
 
     A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
     `exclude` does. A tied weight is taken once. Never taken: weights that are frozen, belong to a target network beside
-    its original or overlap others in memory, depthwise convolutions, and fused projections in an unknown order.
+    its original or overlap others in memory, depthwise convolutions, low-rank factors of adapters (LoRA), and fused
+    projections in an unknown order.
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear

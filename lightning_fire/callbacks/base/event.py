@@ -22,14 +22,12 @@ from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.when import (
-    AnyOf,
-    AtNewData,
     Clock,
     Horizon,
     Schedule,
     idle_epochs,
+    one_schedule,
     problem_of,
-    require_schedule,
     watched_by,
 )
 
@@ -68,7 +66,7 @@ class EventCallback(MethodCallback):
         self.name = self.logs.name or type(self).name
         default = self.logs_curvature and self.logs.weights
         self.curvature = default if self.logs.curvature is None else self.logs.curvature
-        self.when = _one_schedule(when)
+        self.when = one_schedule(when)
         self.progress = Progress(watched_by(self.when))
         self.fresh_seed: int | None = None
         self.num_events = 0
@@ -240,17 +238,6 @@ def announce_new_data(trainer: Trainer) -> None:
     for callback in trainer.callbacks:
         if isinstance(progress := getattr(callback, "progress", None), Progress):
             progress.announce(trainer)
-
-
-def _one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
-    if when is None:
-        return AtNewData()
-    schedules = [when] if isinstance(when, str) or not isinstance(when, Sequence) else list(when)
-    if not schedules:
-        raise ValueError("`when` must be a schedule or a list of at least one, got an empty list")
-    for schedule in schedules:
-        require_schedule(schedule)
-    return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
 
 
 def _summary(values: Mapping[str, float], name: str) -> str:

@@ -1,0 +1,1 @@
+"""Callbacks for other training libraries: Hugging Face `Trainer`, Stable-Baselines3."""
