@@ -142,10 +142,15 @@ def attached_trainer(module: nn.Module) -> Any:
     return getattr(module, "_trainer", None)
 
 
+def is_a(thing: object, *names: str) -> bool:
+    """Return whether an object is of a class of one of these names, of `lightning` or of `pytorch_lightning`."""
+    return not {kind.__name__ for kind in type(thing).__mro__}.isdisjoint(names)
+
+
 @torch.no_grad()
 def restart_average(callback: Any, module: "LightningModule") -> bool:
     """Let a callback that averages the weights of a module begin with the present ones; return whether it is one."""
-    if not {"WeightAveraging", "StochasticWeightAveraging"} & {kind.__name__ for kind in type(callback).__mro__}:
+    if not is_a(callback, "WeightAveraging", "StochasticWeightAveraging"):
         return False
     average = callback._average_model
     if isinstance(average, torch.optim.swa_utils.AveragedModel):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -17,6 +17,20 @@ class ArrivingData(LightningDataModule):
         self.protocol = protocol
         self._last_chunk: int | None = None  # the last whose training data was asked for
         self._tested_chunk: int | None = None
+
+    @property
+    def trainer(self) -> Trainer | None:
+        """The Trainer that uses this data."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Trainer | None) -> None:
+        if trainer is not None and type(trainer).__module__.startswith("pytorch_lightning"):
+            raise TypeError(
+                f"{type(self).__name__} needs the Trainer of lightning.pytorch, got that of pytorch_lightning: write"
+                " `from lightning.pytorch import Trainer`, also for your LightningModule"
+            )
+        self._trainer = trainer
 
     @property
     def num_chunks(self) -> int:

@@ -4,9 +4,8 @@ import math
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_fire._lightning import restart_average
+from lightning_fire._lightning import is_a, restart_average
 
 
 def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> list[str]:
@@ -18,11 +17,11 @@ def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> 
     done = []
     for other in trainer.callbacks:
         name = type(other).__name__
-        if isinstance(other, EarlyStopping):
+        if is_a(other, "EarlyStopping"):
             other.wait_count = 0
             other.best_score = torch.tensor(math.inf if other.monitor_op is torch.lt else -math.inf)
             done.append(f"{name} waits anew for a best {other.monitor}")
-        elif isinstance(other, ModelCheckpoint) and other.monitor is not None and new_data:
+        elif is_a(other, "ModelCheckpoint") and other.monitor is not None and new_data:
             other.best_k_models.clear()
             other.kth_best_model_path, other.best_model_path, other.best_model_score = "", "", None
             other.kth_value = torch.tensor(math.inf if other.mode == "min" else -math.inf)

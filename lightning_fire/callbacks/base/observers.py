@@ -3,11 +3,10 @@
 import time
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fire._lightning import batches_that_stepped
+from lightning_fire._lightning import batches_that_stepped, is_a
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
 from lightning_fire.callbacks.probing.validation import validation_metrics
@@ -94,7 +93,7 @@ class SingularValues:
         self._spectra: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
         # Rank 0 alone writes the log, and cannot gather sharded weights alone.
         writes = trainer.is_global_zero and not weights_are_sharded(trainer)
-        self._loggers = [logger for logger in trainer.loggers if writes and isinstance(logger, TensorBoardLogger)]
+        self._loggers = [logger for logger in trainer.loggers if writes and is_a(logger, "TensorBoardLogger")]
 
     def before(self, change: Change) -> None:
         if self._loggers:
