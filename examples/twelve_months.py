@@ -2,7 +2,7 @@
 
 python examples/twelve_months.py runs/twelve_months                 # 5 methods, 5 seeds; see docs/twelve_months.md
 
-Each month has 800 new images. Month 0 has 4 classes, each of the next 6 months brings another. The camera changes with
+Each month has 750 new images. Month 0 has 4 classes, each of the next 6 months brings another. The camera changes with
 the month: rotation, contrast and noise. A month is a process of its own: it loads the best weights of last month,
 trains on all images so far with one-cycle learning rates, an average of weights and early stopping, and is judged on
 the images of the *next* month, which it has not seen.
@@ -29,7 +29,7 @@ from lightning_fire import AtNewData, FIRECallback, Log, ShrinkAndPerturb
 from lightning_fire.data import SmallFashionMNISTDataModule
 
 METHODS = ("going_on", "from_scratch", "fire", "fire_procrustes", "shrink_and_perturb")
-TRAIN, HELD_OUT = 600, 200  # new images a month
+TRAIN, HELD_OUT = 600, 150  # new images a month
 EPOCHS, PATIENCE = 15, 4
 
 
