@@ -1,0 +1,125 @@
+"""Each snippet of docs/your_own_training.md runs, and does what its section says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+for library in ("accelerate", "pytorch_lightning", "stable_baselines3", "torchrl", "transformers"):
+    pytest.importorskip(library)
+
+import own_trainings  # noqa: E402
+
+from lightning_fire import Weights  # noqa: E402
+from lightning_fire.functional import dfi_normalized  # noqa: E402
+
+PAGE = (Path(__file__).parents[1] / "docs" / "your_own_training.md").read_text()
+SECTIONS = {title: body for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)}
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the snippet of a section with the names of a reader, and return them; those of sections before are there."""
+    monkeypatch.chdir(tmp_path)
+    names = own_trainings.names(tmp_path)
+    exec("from functools import partial\nfrom lightning_fire import fire_", names)
+
+    def run_section(title):
+        if title == "CleanRL":
+            names["optimizer"] = names["q_optimizer"]
+        (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+        exec(compile(code, title, "exec"), names)
+        return names
+
+    return run_section
+
+
+def deviation(model):
+    """The largest normalized deviation from isometry of a weight that FIRE takes; 0.5 to 1 for new layers."""
+    return max(float(dfi_normalized(view.read())) for view in Weights().select(model))
+
+
+def steps_of(optimizer, model):
+    """Steps that Adam has counted for each parameter."""
+    return {name: int(optimizer.state[p]["step"]) for name, p in model.named_parameters() if p in optimizer.state}
+
+
+@pytest.mark.parametrize(("title", "module"), [("A plain loop", "model"), ("Fabric", "wrapped")])
+def test_plain_loop_and_fabric(run, title, module, capsys):
+    names = run(title)
+    counted = {name.rpartition("_module.")[2]: n for name, n in steps_of(names["optimizer"], names[module]).items()}
+    assert counted == {"0.weight": 4, "0.bias": 8, "2.weight": 4, "2.bias": 8}  # two months of 4 batches
+    assert deviation(names["model"]) < 0.05
+
+
+def test_pytorch_lightning(run):
+    names = run("pytorch_lightning")
+    assert deviation(names["own_module"]) < 0.05
+    counted = steps_of(names["trainer"].optimizers[0], names["own_module"])
+    assert counted == {"net.0.weight": 8, "net.0.bias": 16, "net.2.weight": 8, "net.2.bias": 16}
+
+
+def test_hugging_face(run):
+    names = run("Hugging Face Trainer")
+    (entry,) = [entry for entry in names["trainer"].state.log_history if "fire/sfe" in entry]
+    assert entry["step"] == 0
+    assert entry["fire/dfi_normalized_after"] < 0.2 < entry["fire/dfi_normalized_before"]
+
+
+def test_stable_baselines3(run, capsys):
+    agent = run("Stable-Baselines3")["agent"]
+    assert "fire acted at timestep 100 (dfi_normalized_before" in capsys.readouterr().out
+    steps = steps_of(agent.policy.optimizer, agent.q_net)
+    last = steps["q_net.4.bias"]  # the output layer was excluded
+    assert steps["q_net.4.weight"] == last > steps["q_net.0.weight"] == steps["q_net.2.weight"]
+
+
+def test_cleanrl(run):
+    """After the second half: its 100 steps are counted for weights, all 200 for biases; targets were copied since."""
+    names = run("CleanRL")
+    q_network = names["q_network"]
+    assert steps_of(names["optimizer"], q_network) == {"0.weight": 100, "0.bias": 200, "2.weight": 100, "2.bias": 200}
+    for value, target in zip(q_network.parameters(), names["target_network"].parameters(), strict=True):
+        assert torch.equal(value, target)  # at step 200
+
+
+def test_torchrl(run):
+    names = run("torchrl")
+    loss, actor = names["loss_module"], names["actor"]
+    assert deviation(actor) < 1e-5
+    for key in (("module", "0", "module", "0", "weight"), ("module", "0", "module", "2", "weight")):
+        weight = dict(actor.named_parameters())[f"module.0.module.{key[3]}.weight"]
+        assert torch.equal(loss.value_network_params[key], weight)
+        assert torch.equal(loss.target_value_network_params[key], weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("short", [False, True])
+def test_lightning_cli(tmp_path, short):
+    (yaml,) = re.findall(r"```yaml\n(.*?)```", SECTIONS["Your own LightningCLI"], re.DOTALL)
+    yaml = yaml.replace("[20, 40]", "[2]").replace("trainer:", "trainer:\n  max_epochs: 4\n  logger: false")
+    if short:
+        yaml = yaml.replace("lightning_fire.", "")
+    (tmp_path / "config.yaml").write_text(yaml)
+    (tmp_path / "train.py").write_text(
+        f"{'import lightning_fire.callbacks' if short else ''}\n"
+        "from lightning.pytorch.cli import LightningCLI\n"
+        "from small_training import GrowingData, PlainModule\n"
+        "LightningCLI(PlainModule, GrowingData, save_config_callback=None)\n"
+    )
+    support = str(Path(__file__).parent / "support")
+    done = subprocess.run(
+        [sys.executable, "train.py", "fit", "--config", "config.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{support}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "FIRECallback acted at epoch 2, step 4" in done.stderr
+    assert "RestartSchedulers acted at epoch 2, step 4" in done.stderr
