@@ -1,0 +1,124 @@
+"""What stands around an event in the training of others: fine-tuning, quantised parts, weight decay, all at once."""
+
+import pytest
+import torch
+from lightning.pytorch import callbacks
+from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint
+from small_training import GrowingData, PlainModule, fitted, snapshots_of, state_of
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from lightning_fire import FIRECallback, RestartSchedulers
+from lightning_fire.functional import dfi_normalized, fire
+from lightning_fire.when import EveryNEpochs
+
+
+class FineTuned(PlainModule):
+    """A backbone of two layers and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone, self.head = self.net[:3], self.net[3:]
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=1e-2)
+
+
+def test_a_frozen_backbone_is_left_alone_until_it_is_trained():
+    method = snapshots_of(FIRECallback)(EveryNEpochs(2))
+    torch.manual_seed(0)
+    unfreeze = BackboneFinetuning(unfreeze_backbone_at_epoch=3, lambda_func=lambda epoch: 1.0, train_bn=False)
+    fitted(method, unfreeze, module=FineTuned(), data=GrowingData((6,)))
+    for (before, after, _), trained in zip(method.seen, (False, True), strict=True):
+        changed = {name for name in after if name.startswith("net") and not torch.equal(before[name], after[name])}
+        assert changed == {"net.3.weight", "net.5.weight"} | ({"net.0.weight"} if trained else set())
+
+
+def test_quantised_parts_are_left_alone():
+    """Their weights are no parameters."""
+
+    class Quantised(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.net[0] = nn.Sequential(nn.Linear(6, 8), Scaled(8), nn.Linear(8, 8))
+
+    class Scaled(nn.Module):
+        """Weights of 8 bits and a scale, as of a quantised layer."""
+
+        def __init__(self, width):
+            super().__init__()
+            self.register_buffer("weight", torch.randint(-127, 127, (width, width), dtype=torch.int8))
+
+        def forward(self, x):
+            return x @ (self.weight.float() / 127 / 4)
+
+    torch.manual_seed(0)
+    module = Quantised()
+    before = state_of(module)
+    method = snapshots_of(FIRECallback)()
+    fitted(method, module=module)
+    assert torch.equal(module.net[0][1].weight, before["net.0.1.weight"])
+    assert dfi_normalized(method.seen[-1][1]["net.0.2.weight"]) < 0.2
+
+
+def test_integer_parameters_are_left_alone():
+    module = PlainModule()
+    module.packed = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
+    fitted(FIRECallback(), module=module)
+    assert not module.packed.any()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing(reentrant):
+    class Checkpointed(PlainModule):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            x.requires_grad_(reentrant)
+            hidden = checkpoint(self.net[:3], x, use_reentrant=reentrant, preserve_rng_state=False)
+            return nn.functional.cross_entropy(self.net[3:](hidden), y)
+
+    torch.manual_seed(0)
+    module = Checkpointed()
+    plain, own = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
+    fitted(own, module=module)
+    fitted(plain)
+    for (_, after, _), (_, expected, _) in zip(own.seen, plain.seen, strict=True):
+        for name in ("net.0.weight", "net.3.weight", "net.5.weight"):
+            torch.testing.assert_close(after[name], expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
+def test_all_at_once(tmp_path):
+    """Weight decay, one-cycle rates, an average, early stopping, best checkpoints, accumulation and bfloat16."""
+
+    class Own(PlainModule):
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), weight_decay=0.1)
+            steps = 2 * self.trainer.estimated_stepping_batches // self.trainer.max_epochs
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def on_train_epoch_end(self):
+            self.log("loss", [0.1, 0.9, 0.8, 0.7, 0.6, 0.5][self.current_epoch])
+
+    method = snapshots_of(FIRECallback)()
+    best = ModelCheckpoint(tmp_path, "{epoch}", monitor="loss", save_on_train_epoch_end=True)
+    torch.manual_seed(0)
+    module = fitted(
+        method,
+        RestartSchedulers(),
+        callbacks.EMAWeightAveraging(decay=0.5),
+        EarlyStopping("loss", patience=2),
+        best,
+        module=Own(),
+        accumulate_grad_batches=2,
+        precision="bf16-mixed",
+    )
+    assert module.trainer.current_epoch == 6
+    assert module.trainer.global_step == 2 * 1 + 2 * 2 + 2 * 3
+    assert best.best_model_path == str(tmp_path / "epoch=5.ckpt")
+    assert len(method.seen) == 2
+    for before, after, _ in method.seen:
+        assert torch.equal(after["net.3.weight"], fire(before["net.3.weight"]))
+    last = method.seen[-1][1]["net.3.weight"]
+    assert torch.dist(module.net[3].weight, last) < torch.dist(method.seen[-1][0]["net.3.weight"], last)
