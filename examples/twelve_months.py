@@ -171,8 +171,8 @@ def run_year(method: str, seed: int, months: int, folder: Path) -> None:
                 raise SystemExit(f"{method}, seed {seed}, month {month} ended with exit code {process.exitcode}")
 
 
-def report(folder: Path) -> str:
-    """Return the table over months 1 and later, and draw the picture of all months."""
+def report(folder: Path, reference: str) -> str:
+    """Return the table over months 1 and later, with differences to a method, and draw the picture of all months."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -185,28 +185,35 @@ def report(folder: Path) -> str:
     table.to_csv(folder / "results.csv", index=False)
     later = table[table.month > 0]
     of_seeds = later.groupby(["method", "seed"])[["next_month", "held_out", "after_event", "epochs", "seconds"]].mean()
+    of_months = list(table.pivot(index=["month", "seed"], columns="method", values="next_month").groupby("month"))
     lines = [
-        "| method | next month | minus going on (95 %) | this month | right after the event | epochs | seconds |",
+        f"| method | next month | minus {reference} (95 %) | this month | right after the event | epochs | seconds |",
         "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    figure, axes = plt.subplots(figsize=(8, 4.5))
+    figure, (axes, differences) = plt.subplots(1, 2, figsize=(11, 4.5))
     for method in [name for name in METHODS if name in set(table.method)]:
-        own, reference = of_seeds.loc[method], of_seeds.loc["going_on"]
-        mean, low, high = (100 * x for x in difference(own.next_month.to_dict(), reference.next_month.to_dict()))
-        versus = "" if method == "going_on" else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+        own, other = of_seeds.loc[method], of_seeds.loc[reference]
+        mean, low, high = (100 * x for x in difference(own.next_month.to_dict(), other.next_month.to_dict()))
+        versus = "" if method == reference else f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
         after = "" if own.after_event.isna().all() else f"{100 * own.after_event.mean():.0f}"
         lines.append(
             f"| {method} | {100 * own.next_month.mean():.1f} ± {100 * own.next_month.std():.1f} | {versus} |"
             f" {100 * own.held_out.mean():.1f} | {after} | {own.epochs.mean():.1f} | {own.seconds.mean():.1f} |"
         )
-        by_month = table[table.method == method].groupby("month").next_month
-        line = axes.plot(by_month.mean().index, 100 * by_month.mean(), label=method.replace("_", " "), linewidth=2)
-        rows = table[table.method == method]
-        axes.plot(rows.month, 100 * rows.next_month, ".", color=line[0].get_color(), markersize=4, alpha=0.4)
-    axes.set(xlabel="month", ylabel="accuracy on the next month's images, %", xticks=sorted(table.month.unique()))
-    axes.set_title("Each month a new process goes on from last month's network (points: seeds)", fontsize=10)
+        means = [100 * pivot[method].mean() for _, pivot in of_months]
+        line = axes.plot(means, label=method.replace("_", " "), linewidth=2)
+        by_month = [pivot[method] - pivot[reference] for _, pivot in of_months]
+        points = [
+            (month, 100 * each) for (month, _), column in zip(of_months, by_month, strict=True) for each in column
+        ]
+        differences.plot(*zip(*points, strict=True), ".", color=line[0].get_color(), markersize=4, alpha=0.4)
+        differences.plot([100 * column.mean() for column in by_month], color=line[0].get_color(), linewidth=2)
+    axes.set(ylabel="accuracy on the next month's images, %", title="What deployment sees")
+    differences.set(ylabel=f"points above {reference.replace('_', ' ')}", title="The difference (points: seeds)")
+    for each in (axes, differences):
+        each.set_xlabel("month")
+        each.grid(alpha=0.3)
     axes.legend()
-    axes.grid(alpha=0.3)
     figure.tight_layout()
     figure.savefig(folder / "twelve_months.png", dpi=110)
     return "\n".join(lines)
@@ -216,6 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where results are kept; what is there is not run again")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--reference", choices=METHODS, default="going_on", help="what the others are compared with")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--months", type=int, default=12)
     parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
@@ -224,11 +232,13 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         years = [
-            (method, seed) for seed in range(options.seeds) for method in dict.fromkeys(("going_on", *options.methods))
+            (method, seed)
+            for seed in range(options.seeds)
+            for method in dict.fromkeys((options.reference, *options.methods))
         ]
         for future in [pool.submit(run_year, *year, options.months, options.folder) for year in years]:
             future.result()
-    print(report(options.folder))
+    print(report(options.folder, options.reference))
     print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; {options.folder / 'results.csv'} has every month")
 
 

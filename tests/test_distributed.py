@@ -163,7 +163,7 @@ def test_a_rank_that_cannot_measure_keeps_no_other_waiting(tmp_path):
     log = EventAccumulator(str(tmp_path / "log2"))
     log.Reload()
     tags = set(log.Tags()["scalars"])
-    assert {"fire/sfe", "plasticity/dfi"} <= tags
+    assert {"fire/sfe", "plasticity.raw/dfi"} <= tags
     assert not tags & {"fire/lambda_max_before", "plasticity/srank", "plasticity/dormant_fraction"}
 
 

@@ -146,7 +146,7 @@ def test_sharded_processes_get_the_weights_of_one(tmp_path, devices, data_parall
         for epoch, state in again.items():
             assert all(torch.equal(value, states[epoch][name]) for name, value in state.items()), epoch
     logged, expected = scalars(tmp_path, devices), scalars(tmp_path, 1)
-    for tag in ("fire/sfe", "fire.raw/dfi_after", "plasticity/dfi", "plasticity/gradient_norm", "full_reset/sfe"):
+    for tag in ("fire/sfe", "fire.raw/dfi_after", "plasticity.raw/dfi", "plasticity/gradient_norm", "full_reset/sfe"):
         assert logged[tag] == pytest.approx(expected[tag], rel=1e-3), tag
     assert "fire/lambda_max_after" in expected
     assert "fire/lambda_max_after" not in logged

@@ -38,9 +38,9 @@ from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 class PlasticityMonitor(MethodCallback):
     """Logs metrics of plasticity at the end of epochs, and their cost.
 
-    Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi`, `plasticity/dfi_normalized`, means
-    over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, of the
-    gradient of the last step of the epoch, before clipping, with what callbacks before this one have added to it.
+    Of the weights, at the end of every `every_n_epochs`-th epoch: `plasticity/dfi_normalized` and `plasticity.raw/dfi`,
+    means over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, of
+    the gradient of the last step of the epoch, before clipping, with what callbacks before this one have added to it.
 
     Of the network on batches of its training data, in evaluation mode and without side effects, at the end of the first
     epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,

@@ -92,14 +92,15 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor], seco
 
 
 def health(weights: Sequence[WeightView]) -> Report:
-    """Measure weights as they are: `dfi` and `dfi_normalized`, means and by layer, and the norm of all together."""
+    """Measure weights as they are: `dfi_normalized` and raw `dfi`, means and by layer, and the norm of all together."""
     matrices = [as_matrices(view.read(), view.groups).contiguous() for view in weights]
     rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
     deviations, normalized, squared_norms = torch.stack(rows).T.tolist()
     table, names = {"dfi": deviations, "dfi_normalized": normalized}, [view.name for view in weights]
     means = {metric: sum(column) / len(weights) for metric, column in table.items()}
     return Report(
-        values={**means, "weight_norm": math.sqrt(sum(squared_norms))},
+        values={"dfi_normalized": means["dfi_normalized"], "weight_norm": math.sqrt(sum(squared_norms))},
+        raw={"dfi": means["dfi"]},
         layers={metric: dict(zip(names, column, strict=True)) for metric, column in table.items()},
     )
 

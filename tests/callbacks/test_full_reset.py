@@ -213,7 +213,7 @@ def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):
     module = fitted(PlasticityMonitor(where=Weights(preset="cnn"), every_n_epochs=2), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     assert [event.value for event in log.Scalars("plasticity/chunk")] == [0, 0, 1, 1, 2, 2]
-    values = [event.value for event in log.Scalars("plasticity/dfi")]
+    values = [event.value for event in log.Scalars("plasticity.raw/dfi")]
     assert len(values) == 3
     last = torch.stack([dfi(module.net[i].weight) for i in (0, 3, 5)])
     assert values[-1] == pytest.approx(last.mean().item(), rel=1e-4)

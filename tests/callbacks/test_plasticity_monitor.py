@@ -101,7 +101,7 @@ def test_norms_are_those_of_the_weights_and_of_the_last_step(tmp_path):
 def test_it_looks_at_data_only_so_often(tmp_path, every, steps):
     run(tmp_path, data_every_n_steps=every)
     assert list(scalars(tmp_path, "plasticity/srank")) == [step - 1 for step in steps]
-    assert list(scalars(tmp_path, "plasticity/dfi")) == [step - 1 for step in STEPS]
+    assert list(scalars(tmp_path, "plasticity.raw/dfi")) == [step - 1 for step in STEPS]
 
 
 def test_it_tells_its_own_cost(tmp_path):
@@ -154,7 +154,12 @@ class StreamData(GrowingData):
     ("options", "reason", "missing", "there"),
     [
         ({"module": Residual()}, "dormant_fraction is not logged: .*no hidden units", "dormant_fraction", "srank"),
-        ({"data": StreamData()}, "measures weights only: the data of DataLoader may be there only", "srank", "dfi"),
+        (
+            {"data": StreamData()},
+            "measures weights only: the data of DataLoader may be there only",
+            "srank",
+            "dfi_normalized",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_told_and_the_rest_is_logged(tmp_path, caplog, options, reason, missing, there):

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
-from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
@@ -192,7 +192,8 @@ class EventCallback(MethodCallback):
         self.num_events += 1
         values = self.act(trainer, pl_module)
         name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
-        rank_zero_info(f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}")
+        sentence = f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}"
+        rank_zero_info(sentence)
         if self._makes_another_network:
             if others := begin_anew(trainer, pl_module, clock.new_data):
                 rank_zero_info(f"with it {', '.join(others)}")
@@ -206,6 +207,7 @@ class EventCallback(MethodCallback):
                 )
             rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
+        mark_event(trainer, values, sentence)
 
     @property
     def _makes_another_network(self) -> bool:

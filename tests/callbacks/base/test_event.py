@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, trainer
+from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
@@ -29,6 +29,7 @@ from lightning_fire import (
     FullReset,
     L2Init,
     Log,
+    OptimizerReset,
     Parseval,
     PlasticityInjection,
     PlasticityMonitor,
@@ -150,7 +151,7 @@ def test_events_are_logged_on_lightnings_axis(tmp_path):
     assert [event.step for event in log.Scalars("lr-SGD")] == [0, 1, 2, 3, 4, 5, 6, 7]
     assert [event.step for event in log.Scalars("recorder/event")] == [3, 6]
     assert [event.step for event in log.Scalars("plasticity/chunk")] == [0, 4]
-    assert [event.step for event in log.Scalars("plasticity/dfi")] == [3, 7]
+    assert [event.step for event in log.Scalars("plasticity.raw/dfi")] == [3, 7]
 
 
 class Thrice(Schedule):
@@ -161,6 +162,27 @@ class Thrice(Schedule):
 
     def due(self, clock):
         return clock.step in (self.first, 2 * self.first, 3 * self.first)
+
+
+def test_tensorboard_shows_before_and_after_in_one_curve(tmp_path):
+    """The events are before steps 4 and 12."""
+    method = snapshots_of(FIRECallback)()
+    fitted(method, OptimizerReset(), folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    for metric in ("dfi_normalized", "lambda_max"):
+        curve = [(event.step, event.value) for event in log.Scalars(f"events/fire {metric}")]
+        (_, _, first), (_, _, second) = method.seen
+        expected = [
+            (step - before, pytest.approx(values[f"fire/{metric}_{'before' if before else 'after'}"]))
+            for step, values in ((4, first), (12, second))
+            for before in (True, False)
+        ]
+        assert curve == expected
+    assert {tag for tag in log.Tags()["scalars"] if tag.startswith("events/")} == {
+        f"events/fire {metric}" for metric in ("dfi_normalized", "lambda_max")
+    }
+    sentences = [event.tensor_proto.string_val[0].decode() for event in log.Tensors("events/text_summary")]
+    assert sum(text.startswith("FIRECallback acted at epoch 2, step 4, new data: chunk 1 (") for text in sentences) == 1
 
 
 def test_a_strangers_schedule():
