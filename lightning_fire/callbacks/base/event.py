@@ -207,7 +207,7 @@ class EventCallback(MethodCallback):
                 )
             rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
-        mark_event(trainer, values, sentence)
+        mark_event(trainer, self.name, values, sentence)
 
     @property
     def _makes_another_network(self) -> bool:

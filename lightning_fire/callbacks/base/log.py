@@ -26,24 +26,24 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
         )
 
 
-def mark_event(trainer: Trainer, values: Mapping[str, float], sentence: str) -> None:
+def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentence: str) -> None:
     """Draw an event into TensorBoard: in group `events`, each metric before and after it, as one saw-toothed curve.
 
     The value before is at the step before, as TensorBoard shows one value of a step. Under "Text" is the sentence.
 
     Args:
         trainer: The Trainer whose loggers are written to.
-        values: What the event logs; drawn are `{name}/{metric}_before` and `…_after`, but for those of layers.
+        name: Prefix of the method's keys.
+        values: What the event logs; drawn are `{name}/{metric}_before` and `…_after`.
         sentence: What happened, for people.
     """
     step = batches_that_stepped(trainer)
     for logger in trainer.loggers:
         if not is_a(logger, "TensorBoardLogger"):
             continue
-        for key in values:
-            name, _, metric = key.removesuffix("_before").partition("/")
-            after = values.get(f"{name}/{metric}_after")
-            if key.endswith("_before") and after is not None and "." not in name:
-                logger.experiment.add_scalar(f"events/{name} {metric}", values[key], step - 1)
-                logger.experiment.add_scalar(f"events/{name} {metric}", after, step)
-        logger.experiment.add_text("events", sentence, step)
+        for key, before in values.items():
+            metric = key.removeprefix(f"{name}/").removesuffix("_before")
+            if key == f"{name}/{metric}_before" and f"{name}/{metric}_after" in values:
+                logger.experiment.add_scalar(f"events/{name} {metric}", before, step - 1)
+                logger.experiment.add_scalar(f"events/{name} {metric}", values[f"{name}/{metric}_after"], step)
+        logger.experiment.add_text(f"events/{name}", sentence, step)

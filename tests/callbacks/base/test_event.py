@@ -181,8 +181,11 @@ def test_tensorboard_shows_before_and_after_in_one_curve(tmp_path):
     assert {tag for tag in log.Tags()["scalars"] if tag.startswith("events/")} == {
         f"events/fire {metric}" for metric in ("dfi_normalized", "lambda_max")
     }
-    sentences = [event.tensor_proto.string_val[0].decode() for event in log.Tensors("events/text_summary")]
-    assert sum(text.startswith("FIRECallback acted at epoch 2, step 4, new data: chunk 1 (") for text in sentences) == 1
+    sentences = [event.tensor_proto.string_val[0].decode() for event in log.Tensors("events/fire/text_summary")]
+    assert [text.partition(" (")[0] for text in sentences] == [
+        "FIRECallback acted at epoch 2, step 4, new data: chunk 1",
+        "FIRECallback acted at epoch 4, step 12, new data: chunk 2",
+    ]
 
 
 def test_a_strangers_schedule():
