@@ -183,8 +183,8 @@ def test_tensorboard_shows_before_and_after_in_one_curve(tmp_path):
     }
     sentences = [event.tensor_proto.string_val[0].decode() for event in log.Tensors("events/fire/text_summary")]
     assert [text.partition(" (")[0] for text in sentences] == [
-        "FIRECallback acted at epoch 2, step 4, new data: chunk 1",
-        "FIRECallback acted at epoch 4, step 12, new data: chunk 2",
+        "Snapshots acted at epoch 2, step 4, new data: chunk 1",
+        "Snapshots acted at epoch 4, step 12, new data: chunk 2",
     ]
 
 
