@@ -44,7 +44,7 @@ class Report:
         return self.values[name]
 
     def __str__(self) -> str:
-        return ", ".join(f"{name} {value:.4g}" for name, value in self.values.items())
+        return in_words(self.values)
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
         """Return everything under the keys of a log.
@@ -58,6 +58,23 @@ class Report:
         for metric, by_name in self.layers.items() if layers else ():
             keyed |= {f"{prefix}.layers/{metric}/{name}": value for name, value in by_name.items()}
         return keyed
+
+
+def in_words(values: Mapping[str, float]) -> str:
+    """Return values by name in one line, those before and after a change together, without residuals and side costs.
+
+    Example:
+        >>> in_words({"loss_before": 2.0, "loss_after": 0.5, "loss_before_residual": 1e-3, "seconds": 0.1})
+        'loss 2 -> 0.5, seconds 0.1'
+    """
+    words = []
+    for name, value in values.items():
+        metric = name.removesuffix("_before")
+        if f"{metric}_after" in values and metric != name:
+            words.append(f"{metric} {value:.4g} -> {values[f'{metric}_after']:.4g}")
+        elif f"{name.removesuffix('_after')}_before" not in values and not name.endswith(("_residual", "_seconds")):
+            words.append(f"{name} {value:.4g}")
+    return ", ".join(words)
 
 
 def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:

@@ -139,7 +139,7 @@ def test_other_methods_and_the_log(tmp_path, capsys):
     method = partial(shrink_and_perturb_, target=fresh_values(ppo().policy, seed=1))
     model.learn(128, ReinitCallback(method, verbose=1))
     model.logger.close()
-    assert "shrink_and_perturb acted at timestep 64 (dfi_normalized_before" in capsys.readouterr().out
+    assert "shrink_and_perturb acted at timestep 64 (dfi_normalized " in capsys.readouterr().out
     assert "shrink_and_perturb/sfe" in (tmp_path / "progress.csv").read_text()
 
 

@@ -21,6 +21,7 @@ from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, c
 from lightning_fire.distributed import reshard
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
+from lightning_fire.methods.report import in_words
 from lightning_fire.when import (
     Clock,
     Horizon,
@@ -245,5 +246,5 @@ def announce_new_data(trainer: Trainer) -> None:
 def _summary(values: Mapping[str, float], name: str) -> str:
     normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # those say more
     shown = {key: v for key, v in values.items() if key.startswith(f"{name}/") and key not in normalized}
-    short = [f"{key.partition('/')[2]} {value:.4g}" for key, value in shown.items()]
-    return f" ({', '.join(short)})" if short else ""
+    words = in_words({key.partition("/")[2]: value for key, value in shown.items()})
+    return f" ({words})" if words else ""

@@ -72,9 +72,10 @@ class Validation:
         if before > chance + 0.2 and after < chance + 0.1 * (before - chance):
             tell_once(
                 self._trainer,
-                f"The event has taken {key} from {before:.2f} to {after:.2f}, near chance for {outputs} outputs: the"
-                " network must train before it is used again, see docs/around_an_event.md.",
+                f"An event of {self._prefix} has taken {key} from {before:.2f} to {after:.2f}, near chance for"
+                f" {outputs} outputs: the network must train before it is used again, see docs/around_an_event.md.",
                 rank_zero_warn,
+                key=f"{self._prefix} {key}",
             )
 
     def _metrics(self) -> dict[str, float]:

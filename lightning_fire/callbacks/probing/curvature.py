@@ -217,9 +217,9 @@ def first_samples(batch: Any, number: int) -> Any:
 _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
 
 
-def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = rank_zero_info) -> None:
-    """Log a message once in the life of a Trainer."""
+def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = rank_zero_info, key: str = "") -> None:
+    """Log a message once in the life of a Trainer; with a `key`, the first of all messages with that key."""
     told = _told.setdefault(trainer, set())
-    if message not in told:
+    if (key or message) not in told:
         tell(message)
-    told.add(message)
+    told.add(key or message)

@@ -130,7 +130,9 @@ def test_an_accuracy_that_falls_to_chance_is_warned_of():
         def plan(self, trainer, pl_module):
             return Change(values={p: torch.zeros_like(p) for p in pl_module.parameters()})
 
-    with pytest.warns(UserWarning, match=r"taken val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"):
+    with pytest.warns(
+        UserWarning, match=r"An event of event has taken val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
+    ):
         fitted(Zero(), module=module(), data=Clusters((4, 2)))
 
 
