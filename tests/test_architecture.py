@@ -39,7 +39,7 @@ ALLOWED_OUTSIDE = {
     "where": {"torch"},
     "when": set(),
     "methods": {"torch"},
-    "integrations": {"torch", "transformers", "stable_baselines3"},
+    "integrations": {"torch", "accelerate", "transformers", "stable_baselines3"},
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},
     "nets": {"torch", "transformers"},  # the latter only where GPT exchanges weights with it
 }

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from accelerate.state import AcceleratorState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lightning_fire.integrations.event import name_of, require_known_times
@@ -55,7 +56,8 @@ class ReinitCallback(TrainerCallback):
         """Refuse what cannot work."""
         if reason := problem_of(self._when, Horizon(state.num_train_epochs, state.max_steps)):
             raise ValueError(f"ReinitCallback(when={self._when}) can never act: {reason}")
-        if args.deepspeed or (args.fsdp and (args.fsdp_config or {}).get("fsdp_version", 1) != 2):
+        sharded = getattr(AcceleratorState(), "fsdp_plugin", None)
+        if args.deepspeed or (sharded is not None and getattr(sharded, "fsdp_version", 1) != 2):
             raise ValueError(
                 "ReinitCallback cannot act under DeepSpeed or FSDP1, which keep weights in pieces: use FSDP2"
             )

@@ -1,8 +1,10 @@
 """Methods in the Trainer of Hugging Face: a small GPT-2 on the bytes of a text."""
 
+import contextlib
 import copy
 import logging
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,3 +162,17 @@ def test_what_cannot_work_is_refused(tmp_path):
         ReinitCallback(when=3)
     with pytest.raises(ValueError, match=r"when=EveryNSteps\(n=6\)\) can never act: training ends after 6 steps"):
         trainer(tmp_path, ReinitCallback(when=EveryNSteps(6))).train()
+
+
+@pytest.mark.parametrize(
+    ("deepspeed", "version", "refused"), [(None, 1, True), ({}, None, False), ({"a": 1}, None, True), (None, 2, False)]
+)
+def test_weights_in_pieces_are_refused(monkeypatch, deepspeed, version, refused):
+    """No such training runs here: the plugin of accelerate is a stand-in."""
+    from lightning_fire.integrations import huggingface
+
+    plugin = None if version is None else SimpleNamespace(fsdp_version=version)
+    monkeypatch.setattr(huggingface, "AcceleratorState", lambda: SimpleNamespace(fsdp_plugin=plugin))
+    state = SimpleNamespace(num_train_epochs=1, max_steps=9, global_step=0)
+    with pytest.raises(ValueError, match="under DeepSpeed or FSDP1") if refused else contextlib.nullcontext():
+        ReinitCallback().on_train_begin(SimpleNamespace(deepspeed=deepspeed), state, None)
