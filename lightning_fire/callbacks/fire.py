@@ -75,6 +75,8 @@ class FIRECallback(EventCallback):
         super().on_train_start(trainer, pl_module)
         weights = self.where.select(pl_module)
         matrices = f"{len(weights)} weight matrices ({weights[0].name} … {weights[-1].name})"
+        if len(weights) == 1:
+            matrices = f"1 weight matrix ({weights[0].name})"
         when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"
         says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
         rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")

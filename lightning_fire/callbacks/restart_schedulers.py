@@ -17,7 +17,8 @@ class RestartSchedulers(EventCallback):
 
     Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
     training, also for `OneCycleLR`, `ReduceLROnPlateau` and schedules of other libraries. Parameters that were trained
-    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are taken in.
+    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are taken in. Groups that
+    were added to an optimizer later, as `BackboneFinetuning` does, stay as they are.
 
     A schedule in optimizer steps gets its length from `configure_optimizers`, which runs with the new data loaded:
     `self.trainer.num_training_batches` is an epoch of it, `self.trainer.estimated_stepping_batches` is `max_epochs`
@@ -53,6 +54,12 @@ class RestartSchedulers(EventCallback):
 def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
     """Replace optimizers and schedulers by new ones, with the optimizer state of the optimizers `before`."""
     trainer.strategy.setup_optimizers(trainer)
+    for new, old in zip(trainer.optimizers, before, strict=False):
+        for group in old.param_groups[len(new.param_groups) :]:  # added since, as by BackboneFinetuning
+            later = set(group["params"])
+            for own in new.param_groups:
+                own["params"] = [parameter for parameter in own["params"] if parameter not in later]
+            new.add_param_group(group)
     for new in with_inner(trainer.optimizers):
         own = {parameter for group in new.param_groups for parameter in group["params"]}
         for old in with_inner(before):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
 from torch.optim import lr_scheduler
 
@@ -154,6 +154,27 @@ def test_a_plateau_is_forgotten():
     assert rates.seen == pytest.approx(
         [rate for batches in (2, 4, 6) for rate in (0.01, 0.001) for _ in range(batches)]
     )
+
+
+def test_groups_added_later_keep_their_learning_rate():
+    class FineTuned(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.backbone = self.net[:3]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.Adam([p for p in self.parameters() if p.requires_grad], lr=0.01)
+            return [optimizer], [lr_scheduler.ConstantLR(optimizer, 1.0)]
+
+    class Look(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            self.groups = [(group["lr"], len(group["params"])) for group in trainer.optimizers[0].param_groups]
+
+    unfreeze, look = BackboneFinetuning(1, lambda epoch: 1.0, backbone_initial_ratio_lr=0.1, train_bn=False), Look()
+    torch.manual_seed(0)
+    fitted(unfreeze, RestartSchedulers(), look, module=FineTuned())
+    # the Linear layer of the backbone stays at a tenth; its BatchNorm, which was left out, is as configure_optimizers says
+    assert look.groups == [(0.01, 6), (pytest.approx(0.001), 2)]
 
 
 def test_a_larger_head_is_taken_in():
