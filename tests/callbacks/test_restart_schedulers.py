@@ -173,7 +173,7 @@ def test_groups_added_later_keep_their_learning_rate():
     unfreeze, look = BackboneFinetuning(1, lambda epoch: 1.0, backbone_initial_ratio_lr=0.1, train_bn=False), Look()
     torch.manual_seed(0)
     fitted(unfreeze, RestartSchedulers(), look, module=FineTuned())
-    # the Linear layer of the backbone stays at a tenth; its BatchNorm, which was left out, is as configure_optimizers says
+    # the Linear layer of the backbone stays at a tenth; its BatchNorm was left out, and is in the groups of the module
     assert look.groups == [(0.01, 6), (pytest.approx(0.001), 2)]
 
 
