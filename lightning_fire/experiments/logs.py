@@ -67,6 +67,8 @@ def read_curves(folder: Path) -> dict[str, Series]:
     log.Reload()
     curves = {}
     for key in log.Tags()["scalars"]:
+        if key.startswith("events/"):
+            continue  # drawn for people, of values that have keys of their own
         events = log.Scalars(key)
         curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
     return curves
