@@ -9,7 +9,7 @@ from small_training import GrowingData, PlainData, PlainModule
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-OWN_TEST = {"your_own_training"}  # test_your_own_training.py
+OWN_TEST = {"huggingface", "your_own_training"}  # test_huggingface_page.py, test_your_own_training.py
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 

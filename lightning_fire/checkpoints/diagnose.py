@@ -4,24 +4,28 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from tqdm import tqdm
 
 from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, run, shared_parser
+from lightning_fire.checkpoints.options import fire_options, run, selection_of, shared_parser
 from lightning_fire.checkpoints.printable import printable
-from lightning_fire.checkpoints.spectrum import QUANTILES, Health, health
-from lightning_fire.checkpoints.weights import by_tensor, select_weights
-from lightning_fire.where import Selection, Weights
+from lightning_fire.checkpoints.spectrum import QUANTILES, Health, dfi_of_new, health
+from lightning_fire.checkpoints.verdict import drift, verdict
+from lightning_fire.checkpoints.weights import by_tensor
+from lightning_fire.functional import as_matrices, dfi_normalized
+from lightning_fire.where import Selection
 from lightning_fire.where.selection import about, columns, times
 
 # word of --sort: attribute, head of the column
 METRICS = {
     "dfi": ("dfi_normalized", "DfI"),
+    "drift": ("dfi_ratio", "× reference"),
     "condition": ("condition", "condition"),
     "stable_rank": ("stable_rank", "stable rank"),
     "norm": ("norm", "‖W‖"),
@@ -39,40 +43,68 @@ class Diagnosis:
         name: Its name; a part of a fused weight ends with its letter.
         shape: Shape `(out, in, *kernel)`.
         health: Its metrics; None if it holds a NaN or Inf.
+        dfi_reference: Normalised DfI of its reference.
     """
 
     name: str
     shape: tuple[int, ...]
     health: Health | None
+    dfi_reference: float
+
+    @property
+    def dfi_ratio(self) -> float:
+        """Normalised DfI by that of the reference; NaN if that is 0, as that of a single row or column."""
+        return self.value("dfi") / self.dfi_reference if self.dfi_reference > 1e-9 else nan
 
     def value(self, metric: str) -> float:
         """Return one metric, a key of `METRICS`; Inf where the weight is not finite."""
+        if metric == "drift":
+            return self.dfi_ratio
         return getattr(self.health, METRICS[metric][0]) if self.health else inf
 
 
-def diagnose(checkpoint: Checkpoint, selection: Selection, **options: Any) -> list[Diagnosis]:
+def diagnose(
+    checkpoint: Checkpoint, selection: Selection, reference: Checkpoint | None = None, **options: Any
+) -> list[Diagnosis]:
     """Compute metrics of the selected weights of a checkpoint, with one tensor in memory at a time.
 
     Args:
         checkpoint: The checkpoint.
         selection: Weights of it.
+        reference: A checkpoint of the same network; None: new weights of the same shapes.
         options: Of FIRE: `steps`, `coefficients`, `scale`, see `functional.fire`.
 
     Returns:
         In the order of the checkpoint.
+
+    Raises:
+        ValueError: If the reference lacks a weight, has it in another shape, or with a NaN or Inf.
     """
     rows = []
+    held = {name: stored for stored in reference.tensors for name in stored.names} if reference else {}
     for name, views in tqdm(by_tensor(selection).items(), unit="tensor", leave=False, disable=None):
         tensor = checkpoint.read(name)
-        rows += [Diagnosis(view.name, view.shape, health(view.of(tensor).read(), **options)) for view in views]
+        if reference and (name not in held or held[name].shape != tuple(tensor.shape)):
+            raise ValueError(f"{reference.path} has no {name} of shape {tuple(tensor.shape)}")
+        other = reference.read(held[name].name) if reference else None
+        for view in views:
+            of_new = dfi_of_new(view.shape) if other is None else _dfi(view.of(other).read(), view.name)
+            rows.append(Diagnosis(view.name, view.shape, health(view.of(tensor).read(), **options), of_new))
     return rows
+
+
+def _dfi(weight: Tensor, name: str) -> float:
+    value = dfi_normalized(as_matrices(weight.double())[0]).mean().item()
+    if not isfinite(value):
+        raise ValueError(f"NaN or Inf in {name} of the reference")
+    return value
 
 
 def table(rows: Sequence[Diagnosis]) -> str:
     """Format a diagnosis as a table, with means."""
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
-        values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 4]
+        values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 5]
         cells.append((row.name, times(row.shape), *values))
     known = [row.health for row in rows if row.health]
     if not known:
@@ -95,6 +127,7 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     entries = []
     for row in rows:
         entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
+        entry["dfi_reference"] = row.dfi_reference
         for metric, (attribute, _) in METRICS.items():
             entry[attribute] = row.value(metric) if isfinite(row.value(metric)) else None
         quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
@@ -108,7 +141,14 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
         "diagnose",
         "Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
-        " convolution: means over the kernel positions, the condition number of the worst.",
+        " convolution: means over the kernel positions, the condition number of the worst. Ends in a verdict: whether"
+        " the weights are further from isometries than those of a reference.",
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="an earlier checkpoint of a time when the network learned well (default: new weights of its shapes)",
     )
     parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
     parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
@@ -130,8 +170,10 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         if output.resolve() == options.checkpoint.resolve():
             raise ValueError(f"{output} is the checkpoint: name another file")
     checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
-    selection = select_weights(checkpoint.tensors, Weights(options.preset or "auto", options.include, options.exclude))
-    rows = diagnose(checkpoint, selection, **fire_options(options))
+    selection = selection_of(options, checkpoint)
+    reference = open_checkpoint(options.reference, options.unsafe_pickle) if options.reference else None
+    rows = diagnose(checkpoint, selection, reference, **fire_options(options))
+    found = verdict(drift(row.dfi_ratio for row in rows), reference is not None)
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
     taken = by_tensor(selection)
@@ -142,11 +184,13 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         print(f"{options.checkpoint}: {checkpoint.description}\n\n{printable(table(rows))}")
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
+        print(f"\n{found}")
     if options.json not in (None, _STDOUT):
         content = {
             "checkpoint": str(options.checkpoint),
             "description": checkpoint.description,
             "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
+            "verdict": found,
             "weights": as_json(rows),
             "not_taken": [{"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in left],
         }

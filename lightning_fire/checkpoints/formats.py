@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import atomic_file, atomic_folder
+from lightning_fire.checkpoints.model_config import config_beside
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.stored import DTYPES, Change, Stored, in_layer_order
 
@@ -34,6 +35,7 @@ class Safetensors:
         self.tensors = in_layer_order(stored for _, _, stored in self._places.values())
         kind = f"safetensors in {len(files)} file{'s' * (len(files) > 1)}" if path.is_dir() else "safetensors file"
         self.description = f"{kind}, {len(self.tensors)} tensors"
+        self.config = config_beside(path)
 
     def read(self, name: str) -> Tensor:
         """Read one tensor into memory of its own."""
@@ -90,7 +92,7 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
         unsafe_pickle: Whether to unpickle any Python object, which runs any code in the file.
 
     Returns:
-        The checkpoint, with `path`, `tensors`, `description`, `read` and `save`. No values have been read yet.
+        The checkpoint, with `path`, `tensors`, `config`, `description`, `read` and `save`. No values are read yet.
 
     Raises:
         ValueError: If it is broken, or of an unknown format.

@@ -5,8 +5,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+from lightning_fire.checkpoints.formats import Checkpoint
+from lightning_fire.checkpoints.model_config import read_config
 from lightning_fire.checkpoints.printable import printable
+from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.where import Selection, Weights
 from lightning_fire.where.weights import PRESETS
 
 Result = TypeVar("Result")
@@ -30,7 +34,18 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
         "--preset",
         choices=["auto", *PRESETS],
         help="cnn: every matrix and convolution; vit: query and key projections; gpt: every matrix, a fused projection"
-        " in three parts; auto: vit where there is attention, otherwise cnn (default: auto)",
+        " in three parts; auto: gpt for a causal language model with a config.json, otherwise vit where there is"
+        " attention, otherwise cnn (default: auto)",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="JSON",
+        help="the config.json of a Hugging Face model, or its folder, by which the order of its query, key and value"
+        " projections is known (default: the one in the checkpoint or beside it, if any)",
+    )
+    parser.add_argument(
+        "--tied", action="store_true", default=None, help="also take an output layer that is the token embedding"
     )
     parser.add_argument("--include", nargs="+", metavar="REGEX", help="take only what one of these matches")
     parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="leave out what one of these matches")
@@ -38,6 +53,13 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
     parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
     return parser
+
+
+def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection:
+    """Select weights of a checkpoint as the arguments say."""
+    weights = Weights(options.preset or "auto", options.include, options.exclude)
+    config = read_config(options.config) if options.config else checkpoint.config
+    return select_weights(checkpoint.tensors, weights, config, bool(options.tied))
 
 
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:

@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.stored import Change, stored_tensors
+
+MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings of a Hugging Face model
 
 
 class PickledCheckpoint:
@@ -28,6 +31,8 @@ class PickledCheckpoint:
         lightning = "pytorch-lightning_version" in self._entries
         kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
         self.description = f"{kind}, {len(self.tensors)} tensors"
+        settings = self._entries.get(MODEL_CONFIG)
+        self.config = ModelConfig(settings) if isinstance(settings, dict) else config_beside(path)
 
     def read(self, name: str) -> Tensor:
         """Return one tensor."""

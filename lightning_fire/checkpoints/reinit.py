@@ -15,17 +15,17 @@ from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, run, shared_parser
+from lightning_fire.checkpoints.options import fire_options, run, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
-from lightning_fire.checkpoints.weights import EMBEDDING, by_tensor, select_tensors, select_weights
+from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_embedding
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
-from lightning_fire.where import Selection, Weights
+from lightning_fire.where import Selection
 from lightning_fire.where.selection import ByName, some
 
 _OWN = {  # method: the options that only some methods have
-    "fire": {"preset", "steps", "coefficients", "scale"},
+    "fire": {"preset", "config", "tied", "steps", "coefficients", "scale"},
     "shrink_and_perturb": {"initial", "strength", "perturb"},
     "full_reset": {"initial"},
 }
@@ -165,11 +165,8 @@ def _run(options: argparse.Namespace) -> Tally:
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
     """Return the names of the tensors to change, what to do to each, and notes for the user."""
     if options.method == "fire":
-        weights = Weights(options.preset or "auto", options.include, options.exclude)
-        selection = select_weights(checkpoint.tensors, weights)
-        left = [row.name for row in selection.rows if row.reason.startswith(EMBEDDING)]
-        notes = [f"embeddings are left alone, with an output layer tied to one ({some(left)}): --include names them"]
-        notes = notes if left and weights.preset in ("cnn", "gpt", "sac") else []
+        selection = selection_of(options, checkpoint)
+        notes = [] if options.tied or all(view.role in ("q", "k") for view in selection) else _about_a_tie(checkpoint)
         return list(by_tensor(selection)), by_fire(selection, tally, **fire_options(options)), notes
     initial = open_checkpoint(options.initial, options.unsafe_pickle)
     everything = options.method == "full_reset"
@@ -178,6 +175,15 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
     moved = partial(shrink_and_perturb, strength=strength, perturb=options.perturb)
     new = (lambda weight, target: target) if everything else moved
     return [stored.name for stored in chosen], towards(initial, chosen, new, tally), []
+
+
+def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
+    """Return a note if the output layer may be the token embedding."""
+    try:
+        name = tied_embedding(checkpoint.tensors)
+    except ValueError:
+        return []
+    return [f"the token embedding, {name}, stays, with an output layer that is tied to it: --tied takes it as well"]
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:

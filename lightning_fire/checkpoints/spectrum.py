@@ -84,3 +84,20 @@ def health(
         sfe_normalized=sfe_normalized(sigma, new).item(),
         quantiles=tuple(ordered[round(at * (len(ordered) - 1))].item() for at in QUANTILES.values()),
     )
+
+
+def dfi_of_new(shape: tuple[int, ...]) -> float:
+    """Return the expected normalised DfI of a new weight: of a matrix with independent Gaussian entries.
+
+    With r the short and l the long side, ‖G‖_F² has the expectation r·l·(r + l + 1) and (tr G)² has r·l·(r·l + 2), and
+    their ratio is independent of the norm. So it is r·(r + l + 1) / (r·l + 2) - 1, about r / l.
+
+    Args:
+        shape: Shape `(out, in, *kernel)`.
+
+    Example:
+        >>> round(dfi_of_new((512, 512)), 3), round(dfi_of_new((10, 64, 3, 3)), 3)
+        (1.002, 0.168)
+    """
+    r, l = sorted(shape[:2])  # noqa: E741
+    return r * (r + l + 1) / (r * l + 2) - 1

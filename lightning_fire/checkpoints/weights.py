@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch.nn import Module, Parameter
+from torch.nn import Parameter
 
+from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, plain, role_of, split
@@ -20,25 +21,31 @@ _UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  #
 _WEIGHTS = {"weight", "in_proj_weight", *_UNFUSED}
 _CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
 _EMBEDDING = re.compile(r"embed(?!_out$)|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
+_OF_TOKENS = re.compile(r"(wte|shared|emb|tok(en)?s?|tok(en)?_embed\w*|embed_(in|tokens)|(word_)?embeddings?)$")
+_OUTPUTS = {"lm_head", "embed_out", "output", "head"}
 
 
-def select_weights(tensors: Sequence[Stored], weights: Weights) -> Selection:
+def select_weights(
+    tensors: Sequence[Stored], weights: Weights, config: ModelConfig | None = None, tied: bool = False
+) -> Selection:
     """Select weight matrices of a file.
 
     Taken are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings are left
     alone, with an output layer tied to one, and so are convolutions of one column: these are taken only where a pattern
-    of `include` spells out the layer's own name. The preset `auto` never means `gpt`: the tensors of a file do not show
-    whether it holds a causal language model.
+    of `include` spells out the layer's own name. The preset `auto` means `gpt` where `config` is that of a causal
+    language model.
 
     Args:
         tensors: All tensors of the file.
         weights: The selection.
+        config: Settings of the model, by which projections in an order of its own are known.
+        tied: Also take the token embedding, to which the output layer is tied, as the callback does.
 
     Returns:
         The selected weights, without values. `print` shows every tensor of the file, taken or why not.
 
     Raises:
-        ValueError: If nothing is selected, or a pattern matches no weight.
+        ValueError: If nothing is selected, a pattern matches no weight, or no output layer is tied.
 
     Example:
         >>> tensors = [Stored("wte.weight", (9, 4), "F32"), Stored("h.0.mlp.c_fc.weight", (16, 4), "F32")]
@@ -55,8 +62,10 @@ def select_weights(tensors: Sequence[Stored], weights: Weights) -> Selection:
             parents, layer, leaf = _path_of(stored.name)
             layers.setdefault(parents, set()).add(layer)
             conv1d |= (layer, leaf) == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
-    candidates = [_candidate(stored, conv1d, layers, weights.include or ()) for stored in tensors]
-    reasons = weights.reasons(candidates)
+    config = config or ModelConfig()
+    named = [*(weights.include or ()), *([f"^{re.escape(tied_embedding(tensors))}$"] if tied else ())]
+    candidates = [_candidate(stored, conv1d, layers, named, config) for stored in tensors]
+    reasons = weights.reasons(candidates, config.is_causal_language_model)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = Selection([view for view, reason in reasons.items() if not reason], rows)
     if not selection:
@@ -70,6 +79,22 @@ def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
     for view in selection:
         grouped.setdefault(view.name.removesuffix(f"[{view.role}]"), []).append(view)
     return grouped
+
+
+def tied_embedding(tensors: Sequence[Stored]) -> str:
+    """Return the name of the token embedding of a file without an output layer of its own.
+
+    Raises:
+        ValueError: If there is such a layer, or not just one token embedding.
+    """
+    tables = [stored for stored in tensors if _why_not(stored) == EMBEDDING and _is_of_tokens(stored)]
+    if len(tables) != 1:
+        found = ", ".join(stored.name for stored in tables) or "none"
+        raise ValueError(f"--tied needs one token embedding, found {found}: spell out its name with --include instead")
+    for stored in tensors:
+        if _path_of(stored.name)[1] in _OUTPUTS and stored.shape == tables[0].shape:
+            raise ValueError(f"--tied: {stored.name} is an output layer of its own, and taken without it")
+    return tables[0].name
 
 
 def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = True) -> list[Stored]:
@@ -87,13 +112,19 @@ def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = Tru
     return taken
 
 
+def _is_of_tokens(stored: Stored) -> bool:
+    return any(_OF_TOKENS.match(_path_of(name)[1]) for name in stored.names)
+
+
 def _path_of(name: str) -> tuple[str, str, str]:
     """Split `h.0.attn.c_attn.weight` into the parents `h.0.attn`, the layer `c_attn` and the tensor `weight`."""
     *parents, layer, leaf = ["", *plain(name).split(".")]
     return ".".join(parents).strip("."), layer, leaf
 
 
-def _candidate(stored: Stored, conv1d: bool, layers: dict[str, set[str]], include: Sequence[str]) -> Candidate:
+def _candidate(
+    stored: Stored, conv1d: bool, layers: dict[str, set[str]], include: Sequence[str], config: ModelConfig
+) -> Candidate:
     candidate = Candidate(stored.name, reason=_why_not(stored), aliases=stored.aliases)
     if candidate.reason not in ("", EMBEDDING, _SINGLE_COLUMNS):
         return candidate
@@ -105,9 +136,10 @@ def _candidate(stored: Stored, conv1d: bool, layers: dict[str, set[str]], includ
         reason = "" if any(_spells_out(pattern, stored) for pattern in include) else candidate.reason
         return replace(candidate, views=[whole], reason=reason)
     fused = "qkv" if leaf == "in_proj_weight" else layer  # any of the names that `parts_of` knows
-    parts = parts_of(fused, layers[parents], Module(), whole.shape)
+    parts = parts_of(fused, layers[parents], config.attention(), whole.shape)
     if isinstance(parts, str):
-        reason, note = (parts, "") if parts == INTERLEAVED else ("", f"as one matrix: {parts}")
+        hint = "" if config.architecture else ", which config.json shows: give --config"
+        reason, note = (f"{parts}{hint}", "") if parts == INTERLEAVED else ("", f"as one matrix: {parts}")
         return replace(candidate, views=[whole], reason=reason, note=note, attention=True)
     return replace(candidate, views=split(whole, parts) or [replace(whole, role=role_of(layer, layers[parents]))])
 

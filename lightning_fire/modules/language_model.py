@@ -1,5 +1,6 @@
 """Language modelling on text that arrives in phases, as the paper trains it."""
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -203,6 +204,14 @@ class LanguageModel(ChunkModule):
         fused = not isinstance(self.trainer.precision_plugin, MixedPrecision)  # Lightning does not clip fused there
         optimizer = AdamW(groups, lr=self.learning_rate, betas=self.betas, fused=fused)
         return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep what `diagnose` and `reinit` must know: a causal language model, and settings of Hugging Face."""
+        config = getattr(self.net, "config", None)
+        settings = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else {}
+        name = type(self.net).__name__.removeprefix("FSDP")  # of the class that FSDP2 derives
+        name += "" if name.endswith(("ForCausalLM", "LMHeadModel")) else "ForCausalLM"
+        checkpoint["model_config"] = {**settings, "architectures": [name]}
 
     def flops_per_token(self, length: int) -> int:
         """Return the FLOPs of training on one token of a block of `length`: the network's, or else 6 per parameter."""

@@ -229,6 +229,8 @@ _FUSED = {"qkv", "qkv_proj", "to_qkv", "c_attn", "Wqkv", "in_proj", "query_key_v
 INTERLEAVED = "fused query-key-value in an interleaved order"
 # CodeGen, DeBERTa and MiniMax give an interleaved projection a name that elsewhere means three blocks
 _INTERLEAVED_PARENTS = {"CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"}
+# GPT-NeoX, BLOOM and Persimmon: query, key and value of each head side by side
+_BY_HEADS = {"GPTNeoXAttention", "GPTNeoXJapaneseAttention", "BloomAttention", "PersimmonAttention"}
 # LeViT, TinyViT and EfficientFormer; bottleneck and halo attention; lambda layers: parts of different widths
 _UNEVEN = (("key_dim", "val_dim"), ("dim_head_qk", "dim_head_v"), ("dim_qk", "dim_v"))
 
@@ -262,8 +264,15 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
     return "v" if leaf in _VALUE and has_query and has_key else ""
 
 
-def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tuple[int, ...]) -> list[Part] | str:
-    """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known."""
+def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> list[Part] | str:
+    """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known.
+
+    Args:
+        leaf: Name of the layer.
+        siblings: Names of the layers beside it, and its own.
+        parent: The module that holds them; of a file, an object whose class and attributes are those of that module.
+        shape: Of the weight, `(out, in)`.
+    """
     out, inputs = shape[:2]
     key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
     fused = leaf in _FUSED
@@ -280,14 +289,15 @@ def parts_of(leaf: str, siblings: Collection[str], parent: nn.Module, shape: tup
     return _halves(out) if key_value else _thirds(out, inputs, parent)
 
 
-def _by_heads(out: int, parent: nn.Module) -> list[Part] | str:
+def _by_heads(out: int, parent: object) -> list[Part] | str:
     """Split a projection that holds, for each head of keys, its queries, the key and the value side by side."""
     heads, blocks = _number(parent, _HEADS), None
-    if _classes(parent) & {"GPTNeoXAttention", "BloomAttention"}:
+    if _classes(parent) & _BY_HEADS:
         blocks = heads
     elif "FalconAttention" in _classes(parent):
-        shared = getattr(parent, "new_decoder_architecture", False) or getattr(parent, "multi_query", False)
-        blocks = _number(parent, ("num_kv_heads",)) if shared else heads
+        shared = 1 if getattr(parent, "multi_query", False) else heads
+        grouped = getattr(parent, "new_decoder_architecture", False)
+        blocks = _number(parent, ("num_kv_heads",)) if grouped else shared
     if not heads or not blocks or heads % blocks or out % (heads + 2 * blocks):
         return INTERLEAVED
     width = out // (heads + 2 * blocks)
@@ -296,7 +306,7 @@ def _by_heads(out: int, parent: nn.Module) -> list[Part] | str:
     return [Part(role, first, last, blocks) for role, first, last in ends]
 
 
-def _is_interleaved(parent: nn.Module) -> bool:
+def _is_interleaved(parent: object) -> bool:
     if _classes(parent) & _INTERLEAVED_PARENTS:
         return True
     # MaxViT and CoAtNet; GPT-BigCode
@@ -309,9 +319,11 @@ def _halves(out: int) -> list[Part] | str:
     return [Part("k", 0, out // 2), Part("v", out // 2, out)]
 
 
-def _thirds(out: int, inputs: int, parent: nn.Module) -> list[Part] | str:
+def _thirds(out: int, inputs: int, parent: object) -> list[Part] | str:
     """Split into three blocks, smaller ones for keys and values if the parent announces fewer heads of them."""
     heads, key_value_heads = _number(parent, _HEADS), _number(parent, _KEY_VALUE_HEADS)
+    if getattr(parent, "multi_query", False) is True:  # GPT-BigCode, MPT
+        key_value_heads = 1
     if heads and key_value_heads and heads != key_value_heads:  # grouped-query attention
         width, rest = divmod(out, heads + 2 * key_value_heads)
         query, key = heads * width, key_value_heads * width
@@ -325,7 +337,7 @@ def _thirds(out: int, inputs: int, parent: nn.Module) -> list[Part] | str:
     return [Part("q", 0, out // 3), Part("k", out // 3, 2 * out // 3), Part("v", 2 * out // 3, out)]
 
 
-def _number(parent: nn.Module, names: Collection[str]) -> int | None:
+def _number(parent: object, names: Collection[str]) -> int | None:
     """Look a number up in a module, or else in its `config`."""
     values = [getattr(owner, name, None) for owner in (parent, getattr(parent, "config", None)) for name in names]
     return next((value for value in values if isinstance(value, int) and value > 0), None)

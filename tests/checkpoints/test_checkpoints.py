@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import math
+import re
 import shutil
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from torch import nn
 from lightning_fire import Weights
 from lightning_fire.checkpoints import Stored, health, select_weights
 from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.checkpoints.spectrum import dfi_of_new
+from lightning_fire.checkpoints.verdict import drift, verdict
 from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import main
-from lightning_fire.functional import fire, shrink_and_perturb
+from lightning_fire.functional import dfi_normalized, fire, shrink_and_perturb
 from lightning_fire.nets import ResNet
 
 # which weights, told by names and shapes
@@ -58,7 +62,12 @@ from lightning_fire.nets import ResNet
         ),
         ("up.deconv.weight", (8, 4, 2, 2), "F32", "transposed convolution, which may be grouped"),
         ("block_sparse_moe.input_linear.weight", (4, 8, 6), "F32", "stack of expert matrices"),
-        ("gpt.query_key_value.weight", (12, 4), "F32", "fused query-key-value in an interleaved order"),
+        (
+            "gpt.query_key_value.weight",
+            (12, 4),
+            "F32",
+            "fused query-key-value in an interleaved order, which config.json shows: give --config",
+        ),
         *(
             (name, (9, 4), "F32", "embedding")
             for name in (
@@ -238,7 +247,9 @@ def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
     line = next(line.split() for line in text.splitlines() if line.startswith("fc.weight"))
     slow = slow_health(state["fc.weight"], steps=5)
     assert line[:2] == ["fc.weight", "5×6"]
-    assert [float(cell) for cell in line[2:]] == pytest.approx(list(slow.values()), rel=1e-3)
+    dfi, *others = slow.values()
+    expected = [dfi, dfi / dfi_of_new((5, 6)), *others]
+    assert [float(cell) for cell in line[2:]] == pytest.approx(expected, rel=1e-3)
     assert "broken.weight  2×2" in text and "NaN or Inf" in text
     assert "not taken: 2 not a matrix (fc.bias, norm.weight); " not in text  # three of them: the counter as well
     assert "3 not a matrix (fc.bias, norm.num_batches_tracked and 1 more)" in text
@@ -251,6 +262,8 @@ def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
         "shape": [2, 2],
         "finite": False,
         **dict.fromkeys(slow),
+        "dfi_reference": dfi_of_new((2, 2)),
+        "dfi_ratio": None,
         "singular_values": dict.fromkeys(("min", "10%", "median", "90%", "max")),
     }
     assert content["fire"] == {"steps": 5, "coefficients": "cubic", "scale": "paper"}
@@ -278,7 +291,65 @@ def test_diagnose_lists_every_tensor_on_request(tmp_path, capsys):
     main(["diagnose", str(path), "--all"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["embed.weight", "9×4", "9×4", "embedding"] for line in lines)
-    assert lines[-1] == "3 weight matrices taken"
+    assert "3 weight matrices taken" in lines
+
+
+# the verdict of diagnose
+
+
+@pytest.mark.parametrize("shape", [(6, 9), (9, 6), (12, 12), (4, 30, 3)])
+def test_dfi_of_new_weights_is_the_mean_over_many_draws(shape):
+    draws = torch.randn(4000, *shape[:2], dtype=torch.float64)
+    values = dfi_normalized(draws)
+    error = values.std() / len(draws) ** 0.5
+    assert abs(values.mean() - dfi_of_new(shape)) < 4 * error
+
+
+def test_drift_is_a_geometric_mean_of_what_is_known():
+    assert drift([2.0, 8.0, math.nan, math.inf]) == pytest.approx(4.0)
+    assert drift([0.0, 1.0]) == pytest.approx(0.1)  # an exact isometry counts as 0.01
+    assert drift([math.nan]) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "against_checkpoint", "says"),
+    [
+        (None, False, "no verdict: no weight has a reference"),
+        (1.0, False, "near new weights: DfI × 1 that of new weights"),
+        (4.0, False, "undecided: .* --reference"),
+        (8.0, False, "far: DfI × 8 that of new weights"),
+        (1.0, True, "steady: DfI × 1 that of the reference"),
+        (1.3, True, "undecided: .* between steady"),
+        (2.0, True, "drifted: DfI × 2 that of the reference"),
+    ],
+)
+def test_verdict(ratio, against_checkpoint, says):
+    assert re.match(says, verdict(ratio, against_checkpoint))
+
+
+def test_diagnose_compares_with_a_reference(tmp_path, capsys):
+    """A weight with DfI 0.36 and one of 0.64, against a reference of 0.04 and 0.16: × 9 and × 4, together × 6."""
+
+    def with_dfi(*values):  # of a 2×2 matrix with singular values 1 ± √DfI, squared
+        squared = [torch.tensor([1 - value**0.5, 1 + value**0.5]) for value in values]
+        return {name: torch.diag(sigma.sqrt()) for name, sigma in zip(("a.weight", "b.weight"), squared, strict=True)}
+
+    path = write_safetensors(tmp_path / "model.safetensors", with_dfi(0.36, 0.64))
+    earlier = write_safetensors(tmp_path / "earlier.safetensors", with_dfi(0.04, 0.16))
+    rows = main(["diagnose", str(path), "--reference", str(earlier), "--json", str(tmp_path / "d.json")])
+    assert [row.dfi_ratio for row in rows] == pytest.approx([9.0, 4.0], rel=1e-5)
+    text = capsys.readouterr().out
+    assert "drifted: DfI × 6 that of the reference (geometric mean)" in text
+    content = json.loads((tmp_path / "d.json").read_text())
+    assert content["verdict"] == text.splitlines()[-1]
+    assert [entry["dfi_reference"] for entry in content["weights"]] == pytest.approx([0.04, 0.16], rel=1e-5)
+    other = write_safetensors(tmp_path / "other.safetensors", {"a.weight": torch.eye(3), "b.weight": torch.eye(2)})
+    with pytest.raises(SystemExit, match=r"other\.safetensors has no a\.weight of shape \(2, 2\)"):
+        main(["diagnose", str(path), "--reference", str(other)])
+    state = {**with_dfi(1, 1), "a.weight": torch.full((2, 2), math.nan)}
+    broken = write_safetensors(tmp_path / "broken.safetensors", state)
+    with pytest.raises(SystemExit, match=r"NaN or Inf in a\.weight of the reference"):
+        main(["diagnose", str(path), "--reference", str(broken)])
 
 
 # reinit of safetensors
@@ -585,22 +656,6 @@ def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
         reinit(source, "-o", source, "--force", "--preset", "gpt", "--steps", 5)
         assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(source), old, steps=5)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
-
-
-@pytest.mark.parametrize("preset", ["gpt", "vit"])
-def test_reinit_says_that_an_output_layer_tied_to_an_embedding_stays(tmp_path, capsys, preset):
-    """`Weights("gpt")` takes it: 13 matrices of the module, 12 of the file."""
-    tiny_gpt2().save_pretrained(tmp_path / "in")
-    source, words = tmp_path / "in" / "model.safetensors", ["--preset", preset]
-    tally = reinit(source, "-o", tmp_path / "out.safetensors", *words)
-    text = capsys.readouterr().out
-    assert tally.changed == (12 if preset == "gpt" else 4)
-    note = (
-        "embeddings are left alone, with an output layer tied to one (transformer.wpe.weight, transformer.wte.weight)"
-    )
-    assert (note in text) == (preset == "gpt")
-    reinit(source, "-o", tmp_path / "all.safetensors", "--preset", "gpt", "--include", ".", "wte", "wpe")
-    assert "note" not in capsys.readouterr().out
 
 
 def test_a_folder_that_is_replaced_comes_back_after_a_failure(tmp_path, monkeypatch):

@@ -1,0 +1,72 @@
+"""The settings of a Hugging Face model, its `config.json`: what names and shapes of tensors do not show."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+FILE = "config.json"
+_TASK = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")  # the end of a class such as GPTNeoXForCausalLM
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Settings of a model.
+
+    Attributes:
+        settings: As in the file; empty if they are unknown.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def architecture(self) -> str:
+        """Name of the model's class, such as `GPTNeoXForCausalLM`; empty if it is unknown."""
+        names = self.settings.get("architectures")
+        return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+
+    @property
+    def is_causal_language_model(self) -> bool:
+        """Whether the model predicts each token from those before it."""
+        return self.architecture.endswith(("ForCausalLM", "LMHeadModel"))
+
+    def attention(self) -> object:
+        """Return what stands for the model's attention modules: their class name, with the settings as attributes."""
+        name = f"{_TASK.sub('', self.architecture)}Attention"
+        return type(name, (SimpleNamespace,), {})(**self.settings)
+
+
+def config_beside(checkpoint: Path) -> ModelConfig:
+    """Return the settings that lie in a folder, or beside a file; unknown ones if no such file is of a model.
+
+    Args:
+        checkpoint: The folder or the file.
+    """
+    path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / FILE
+    try:
+        return read_config(path)
+    except (ValueError, OSError):
+        return ModelConfig()
+
+
+def read_config(path: Path) -> ModelConfig:
+    """Read settings from a `config.json`, or from a folder that holds one.
+
+    Raises:
+        ValueError: If the file does not hold the settings of a model.
+        OSError: If it cannot be read.
+    """
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file: name the {FILE} of a Hugging Face model, or its folder")
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # of JSON, of UTF-8
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    config = ModelConfig(settings if isinstance(settings, dict) else {})
+    if not config.architecture:
+        raise ValueError(f"{path} does not hold the settings of a Hugging Face model: it has no `architectures`")
+    return config

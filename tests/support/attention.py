@@ -1,0 +1,29 @@
+"""Whether what is called query, key and value is that."""
+
+import torch
+
+from lightning_fire.where import Weights
+
+
+def output(model, *inputs, **named):
+    with torch.no_grad():
+        result = model(*inputs, **named)
+    return next((getattr(result, key) for key in ("logits", "last_hidden_state") if hasattr(result, key)), result)
+
+
+def assert_queries_do_not_matter_without_keys(model, *inputs, **named):
+    """With all keys zero attention is uniform: what are called queries must then change nothing, values must."""
+    model.eval()
+    views = Weights("cnn").select(model)
+    for view in views:
+        if view.role == "k":
+            view.write(torch.zeros(view.shape))
+    uniform = output(model, *inputs, **named)
+    for view in views:
+        if view.role == "q":
+            view.write(torch.randn(view.shape))
+    torch.testing.assert_close(output(model, *inputs, **named), uniform)
+    for view in views:
+        if view.role == "v":
+            view.write(torch.randn(view.shape))
+    assert (output(model, *inputs, **named) - uniform).abs().max() > 1e-3

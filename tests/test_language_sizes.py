@@ -1,0 +1,49 @@
+"""The example of sizes: its table, and a run of one size and length, shortened."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "language_sizes.py"
+
+
+@pytest.fixture
+def example():
+    spec = importlib.util.spec_from_file_location("language_sizes", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_differences_are_paired_by_seed(example, tmp_path):
+    """FIRE is 0.1, 0.2 and 0.3 below vanilla: mean -0.2, sd 0.1, half an interval 4.303 · 0.1 / √3 = 0.248."""
+    final = {"vanilla": [1.0, 1.5, 2.0], "fire": [0.9, 1.3, 1.7], "fire_procrustes": [1.0, 1.5, 2.0]}
+    rows = [
+        {"method": method, "seed": seed, "final": value, "size": "0.1M", "length": 400}
+        for method, values in final.items()
+        for seed, value in enumerate(values)
+    ]
+    runs = pd.DataFrame(rows).sample(frac=1, random_state=0)
+    (row,) = example.table(runs).splitlines()[2:]
+    assert row == "| 0.1M | 400 | 1.500 ± 0.500 | -0.200 (-0.448 to +0.048) | +0.000 (+0.000 to +0.000) |"
+    example.draw(runs, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_one_size_and_length(example, tmp_path, monkeypatch, capfd):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "kjv.txt").write_bytes(bytes(range(97, 123)) * 1000)
+    monkeypatch.setattr(example, "STEPS_PER_EPOCH", 1)
+    words = ["--root", str(tmp_path), "--sizes", "0.1M", "--lengths", "2", "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", ["language_sizes.py", str(tmp_path / "runs"), *words])
+    example.main()
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("| 0.1M")]
+    runs = pd.read_csv(tmp_path / "runs" / "results.csv")
+    assert sorted(zip(runs.method, runs.seed, strict=True)) == [(m, s) for m in sorted(example.METHODS) for s in (0, 1)]
+    vanilla = runs[runs.method == "vanilla"].final
+    assert line.startswith(f"| 0.1M | 2 | {vanilla.mean():.3f} ± {vanilla.std():.3f} |")
+    assert (tmp_path / "runs" / "language_sizes.png").stat().st_size > 10_000
