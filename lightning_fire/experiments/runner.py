@@ -1,6 +1,7 @@
 """Training all runs of a comparison, each once, what others go on from before them."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +38,8 @@ def train(
     if outdated := [run.name for run in runs if run.is_outdated(extra)]:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
-    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True) as bar:
+    often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or the log of a cluster keeps every line
+    with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True, mininterval=often) as bar:
         todo = [run for run in runs if not run.is_finished(extra)]
         every = [*dict.fromkeys(run.start for run in todo if run.start and not run.start.is_finished(extra)), *todo]
 
@@ -46,7 +48,8 @@ def train(
                 bar.total, bar.n = amount(every, now, active)
                 running = [(run, now[run]) for run in active if run in now]
                 at = ", ".join(f"{run.name} chunk {p.chunk}/{p.chunks}" for run, p in running) or "starting"
-                bar.set_description(at)
+                bar.set_description(at, refresh=False)
+                bar.update(0)
 
         try:
             outcome = execute(runs, engine, extra, show, until)

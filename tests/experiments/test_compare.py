@@ -782,6 +782,20 @@ def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
         signal.signal(signal.SIGHUP, former)
 
 
+def test_a_file_keeps_few_lines_of_the_bar(monkeypatch, capsys):
+    """500 reports of progress at once: a terminal would show some of them, a log file gets the first line alone."""
+
+    def execute(runs, engine, extra, show, until):
+        for epoch in range(500):
+            show({"run": Progress(epoch, 500, 1, 1)}, [])
+        return {}
+
+    monkeypatch.setattr(runner, "execute", execute)
+    monkeypatch.setattr(runner, "amount", lambda todo, now, active: (500, now["run"].epoch))
+    assert runner.train([], None, {}) == {}
+    assert capsys.readouterr().err.count("\r") == 2  # at its begin, and at its end
+
+
 def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
     planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
     (start,) = {run.start for run in planned}
