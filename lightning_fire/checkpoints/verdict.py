@@ -36,14 +36,14 @@ def verdict(ratio: float | None, against_checkpoint: bool) -> str:
     found = f"DfI × {ratio:.3g} that of {'the reference' if against_checkpoint else 'new weights'} (geometric mean)"
     if against_checkpoint:
         if ratio > _DRIFTED:
-            return f"drifted: {found}; networks that stopped learning had × 1.8 and 2.5: try FIRE at the next new data"
+            return f"drifted: {found}; networks that stopped learning had × 1.7 to 2.8: try FIRE at the next new data"
         if ratio < _STEADY:
             return f"steady: {found}: no sign of lost plasticity, FIRE would cost more than it mends"
         return f"undecided: {found}: between steady (below × {_STEADY}) and drifted (above × {_DRIFTED})"
     if ratio < _USUAL:
         return f"near new weights: {found}: no sign of lost plasticity"
     if ratio > _FAR:
-        return f"far: {found}; networks that stopped learning had × 6 to 12, those that learned well × 3 to 5"
+        return f"far: {found}; networks that stopped learning had × 5.6 to 14, those that still learned × 0.1 to 5.7"
     return (
         f"undecided: {found}, as trained networks have whether they still learn or not: give an earlier checkpoint,"
         " of a time when it learned well, as --reference"
