@@ -14,32 +14,13 @@ from small_training import assert_same_weights, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torchmetrics.text import Perplexity
+from two_texts import data
 
 from lightning_fire import FIRECallback, FullReset, Log, OptimizerReset
-from lightning_fire.data import TextDataModule
-from lightning_fire.data.token_source import Tokens, TokenSource
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers:UserWarning")
-
-
-class TwoTexts(TextDataModule):
-    """Words of `a` are rising, those of `b` falling; 16 tokens."""
-
-    def load(self):
-        rising = np.tile(np.arange(16, dtype=np.uint16), 60)
-        texts = {"a": rising, "b": rising[::-1].copy()}
-        return {
-            name: TokenSource(Tokens(text), Tokens(text[:100]), 16)
-            for name, text in texts.items()
-            if name in self.protocol.names
-        }
-
-
-def data(phases=({"a": 1.0}, {"b": 3.0, "a": 1.0}), epochs=2, **options):
-    settings = {"steps_per_epoch": 6, "batch_size": 4, "block_size": 8, **options}
-    return TwoTexts({"a": "", "b": ""}, list(phases), epochs, **settings)
 
 
 def module(net=None, **options):
@@ -94,7 +75,8 @@ def test_the_training_loss_is_the_mean_of_its_epoch(tmp_path):
 RANKS = """
 import json
 from small_training import trainer
-from test_language_model import data, module
+from test_language_model import module
+from two_texts import data
 fit = trainer(max_epochs=2, devices=2, strategy="ddp", use_distributed_sampler=True)
 found = fit.validate(module(), datamodule=data(phases=[{{"b": 3.0, "a": 1.0}}]), verbose=False)
 with open(f"{folder}/rank{{fit.global_rank}}.json", "w") as file:
