@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from lightning_fire._lightning import is_logging_step
+from lightning_fire._lightning import attached_trainer, is_a, is_logging_step
 from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.chunk_schedule import Decay
 from lightning_fire.modules.mean_loss import MeanLoss
+from lightning_fire.modules.network_blocks import checkpoint_activations, shard_by_block
 
 
 class LanguageModel(ChunkModule):
@@ -49,10 +50,14 @@ class LanguageModel(ChunkModule):
         betas: Of AdamW (nanoGPT: 0.9 and 0.95).
         compile: Run the network through `torch.compile`, which takes a minute at first. Checkpoints of compiled and of
             plain networks are interchangeable.
+        activation_checkpointing: Compute the activations of each block again in the backward pass: less memory, and up
+            to a third more computation.
+
+    Under Lightning's `ModelParallelStrategy` the network is sharded by block (FSDP2), see docs/scale.md.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if the texts have more tokens than the
-            network knows, or longer blocks.
+            network knows, or longer blocks, or if the strategy has tensor parallelism.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class LanguageModel(ChunkModule):
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         compile: bool = False,
+        activation_checkpointing: bool = False,
     ):
         super().__init__()
         self.warmup = list(warmup) if isinstance(warmup, Sequence) else [warmup]
@@ -80,6 +86,8 @@ class LanguageModel(ChunkModule):
         if decay not in ("linear", "cosine", "none"):
             raise ValueError(f"`decay` must be 'linear', 'cosine' or 'none', got {decay!r}")
         self.net = net
+        if activation_checkpointing:
+            checkpoint_activations(net)
         if compile:
             self.net.compile()
         self.learning_rate, self.min_learning_rate, self.decay = learning_rate, min_learning_rate, decay
@@ -93,6 +101,10 @@ class LanguageModel(ChunkModule):
         """Return the logits `(batch, length, vocab_size)` of tokens `(batch, length)`, int64."""
         output = self.net(tokens)
         return output if isinstance(output, Tensor) else output.logits
+
+    def configure_model(self) -> None:
+        if is_a(getattr(attached_trainer(self), "strategy", None), "ModelParallelStrategy"):
+            shard_by_block(self.net, self.device_mesh, self.trainer.precision)
 
     def setup(self, stage: str) -> None:
         """Check that network and texts suit one another."""

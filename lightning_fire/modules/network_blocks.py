@@ -1,0 +1,78 @@
+"""The repeated blocks of a network, by which its weights are sharded and its activations recomputed."""
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def blocks_of(net: nn.Module) -> Sequence[nn.Module]:
+    """Return the blocks of a network: of its `ModuleList`s of one class, the one with the most parameters; or none.
+
+    Example:
+        >>> from lightning_fire.nets import GPT
+        >>> [type(block).__name__ for block in blocks_of(GPT(vocab_size=8, block_size=4, depth=2, heads=1, dim=4))]
+        ['_Block', '_Block']
+    """
+    lists = [m for m in net.modules() if isinstance(m, nn.ModuleList) and len({type(part) for part in m}) == 1]
+    return tuple(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=()))
+
+
+def checkpoint_activations(net: nn.Module) -> None:
+    """Let each block keep its input alone, and compute its activations again in the backward pass.
+
+    Models of Hugging Face do it their own way. No parameter changes its name.
+
+    Raises:
+        ValueError: If no blocks are found.
+    """
+    for name in (
+        "activation_checkpointing_enable",
+        "gradient_checkpointing_enable",
+    ):  # the second before transformers 5
+        if hasattr(net, name):
+            getattr(net, name)({"use_reentrant": False})
+            return
+    if not (blocks := blocks_of(net)):
+        raise ValueError(f"`activation_checkpointing` needs a ModuleList of blocks, {type(net).__name__} has none")
+    for block in blocks:
+        block.forward = MethodType(_checkpointed, block)
+
+
+def shard_by_block(net: nn.Module, mesh: Any, precision: str) -> None:
+    """Shard the parameters of each block of a network, then all others, over the ranks (FSDP2, `fully_shard`).
+
+    With `bf16-mixed` the weights of blocks are gathered in bfloat16, which autocast would round them to, and gradients
+    are reduced in float32. A network that is sharded stays as it is.
+
+    Args:
+        net: The network.
+        mesh: `device_mesh` of Lightning's `ModelParallelStrategy`.
+        precision: `Trainer.precision`.
+
+    Raises:
+        ValueError: If the mesh has tensor parallelism.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    if isinstance(net, FSDPModule):
+        return
+    if mesh["tensor_parallel"].size() > 1:
+        raise ValueError(
+            "LanguageModel shards by FSDP2 alone: use ModelParallelStrategy(data_parallel_size=number of all devices,"
+            f" tensor_parallel_size=1), got tensor_parallel_size={mesh['tensor_parallel'].size()}"
+        )
+    low = torch.bfloat16 if precision == "bf16-mixed" else None
+    policy = MixedPrecisionPolicy(low, low and torch.float32)
+    for block in blocks_of(net):
+        fully_shard(block, mesh=mesh["data_parallel"], mp_policy=policy)
+    fully_shard(net, mesh=mesh["data_parallel"])
+
+
+def _checkpointed(block: nn.Module, *args: Any, **options: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return type(block).forward(block, *args, **options)
+    return checkpoint(type(block).forward, block, *args, use_reentrant=False, **options)
