@@ -50,6 +50,8 @@ class LanguageModel(ChunkModule):
         betas: Of AdamW (nanoGPT: 0.9 and 0.95).
         compile: Run the network through `torch.compile`, which takes a minute at first. Checkpoints of compiled and of
             plain networks are interchangeable.
+        tf32: On a GPU, multiply float32 matrices in TF32, `torch.set_float32_matmul_precision("high")`; in the whole
+            process, FIRE's projection included.
         activation_checkpointing: Compute the activations of each block again in the backward pass: less memory, and up
             to a third more computation.
 
@@ -70,6 +72,7 @@ class LanguageModel(ChunkModule):
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
         compile: bool = False,
+        tf32: bool = False,
         activation_checkpointing: bool = False,
     ):
         super().__init__()
@@ -85,7 +88,7 @@ class LanguageModel(ChunkModule):
             raise ValueError(f"`weight_decay` and `betas` must be those of AdamW, got {weight_decay} and {betas}")
         if decay not in ("linear", "cosine", "none"):
             raise ValueError(f"`decay` must be 'linear', 'cosine' or 'none', got {decay!r}")
-        self.net = net
+        self.net, self.tf32 = net, tf32
         if activation_checkpointing:
             checkpoint_activations(net)
         if compile:
@@ -107,7 +110,9 @@ class LanguageModel(ChunkModule):
             shard_by_block(self.net, self.device_mesh, self.trainer.precision)
 
     def setup(self, stage: str) -> None:
-        """Check that network and texts suit one another."""
+        """Set the precision of TF32; check that network and texts suit one another."""
+        if self.tf32 and self.trainer.strategy.root_device.type == "cuda":
+            torch.set_float32_matmul_precision("high")
         data, config = self.trainer.datamodule, getattr(self.net, "config", None)
         for ours, theirs, what in (
             ("vocab_size", "vocab_size", "different tokens"),

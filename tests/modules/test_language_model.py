@@ -213,6 +213,17 @@ def test_compiled_networks_have_the_same_names(monkeypatch):
     assert compiled.net._asked and list(compiled.state_dict()) == list(plain.state_dict())
 
 
+@pytest.mark.parametrize("device, asked, found", [("cuda", True, ["high"]), ("cuda", False, []), ("cpu", True, [])])
+def test_tf32_is_asked_for_on_gpus_alone(monkeypatch, device, asked, found):
+    calls = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", calls.append)
+    model = module(tf32=asked)
+    strategy = types.SimpleNamespace(root_device=torch.device(device))
+    model.trainer = types.SimpleNamespace(strategy=strategy, datamodule=None)
+    model.setup("fit")
+    assert calls == found
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

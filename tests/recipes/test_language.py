@@ -1,13 +1,20 @@
 """Recipes of language models: the paper's numbers, and some batches of each on small texts."""
 
+import re
+from functools import partialmethod
+
 import numpy as np
 import pytest
+import torch
 import yaml
 from recipe_files import ROOT, arguments_of, methods_of, name_of
 from token_files import write_tokens
+from torch import nn
 
 from lightning_fire.cli import main
+from lightning_fire.modules.chunk_schedule import learning_rate_factors
 from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.text.prepare_command import parser as prepare_text_parser
 
 PATHS = sorted((ROOT / "language").rglob("*.yaml"))
 METHODS = {
@@ -30,12 +37,13 @@ def texts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data" / "text").mkdir(parents=True)
     (tmp_path / "data" / "text" / "kjv.txt").write_bytes(bytes(range(32, 127)) * 600)
-    for name in ("wikitext103", "openwebtext"):
+    for name in ("wikitext103", "wikitext103_v1", "openwebtext"):
         write_tokens(tmp_path / "data" / name, np.arange(50_257), np.arange(3000), vocab_size=50_257)
 
 
 def test_there_are_recipes():
     assert {path.stem for path in PATHS} == {
+        "authors_gpt2",
         "king_james_python_huggingface",
         "king_james_python_small_gpt",
         "wikitext103_openwebtext_gpt2",
@@ -51,25 +59,29 @@ def test_every_recipe_has_its_methods_and_starts(path):
     for name, preset in presets.items():
         assert arguments_of(path, name)["where"]["init_args"] == {"preset": preset}
     early, late = (when for when in starts.values() if when != "best")
-    assert next(iter(starts.values())) == "best" and early < late == epochs[0]
+    assert next(iter(starts.values())) == "best" and early < late <= epochs[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path, method", RUNS, ids=[f"{name_of(path)} {method}" for path, method in RUNS])
-def test_it_runs_over_both_phases(texts, path, method):
+def test_it_runs_over_both_phases(texts, path, method, monkeypatch):
     """Two steps of each phase, with a network as small as it gets; the method acts once, where the phase changes."""
+    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     small = "--data.init_args.steps_per_epoch 2 --data.init_args.val_blocks 2 --data.init_args.epochs [1,1]"
     small += " --data.init_args.batch_size 2 --trainer.accumulate_grad_batches 1 --trainer.accelerator cpu"
     small += " --trainer.enable_progress_bar false --trainer.enable_model_summary false"
     small += " --trainer.enable_checkpointing false --trainer.logger false"
     base = yaml.safe_load(path.read_text())
     base["trainer"]["callbacks"] = [c for c in base["trainer"]["callbacks"] if "LearningRateMonitor" not in str(c)]
-    if path.stem == "wikitext103_openwebtext_gpt2":
+    if path.stem in ("authors_gpt2", "wikitext103_openwebtext_gpt2"):
+        base["trainer"]["precision"] = "bf16-mixed"  # a CPU has no 16-mixed
+        base["model"]["init_args"]["warmup"] = 0.1  # of two steps
         base["model"]["init_args"]["net"]["init_args"] |= {"depth": 1, "dim": 8, "heads": 2}
         base["data"]["init_args"]["block_size"] = 64  # 1024 tokens × 50304 logits take a GB
     with open("small.yaml", "w") as file:
         yaml.safe_dump(base, file)
     cli = main(["fit", "small.yaml", "--method", method, *small.split()])
+    torch.compiler.reset()
     assert cli.trainer.global_step == 4
     acted = {type(callback).__name__: getattr(callback, "num_events", None) for callback in cli.trainer.callbacks}
     assert acted["OptimizerReset"] == 1
@@ -96,3 +108,44 @@ def test_the_papers_numbers():
     assert fire["steps"] == 5 and fire["where"]["init_args"]["preset"] == "gpt"
     strengths = {name: arguments_of(path, name)["strength"] for name in methods_of(path) if "shrink" in name}
     assert strengths == {"shrink_and_perturb": 0.5, "shrink_and_perturb.30k": 0.8}
+
+
+def rates_of(name):
+    """Return the learning rate as a function of the optimizer steps done."""
+    base = find_recipe(ROOT / "language" / "continual_pretraining" / f"{name}.yaml").base
+    model, data = base["model"]["init_args"], base["data"]["init_args"]
+    steps, warmup = [data["steps_per_epoch"] * epochs for epochs in data["epochs"]], model["warmup"]
+    warmup, peak = warmup if isinstance(warmup, list) else [warmup], model["learning_rate"]
+    factor = learning_rate_factors(steps, warmup, model["decay"], model["min_learning_rate"] / peak)
+    return lambda step: peak * factor(step)
+
+
+def test_the_learning_rates_where_phase_2_begins():
+    """By the authors' code, one cosine of about 96,000 steps, and by the paper, linear over 60,000."""
+    authors, paper = rates_of("authors_gpt2"), rates_of("wikitext103_openwebtext_gpt2")
+    assert (authors(30_000), authors(60_000)) == pytest.approx((4.9e-4, 2.3e-4), abs=0.05e-4)
+    assert (paper(30_000), paper(59_999)) == pytest.approx((3.4e-4, 6e-5), abs=0.05e-4)
+    for rate, steps in ((authors, 96_000), (paper, 60_000)):  # both warm up over 2000 steps of phase 2
+        assert [rate(steps + step) for step in (0, 1000, 2000)] == pytest.approx([0, 3e-4, 6e-4])
+
+
+def test_the_authors_numbers():
+    """Passes of 118 million tokens of WikiText-103 and 9.04 billion of OpenWebText, in steps of 491,520 tokens."""
+    base = find_recipe(ROOT / "language" / "continual_pretraining" / "authors_gpt2.yaml").base
+    model, data, trainer = base["model"]["init_args"], base["data"]["init_args"], base["trainer"]
+    tokens = data["batch_size"] * trainer["accumulate_grad_batches"] * data["block_size"]
+    assert data["phases"] == [{"wikitext103": 1.0}, {"openwebtext": 1.0}]
+    passes = [steps * 1000 * tokens / size for steps, size in zip(data["epochs"], (118e6, 9.04e9), strict=True)]
+    assert passes == pytest.approx([400, 2], rel=0.01)
+    assert trainer["precision"] == "16-mixed" and model["tf32"] and model["compile"]
+
+
+def test_the_authors_text_is_what_prepare_text_does_by_default():
+    """End-of-text after each row, and 0.05 % of the training rows held out."""
+    path = ROOT / "language" / "continual_pretraining" / "authors_gpt2.yaml"
+    commands = re.findall(r"#   lightning-fire prepare-text (.*)", path.read_text())
+    given = [prepare_text_parser().parse_args(command.split()) for command in commands]
+    assert [options.dataset for options in given] == ["Salesforce/wikitext:wikitext-103-v1", "Skylion007/openwebtext"]
+    for options in given:
+        assert (options.end_of_text, options.val_share, options.val_split) == (None, None, None)
+        assert options.tokenizer == "gpt2"
