@@ -75,6 +75,8 @@ def train(folder: str) -> None:
         module = fit(folder, 2, case)
         assert isinstance(module.net, FSDPModule) and module.trainer.precision in ("32-true", "bf16-mixed")
         module.configure_model()  # a second time
+        views = Weights("gpt").select(module)
+        assert all(view.read().untyped_storage().nbytes() == 4 * view.read().numel() for view in views)
         moments = [state["exp_avg"] for state in module.trainer.optimizers[0].state.values()]
         assert sum(local(each).numel() for each in moments) == sum(each.numel() for each in moments) / 2
         torch.save(weights_of(module), folder / f"{case} {module.global_rank}.pt")

@@ -53,7 +53,9 @@ class WeightView:
         Returns:
             Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
         """
-        return self._grid_of(gathered(self.parameter)).flatten(0, 1)
+        weight = self._grid_of(gathered(self.parameter)).flatten(0, 1)
+        part = self.rows is not None and is_sharded(self.parameter)
+        return weight.clone() if part else weight  # frees the rest of what was gathered
 
     @torch.no_grad()
     def write(self, weight: Tensor) -> None:
