@@ -67,6 +67,13 @@ CASES = {
         {"loop", "Lightning", "as the recipes"},
     ),
     "logging_cost": ("--net small --batch 2 --steps 1", "shares", LOGGING),
+    "one_billion": (
+        "--depth 1 --dim 64 --heads 2 --vocabulary 64 --block 16 --ranks 2",
+        "components",
+        {"parameters", "gradients", "AdamW", "gathered", "logits", "activations", "total", "event, memory"}
+        | {"activations, checkpointed", "total, checkpointed", "step, compute", "step, checkpointed"}
+        | {"step, communication", "event, compute", "event, communication"},
+    ),
     "projection_cost": ("--only dqn --rounds 1 --steps 2", "models", {"dqn"}),
     "replay_speed": (
         "--only cartpole --rounds 1 --steps 20 --batch 4 --initial 10",

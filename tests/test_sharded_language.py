@@ -1,5 +1,7 @@
 """`LanguageModel` under FSDP2 on the CPU: two processes end as one does, and a resumed training as the whole one."""
 
+import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 from two_texts import data
 
 from lightning_fire import FIRECallback, Log, OptimizerReset, RestartSchedulers, Weights
-from lightning_fire.distributed import gathered, local
+from lightning_fire.distributed import gathered, local, reshard
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT, causal_lm
 
@@ -22,6 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone"),
 ]
 
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 GPT2 = {"vocab_size": 16, "n_positions": 8, "n_layer": 2, "n_head": 2, "n_embd": 16, "bos_token_id": None}
 GPT2 |= {"eos_token_id": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 CASES = {  # options of the module and of the Trainer
@@ -77,8 +80,13 @@ def train(folder: str) -> None:
         module.configure_model()  # a second time
         views = Weights("gpt").select(module)
         assert all(view.read().untyped_storage().nbytes() == 4 * view.read().numel() for view in views)
-        moments = [state["exp_avg"] for state in module.trainer.optimizers[0].state.values()]
-        assert sum(local(each).numel() for each in moments) == sum(each.numel() for each in moments) / 2
+        reshard(module)  # the root is whole after a forward pass
+        states = [
+            state[key] for state in module.trainer.optimizers[0].state.values() for key in ("exp_avg", "exp_avg_sq")
+        ]
+        held = {"parameters": module.parameters(), "AdamW": states}
+        held = {name: sum(local(tensor).nbytes for tensor in of) for name, of in held.items()}
+        (folder / f"held {case}.json").write_text(json.dumps(held))
         torch.save(weights_of(module), folder / f"{case} {module.global_rank}.pt")
     for whole_files in (True, False):
         name = f"{'file' if whole_files else 'folder'} {{step}}"
@@ -131,3 +139,11 @@ def test_activations_computed_again_change_no_bit(folder, case):
 def test_a_resumed_training_ends_with_the_bits_of_the_whole_one(folder, kind, step):
     whole, resumed = load(folder, "float32"), load(folder, f"resumed {kind} {step}")
     assert all(torch.equal(whole[name], value) for name, value in resumed.items())
+
+
+def test_a_rank_holds_what_the_estimate_for_a_billion_parameters_says(folder, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    memory = runpy.run_path(str(BENCHMARKS / "one_billion.py"))["memory"]
+    expected = memory(GPT(16, 8, 2, 2, 16), ranks=2, tokens=8)
+    for name, held in json.loads((folder / "held float32.json").read_text()).items():
+        assert held == expected[name]
