@@ -25,7 +25,8 @@ class LanguageModel(ChunkModule):
 
     The network takes tokens, int64 `(batch, length)`, and returns logits `(batch, length, vocab_size)`, or an object
     with such `logits`: our `GPT`, or any causal language model of Hugging Face transformers. Weight decay is on
-    matrices and embeddings only (two dimensions or more), as in nanoGPT.
+    matrices and embeddings only (two dimensions or more), as in nanoGPT. Under Lightning's `ModelParallelStrategy` the
+    network is sharded by block (FSDP2), see docs/scale.md.
 
     Logs:
 
@@ -54,8 +55,6 @@ class LanguageModel(ChunkModule):
             process, FIRE's projection included.
         activation_checkpointing: Compute the activations of each block again in the backward pass: less memory, and up
             to a third more computation.
-
-    Under Lightning's `ModelParallelStrategy` the network is sharded by block (FSDP2), see docs/scale.md.
 
     Raises:
         ValueError: If an argument is out of its range; when training starts, if the texts have more tokens than the
