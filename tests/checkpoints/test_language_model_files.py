@@ -3,9 +3,9 @@
 import json
 
 import lightning.pytorch as pl
-import numpy as np
 import pytest
 import torch
+import two_texts
 from language_models import FAMILIES, VOCABULARY, for_each_family
 from small_training import trainer
 
@@ -13,8 +13,6 @@ from lightning_fire import FIRECallback, Log, Weights, fire_
 from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.cli import main
-from lightning_fire.data import TextDataModule
-from lightning_fire.data.token_source import Tokens, TokenSource
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT, causal_lm
 
@@ -62,15 +60,6 @@ def test_the_same_matrices_are_taken_from_a_file_as_from_the_module(name, tmp_pa
     assert {row.name.removeprefix("net.") for row in rows} == names
 
 
-class TwoTexts(TextDataModule):
-    """Rising bytes, then falling ones."""
-
-    def load(self):
-        tokens = np.tile(np.arange(VOCABULARY, dtype=np.uint16), 8)
-        texts = {"rising": tokens, "falling": tokens[::-1].copy()}
-        return {name: TokenSource(Tokens(text), Tokens(text[:100]), VOCABULARY) for name, text in texts.items()}
-
-
 class Around(pl.Callback):
     """Saves a checkpoint where the last epoch begins, before callbacks that follow act, and keeps what they make."""
 
@@ -88,8 +77,7 @@ class Around(pl.Callback):
 @pytest.mark.parametrize("name", ["GPT-NeoX (Pythia)", "Phi-3", "our GPT"])
 def test_training_diagnose_and_reinit_take_the_same_matrices(name, tmp_path):
     """The checkpoint of a `LanguageModel` holds the settings of the network, by which the files are read."""
-    phases = [{"rising": 1.0}, {"falling": 1.0}]
-    data = TwoTexts({"rising": "", "falling": ""}, phases, steps_per_epoch=2, batch_size=2, block_size=8)
+    data = two_texts.data(epochs=1, steps_per_epoch=2)
     if name == "our GPT":
         net, tied = GPT(vocab_size=VOCABULARY, block_size=8, depth=2, heads=2, dim=16), ["--tied"]
     else:
