@@ -4,7 +4,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,9 @@ def table(rows: Sequence[Diagnosis]) -> str:
 
 
 def _short(value: float) -> str:
-    """Four digits, and no exponent below a million."""
+    """Four digits, and no exponent below a million; a dash for NaN."""
+    if isnan(value):
+        return "–"
     return f"{value:.3e}" if isfinite(value) and abs(value) >= 1e6 else f"{value:#.4g}".rstrip(".")
 
 

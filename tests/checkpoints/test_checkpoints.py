@@ -311,6 +311,15 @@ def test_drift_is_a_geometric_mean_of_what_is_known():
     assert drift([math.nan]) is None
 
 
+def test_a_single_row_has_no_reference(tmp_path, capsys):
+    path = write_safetensors(tmp_path / "model.safetensors", {"a.weight": torch.ones(1, 5)})
+    (row,) = main(["diagnose", str(path)])
+    assert math.isnan(row.dfi_ratio)
+    text = capsys.readouterr().out
+    assert "a.weight  1×5    0.000  –            1.000" in text
+    assert "no verdict: no weight has a reference" in text
+
+
 @pytest.mark.parametrize(
     ("ratio", "against_checkpoint", "says"),
     [
