@@ -1,0 +1,300 @@
+"""A pendulum that changes 14 times: PPO of Stable-Baselines3 loses plasticity, and what helps.
+
+python examples/continual_rl.py runs/continual_rl                 # 9 methods, 5 seeds; see docs/continual_rl.md
+
+A task is gymnasium's Pendulum with three torques to choose from. Each task has its own order and signs of the
+observations, order of the torques, gravity and length. The agent is told when the task changes: each method acts then,
+and only then (L2 Init: at each optimizer step). The network and its budget for a task are always the same.
+"""
+
+import argparse
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
+
+from lightning_fire import EveryNSteps, Parameters, fire_, full_reset_, initial_values, shrink_and_perturb_
+from lightning_fire.functional import dormant_fraction
+from lightning_fire.integrations.stable_baselines3 import ReinitCallback
+from lightning_fire.methods import L2Init, ReDo, Report, reset_optimizer_state
+
+METHODS = (
+    "vanilla",
+    "reset_optimizer",
+    "reset_head",
+    "full_reset",
+    "shrink_and_perturb",
+    "l2_init",
+    "redo",
+    "fire",
+    "fire_procrustes",
+)
+ENVIRONMENTS, STEPS, ROLLOUTS = 32, 64, 15  # side by side, steps of each in a rollout, rollouts in a task
+TIMESTEPS = ENVIRONMENTS * STEPS * ROLLOUTS  # of a task: 30,720
+LENGTH = 200  # steps of an episode, as in gymnasium
+LAST = 5  # tasks at the end that the table is about
+
+
+class ChangingPendulum(VecEnv):
+    """Pendulums side by side, and a new task after every `steps` steps of each.
+
+    The reward is gymnasium's divided by 8, plus 1: mostly in [0, 1].
+    """
+
+    def __init__(self, number: int, seed: int, steps: int, task: int = 0):
+        super().__init__(number, spaces.Box(-2, 2, (3,), np.float32), spaces.Discrete(3))
+        self.random, self.task_seed, self.steps = np.random.default_rng([seed, task, 1]), seed, steps
+        self.done_steps, self.rewards = 0, []
+        self.begin(task)
+
+    def begin(self, task: int) -> None:
+        random = np.random.default_rng([self.task_seed, task])
+        self.task, self.order, self.signs = task, random.permutation(3), random.choice([-1, 1], 3)
+        self.torques = random.permutation([-2.0, 0.0, 2.0])
+        self.gravity, self.length = random.uniform(8, 12), random.uniform(0.8, 1.2)
+
+    def reset(self) -> np.ndarray:
+        self.angle, self.speed, self.age = np.zeros((3, self.num_envs))
+        self.restart(np.ones(self.num_envs, bool))
+        if self.steps:
+            self.age = self.random.integers(0, LENGTH, self.num_envs)  # episodes that do not end all at once
+        return self.observations()
+
+    def restart(self, chosen: np.ndarray) -> None:
+        self.angle[chosen] = self.random.uniform(-np.pi, np.pi, chosen.sum())
+        self.speed[chosen] = self.random.uniform(-1, 1, chosen.sum())
+        self.age[chosen] = 0
+
+    def observations(self) -> np.ndarray:
+        seen = np.stack([np.cos(self.angle), np.sin(self.angle), self.speed / 4], axis=1)
+        return (self.signs * seen[:, self.order]).astype(np.float32)
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.torque = self.torques[actions]
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        from_top = (self.angle + np.pi) % (2 * np.pi) - np.pi
+        cost = from_top**2 + 0.1 * self.speed**2 + 0.001 * self.torque**2
+        acceleration = 1.5 * self.gravity / self.length * np.sin(self.angle) + 3 / self.length**2 * self.torque
+        self.speed = np.clip(self.speed + 0.05 * acceleration, -8, 8)
+        self.angle = self.angle + 0.05 * self.speed
+        self.age, self.done_steps = self.age + 1, self.done_steps + 1
+        self.rewards.append(-cost)
+        change = self.steps and self.done_steps % self.steps == 0
+        done = (self.age >= LENGTH) | bool(change)
+        infos: list[dict[str, Any]] = [{} for _ in done]
+        if done.any():
+            last = self.observations()
+            for i in np.flatnonzero(done):  # PPO then takes the value of the last observation into account
+                infos[i] = {"terminal_observation": last[i], "TimeLimit.truncated": True}
+            self.restart(done)
+        if change:
+            self.begin(self.task + 1)
+        return self.observations(), (1 - cost / 8).astype(np.float32), done, infos
+
+    def close(self) -> None: ...
+
+    def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [getattr(self, attr_name, None)] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        raise NotImplementedError
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError
+
+
+class Results(BaseCallback):
+    """Notes how each task ended, before a method acts. It draws no random numbers of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[dict[str, float]] = []
+        self.observations = torch.zeros(1, 3)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps and self.num_timesteps % TIMESTEPS == 0:
+            self.note()
+
+    def _on_training_end(self) -> None:
+        self.note()
+
+    @torch.no_grad()
+    def note(self) -> None:
+        env, policy, task = self.training_env, self.model.policy, len(self.rows)
+        online, env.rewards = LENGTH * float(np.mean(env.rewards)), []
+        judge = ChangingPendulum(64, env.task_seed, steps=0, task=task)
+        seen = [torch.as_tensor(judge.reset())]
+        for _ in range(LENGTH):
+            judge.step_async(policy.get_distribution(seen[-1]).mode().numpy())
+            seen.append(torch.as_tensor(judge.step_wait()[0]))
+        self.observations = torch.cat(seen[:-1])
+        dormant = []
+        for hidden, layers in zip([self.observations] * 2, policy.mlp_extractor.children(), strict=True):
+            for layer in layers:
+                hidden = layer(hidden)
+                if isinstance(layer, nn.ReLU):
+                    dormant.append(float(dormant_fraction(hidden.mean(0), 0.025)))
+        result = {
+            "task": task,
+            "return": LENGTH * float(np.mean(judge.rewards)),
+            "online_return": online,
+            "dormant_fraction": float(np.mean(dormant)),
+            "weight_norm": float(nn.utils.parameters_to_vector(policy.parameters()).norm()),
+            "entropy": float(policy.get_distribution(self.observations).entropy().mean()),
+        }
+        self.rows.append(result)
+
+
+def agent_of(seed: int) -> PPO:
+    """Return PPO as it is often written: two hidden layers, ReLU, Adam's own defaults, gradients not clipped."""
+    return PPO(
+        "MlpPolicy",
+        ChangingPendulum(ENVIRONMENTS, seed, STEPS * ROLLOUTS),
+        learning_rate=3e-3,
+        n_steps=STEPS,
+        batch_size=256,
+        n_epochs=10,
+        gamma=0.95,
+        max_grad_norm=float("inf"),
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": nn.ReLU, "optimizer_kwargs": {"eps": 1e-8}},
+        seed=seed,
+        device="cpu",
+    )
+
+
+def callbacks_of(method: str, agent: PPO, results: Results) -> list[BaseCallback]:
+    """Return what acts at each change of the task, on an agent that is new."""
+    policy, initial = agent.policy, initial_values(agent.policy)
+
+    def reset_optimizer(model: nn.Module, optimizers: list) -> Report:
+        reset_optimizer_state(optimizers)
+        return Report()
+
+    def see() -> None:  # on the observations of the last task
+        policy(results.observations, deterministic=True)
+
+    if method == "vanilla":
+        return []
+    if method == "l2_init":
+        penalty = L2Init(policy, strength=1e-3)
+        policy.optimizer.register_step_pre_hook(lambda *_: penalty.add_gradients())
+        return []
+    acts = {
+        "reset_optimizer": reset_optimizer,
+        "reset_head": partial(full_reset_, target=initial, where=Parameters(include=["^action_net", "^value_net"])),
+        "full_reset": partial(full_reset_, target=initial),
+        "shrink_and_perturb": partial(shrink_and_perturb_, target=initial, strength=0.8),
+        "redo": lambda model, optimizers: ReDo(model, see, threshold=0.1, seed=len(results.rows)).step(see, optimizers),
+        "fire": fire_,
+        "fire_procrustes": partial(fire_, scale="procrustes"),
+    }
+    return [ReinitCallback(acts[method], EveryNSteps(TIMESTEPS))]
+
+
+def run(method: str, seed: int, tasks: int, folder: Path) -> None:
+    """Train on all tasks and write a row for each; a run that is there is kept."""
+    import pandas as pd
+
+    path = folder / "runs" / f"{method}_seed{seed}.csv"
+    if path.exists():
+        return
+    torch.set_num_threads(1)
+    start, agent, results = time.process_time(), agent_of(seed), Results()
+    agent.learn(tasks * TIMESTEPS, [results, *callbacks_of(method, agent, results)])
+    table = pd.DataFrame(results.rows)
+    table.insert(0, "method", method)
+    table.insert(1, "seed", seed)
+    table["cpu_seconds"] = time.process_time() - start
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table.to_csv(path.with_suffix(".part"), index=False)
+    path.with_suffix(".part").rename(path)
+
+
+def report(folder: Path, reference: str) -> str:
+    """Return the table over the last tasks, with differences to a method, and draw the figure of all tasks."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    from lightning_fire.experiments.statistics import difference
+
+    table = pd.concat([pd.read_csv(path) for path in sorted((folder / "runs").glob("*.csv"))])
+    table.to_csv(folder / "results.csv", index=False)
+    early, late = table[table.task < LAST], table[table.task > table.task.max() - LAST]
+    first, last = (part.groupby(["method", "seed"]).mean() for part in (early, late))
+    lines = [
+        f"| method | first {LAST} tasks | last {LAST} tasks | minus {reference} (95 %) | while learning |"
+        f" minus {reference} (95 %) | dormant, % | weight norm | CPU seconds |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    figure, panels = plt.subplots(1, 3, figsize=(15, 4.8))
+    for method in [name for name in METHODS if name in set(table.method)]:
+        own, other = last.loc[method], last.loc[reference]
+        cells = [method, f"{first.loc[method]['return'].mean():.0f}"]
+        for column in ("return", "online_return"):
+            mean, low, high = difference(own[column].to_dict(), other[column].to_dict())
+            cells.append(f"{own[column].mean():.0f} ± {own[column].std():.0f}")
+            cells.append("" if method == reference else f"{mean:+.0f} ({low:+.0f} to {high:+.0f})")
+        cells += [f"{100 * own.dormant_fraction.mean():.0f}", f"{own.weight_norm.mean():.0f}"]
+        lines.append(f"| {' | '.join([*cells, f'{own.cpu_seconds.mean():.0f}'])} |")
+        of_method = table[table.method == method]
+        for panel, column in zip(panels, ("return", "online_return", "dormant_fraction"), strict=True):
+            by_task = of_method.groupby("task")[column].mean()
+            style = {"color": "black", "linewidth": 3} if method == "vanilla" else {"linewidth": 1.8}
+            line = panel.plot(by_task, label=method.replace("_", " "), **style)[0]
+            panel.plot(of_method.task, of_method[column], ".", color=line.get_color(), markersize=3, alpha=0.3)
+    titles = ("return after each task", "return while learning it", "fraction of dormant units")
+    for panel, title in zip(panels, titles, strict=True):
+        panel.set(title=title, xlabel="task")
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(folder / "continual_rl.png", dpi=100)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where results are kept; what is there is not run again")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--reference", choices=METHODS, default="vanilla", help="what the others are compared with")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0, help="the setting was chosen on seeds from 100")
+    parser.add_argument("--tasks", type=int, default=15)
+    parser.add_argument("--jobs", type=int, default=2, help="trainings side by side")
+    options = parser.parse_args()
+    start = time.perf_counter()
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
+        waiting = [
+            pool.submit(run, method, seed, options.tasks, options.folder)
+            for seed in range(options.first_seed, options.first_seed + options.seeds)
+            for method in dict.fromkeys((options.reference, *options.methods))
+        ]
+        for each in waiting:
+            each.result()
+    print(report(options.folder, options.reference))
+    print(f"\n{(time.perf_counter() - start) / 60:.1f} minutes; {options.folder / 'results.csv'} has every task")
+
+
+if __name__ == "__main__":
+    main()
