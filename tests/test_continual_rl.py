@@ -124,17 +124,6 @@ def test_redo_acts_at_each_change_on_the_last_task(example, monkeypatch):
     assert all(0 <= report["dormant_fraction"] < 1 for report in seen)
 
 
-def test_l2_init_is_in_the_gradient_of_each_step(example):
-    agent, results = example.agent_of(100), example.Results()
-    assert example.callbacks_of("l2_init", agent, results) == []
-    head = agent.policy.action_net.weight
-    head.grad = torch.zeros_like(head)
-    with torch.no_grad():
-        head += 1.0
-    agent.policy.optimizer.step()
-    torch.testing.assert_close(head.grad, 2e-3 * torch.ones_like(head), rtol=1e-3, atol=0.0)
-
-
 def test_vanilla_with_its_results_is_the_training_without_callbacks(example):
     alone = example.agent_of(100).learn(3 * 512)  # each agent seeds the global random state
     watched, results = example.agent_of(100), example.Results()
