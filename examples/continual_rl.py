@@ -28,16 +28,8 @@ from lightning_fire.functional import dormant_fraction
 from lightning_fire.integrations.stable_baselines3 import ReinitCallback
 from lightning_fire.methods import ReDo, Report, reset_optimizer_state
 
-METHODS = (
-    "vanilla",
-    "reset_optimizer",
-    "reset_head",
-    "full_reset",
-    "shrink_and_perturb",
-    "redo",
-    "fire",
-    "fire_procrustes",
-)
+RESETS = ("reset_optimizer", "reset_head", "full_reset", "shrink_and_perturb", "redo")
+METHODS = ("vanilla", *RESETS, "fire", "fire_procrustes")
 ENVIRONMENTS, STEPS, ROLLOUTS = 32, 64, 15  # side by side, steps of each in a rollout, rollouts in a task
 TIMESTEPS = ENVIRONMENTS * STEPS * ROLLOUTS  # of a task: 30,720
 LENGTH = 200  # steps of an episode, as in gymnasium
@@ -101,19 +93,16 @@ class ChangingPendulum(VecEnv):
             self.begin(self.task + 1)
         return self.observations(), (1 - cost / 8).astype(np.float32), done, infos
 
-    def close(self) -> None: ...
-
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         return [False] * self.num_envs
 
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         return [getattr(self, attr_name, None)] * self.num_envs
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        raise NotImplementedError
+    def env_method(self, *args: Any, **options: Any) -> Any:
+        raise NotImplementedError("PPO does not ask for it")
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        raise NotImplementedError
+    close = set_attr = env_method
 
 
 class Results(BaseCallback):
@@ -163,6 +152,7 @@ class Results(BaseCallback):
 
 def agent_of(seed: int) -> PPO:
     """Return PPO as it is often written: two hidden layers, ReLU, Adam's own defaults, gradients not clipped."""
+    adam = {"eps": 1e-8, "fused": True}
     return PPO(
         "MlpPolicy",
         ChangingPendulum(ENVIRONMENTS, seed, STEPS * ROLLOUTS),
@@ -172,11 +162,7 @@ def agent_of(seed: int) -> PPO:
         n_epochs=10,
         gamma=0.95,
         max_grad_norm=float("inf"),
-        policy_kwargs={
-            "net_arch": [64, 64],
-            "activation_fn": nn.ReLU,
-            "optimizer_kwargs": {"eps": 1e-8, "fused": True},
-        },
+        policy_kwargs={"net_arch": [64, 64], "activation_fn": nn.ReLU, "optimizer_kwargs": adam},
         seed=seed,
         device="cpu",
     )
@@ -190,8 +176,11 @@ def callbacks_of(method: str, agent: PPO, results: Results) -> list[BaseCallback
         reset_optimizer_state(optimizers)
         return Report()
 
-    def see() -> None:  # on the observations of the last task
+    def see() -> None:  # the last task, on which ReDo judges units
         policy(results.observations, deterministic=True)
+
+    def redo(model: nn.Module, optimizers: list) -> Report:
+        return ReDo(model, see, threshold=0.1, seed=len(results.rows)).step(see, optimizers)
 
     if method == "vanilla":
         return []
@@ -200,7 +189,7 @@ def callbacks_of(method: str, agent: PPO, results: Results) -> list[BaseCallback
         "reset_head": partial(full_reset_, target=initial, where=Parameters(include=["^action_net", "^value_net"])),
         "full_reset": partial(full_reset_, target=initial),
         "shrink_and_perturb": partial(shrink_and_perturb_, target=initial, strength=0.8),
-        "redo": lambda model, optimizers: ReDo(model, see, threshold=0.1, seed=len(results.rows)).step(see, optimizers),
+        "redo": redo,
         "fire": fire_,
         "fire_procrustes": partial(fire_, scale="procrustes"),
     }
@@ -266,8 +255,9 @@ def report(folder: Path, reference: str) -> str:
             style = {"color": "black", "linewidth": 3} if method == "vanilla" else {"linewidth": 1.8}
             line = panel.plot(by_task, label=method.replace("_", " "), **style)[0]
             panel.plot(of_method.task, of_method[column], ".", color=line.get_color(), markersize=3, alpha=0.3)
-    titles = ("return after each task", "return while learning it", "fraction of dormant units")
-    for panel, title in zip(panels, titles, strict=True):
+    for panel, title in zip(
+        panels, ("return after each task", "return while learning it", "dormant units"), strict=True
+    ):
         panel.set(title=title, xlabel="task")
         panel.grid(alpha=0.3)
     panels[0].legend(fontsize=8)

@@ -21,11 +21,11 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "continual_rl.py"
 
 @pytest.fixture
 def example(monkeypatch):
-    """The example as a module, with tasks of 2 rollouts of 256 timesteps."""
+    """The example as a module, with tasks of 2 rollouts of 512 timesteps."""
     spec = importlib.util.spec_from_file_location("continual_rl", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name, value in {"ENVIRONMENTS": 16, "STEPS": 16, "ROLLOUTS": 2, "TIMESTEPS": 512, "LENGTH": 20}.items():
+    for name, value in {"ENVIRONMENTS": 32, "STEPS": 16, "ROLLOUTS": 2, "TIMESTEPS": 1024, "LENGTH": 20}.items():
         monkeypatch.setattr(module, name, value)
     return module
 
@@ -98,8 +98,8 @@ def test_a_method_acts_at_each_change_and_only_then(example, method, monkeypatch
     monkeypatch.setattr(example, "ReinitCallback", Watched)
     agent, results = example.agent_of(100), example.Results()
     initial = {name: value.clone() for name, value in agent.policy.state_dict().items()}
-    agent.learn(3 * 512, [results, *example.callbacks_of(method, agent, results)])
-    assert [timesteps for timesteps, *_ in events] == [512, 1024]
+    agent.learn(3 * 1024, [results, *example.callbacks_of(method, agent, results)])
+    assert [timesteps for timesteps, *_ in events] == [1024, 2048]
     assert len(results.rows) == 3
     part = {"action_net": "action_net", "value_net": "head of values", "mlp_extractor": "hidden layers"}
     for _, moved, state, head in events:
@@ -119,15 +119,15 @@ def test_redo_acts_at_each_change_on_the_last_task(example, monkeypatch):
 
     monkeypatch.setattr(example.ReDo, "step", watched)
     agent, results = example.agent_of(100), example.Results()
-    agent.learn(3 * 512, [results, *example.callbacks_of("redo", agent, results)])
+    agent.learn(3 * 1024, [results, *example.callbacks_of("redo", agent, results)])
     assert len(seen) == 2
     assert all(0 <= report["dormant_fraction"] < 1 for report in seen)
 
 
 def test_vanilla_with_its_results_is_the_training_without_callbacks(example):
-    alone = example.agent_of(100).learn(3 * 512)  # each agent seeds the global random state
+    alone = example.agent_of(100).learn(3 * 1024)  # each agent seeds the global random state
     watched, results = example.agent_of(100), example.Results()
-    watched.learn(3 * 512, [results, *example.callbacks_of("vanilla", watched, results)])
+    watched.learn(3 * 1024, [results, *example.callbacks_of("vanilla", watched, results)])
     for name, value in alone.policy.state_dict().items():
         assert torch.equal(value, watched.policy.state_dict()[name]), name
 
