@@ -89,6 +89,14 @@ class HasActionSpace(Protocol):
         """An example of what networks are given, `(num_envs, *shape)`."""
 
 
+class HasEnvironmentSteps(Protocol):
+    """A DataModule of an environment."""
+
+    @property
+    def environment_steps(self) -> int:
+        """Environment steps done, over which callbacks draw their events and histograms."""
+
+
 class HasN(Protocol):
     """An action space."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.contracts import HasAct, offers
+from lightning_fire.data.step_axis import log_over, log_over_batches
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ class ReplayDataModule(pl.LightningDataModule):
     training, before it acts. An evaluation is `evaluation_episodes` episodes, one a batch.
 
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
-    `initial_steps` + `max_epochs` · `steps_per_epoch` of them.
+    `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
 
     A resumed training goes on with the same buffer, and in the midst of the same episodes, if the environments are
     deterministic: it replays the actions of each since its episode began. All that is drawn is a function of the seed
@@ -144,6 +145,7 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
+        log_over(self.trainer.loggers, lambda: self.environment_steps)
         self._evaluation = Evaluation(self.environment, self.evaluation_episodes, self.stack, self._playing, self.seed)
         if stage == "fit" and self._rounds is None:
             self._rounds = self._make_rounds()
@@ -204,10 +206,17 @@ class ReplayDataModule(pl.LightningDataModule):
             self._evaluation.close()
         if self.trainer.fast_dev_run:
             self._rounds = None
+        log_over_batches(self.trainer.loggers)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Return the loggers to Lightning's axis: there is no `teardown` then."""
+        log_over_batches(self.trainer.loggers)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer, or the names of its files, and where the environments are: plain values and tensors."""
-        return {} if self._rounds is None else {"rounds": self._rounds.state()}
+        if self._rounds is None:
+            return {}
+        return {"rounds": self._rounds.state(), "environment_steps": self.environment_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on where a checkpoint was written; to test a checkpoint needs none of it."""

@@ -53,7 +53,7 @@ class Collector:
         self.steps = 0  # of each environment
         self._begun = False
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the episodes that go on
-        self._finished: list[tuple[float, int]] = []
+        self._finished: list[tuple[float, int, int]] = []
 
     @property
     def action_space(self) -> Discrete | Box:
@@ -92,15 +92,16 @@ class Collector:
             self._returns[i] += float(rewards[i])
             self._lengths[i] += not began[i]
             if ended:
-                self._finished.append((self._returns[i], self._lengths[i]))
+                self._finished.append((self._returns[i], self._lengths[i], self.environment_steps + i + 1))
                 self._returns[i], self._lengths[i] = 0.0, 0
         self.steps += 1
 
-    def finished(self) -> tuple[Tensor, Tensor]:
-        """Return the returns, float32, and lengths, int64, of the episodes that have ended since the last call."""
+    def finished(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the episodes that have ended since the last call: `returns`, `lengths` and `ends` of a `Round`."""
         episodes, self._finished = self._finished, []
-        returns, lengths = zip(*episodes, strict=True) if episodes else ((), ())
-        return torch.tensor(returns, dtype=torch.float32), torch.tensor(lengths, dtype=torch.int64)
+        returns, lengths, ends = zip(*episodes, strict=True) if episodes else ((), (), ())
+        steps = torch.tensor([lengths, ends], dtype=torch.int64)
+        return torch.tensor(returns, dtype=torch.float32), *steps
 
     def close(self) -> None:
         """Close the environments."""

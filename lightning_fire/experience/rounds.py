@@ -117,13 +117,14 @@ class Rounds:
             ValueError: If nothing is stored yet.
         """
         for ahead in range(self.pace.rounds):
-            yield self._of(self._generator(3, self._number + ahead), torch.empty(0), torch.empty(0, dtype=torch.int64))
+            none = torch.empty(0, dtype=torch.int64)
+            yield self._of(self._generator(3, self._number + ahead), torch.empty(0), none, none)
 
-    def _of(self, draws: np.random.Generator, returns: Tensor, lengths: Tensor) -> Round:
+    def _of(self, draws: np.random.Generator, *finished: Tensor) -> Round:
         shape = self.pace.updates, self.pace.batch_size
         drawn = self.collector.buffer.sample(shape[0] * shape[1], draws).each(lambda tensor: tensor.unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
-        return Round(drawn, torch.tensor(self.collector.environment_steps), seed, returns, lengths)
+        return Round(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
 
     def _generator(self, kind: int, number: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=[self._seed, kind << 60 | number]))

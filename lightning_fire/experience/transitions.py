@@ -41,6 +41,8 @@ class Round(NamedTuple):
         seed: For what the updates draw, int64, a scalar: the same after a resume.
         returns: Undiscounted returns of the episodes that have ended in these steps, float32 `(episodes,)`.
         lengths: Their steps, int64 `(episodes,)`.
+        ends: The environment step, counted as `environment_steps`, with which each has ended, int64 `(episodes,)`. Of
+            environments that are stepped together, the first takes its step first.
     """
 
     transitions: Transitions
@@ -48,6 +50,7 @@ class Round(NamedTuple):
     seed: Tensor
     returns: Tensor
     lengths: Tensor
+    ends: Tensor
 
     def to(self, device: torch.device | str) -> "Round":
         """Return the same on a device; Lightning, which calls it, would search a tuple for its tensors."""

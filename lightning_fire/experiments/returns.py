@@ -16,7 +16,7 @@ EVALUATION, _STEPS = "val/episode_return", "train/environment_steps"
 def returns_of(curves: Curves) -> Series:
     """Return the mean return of the episodes of each evaluation, over environment steps."""
     steps, values = curves[EVALUATION]
-    return environment_steps(curves, steps + 1), values
+    return environment_steps(curves, steps), values
 
 
 def events_of(curves: Curves) -> np.ndarray:
@@ -26,9 +26,9 @@ def events_of(curves: Curves) -> np.ndarray:
 
 
 def environment_steps(curves: Curves, steps: np.ndarray) -> np.ndarray:
-    """Turn the steps of the logger into environment steps."""
+    """Turn the steps of the logger into environment steps: the same, unless other data logs over batches."""
     logged, done = curves[_STEPS]
-    return np.interp(steps, logged + 1, done)
+    return np.interp(steps, logged, done)
 
 
 class ReturnReport(Report):

@@ -18,7 +18,7 @@ from lightning_fire.modules.replay_module import ReplayModule
 class DQN(ReplayModule):
     """Learns the values of actions from a replay buffer (Mnih et al., Nature 2015), with networks `net`, `target_net`.
 
-    Logs each epoch `train/loss`, `train/q` (mean value of the actions taken), and what `ReplayModule` logs.
+    Logs `loss`, `q` (mean value of the actions taken) and `charts/epsilon`, and what `ReplayModule` logs.
 
     Args:
         net: From observations `(batch, *shape)` to the values of the actions `(batch, num_actions)`.
@@ -81,6 +81,8 @@ class DQN(ReplayModule):
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
         fraction = self.evaluation_epsilon if step is None else self.epsilon_at(step)
+        if step is not None:
+            self._charts["epsilon"] = fraction
         random = [draw < fraction for draw in torch.rand(len(observations), generator=generator).tolist()]
         if self._num_actions is not None and all(random):
             return torch.randint(self._num_actions, (len(random),), generator=generator)

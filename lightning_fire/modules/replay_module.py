@@ -1,5 +1,6 @@
 """What DQN and SAC have in common: updates from a replay buffer, and the log of episodes."""
 
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
@@ -9,7 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_fire.contracts import HasActionSpace, offers
+from lightning_fire.contracts import HasActionSpace, HasEnvironmentSteps, offers
 
 
 class ReplayModule(pl.LightningModule):
@@ -18,6 +19,11 @@ class ReplayModule(pl.LightningModule):
     A subclass writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
     means of what `update` returns, as `train/{name}`, and of the episodes that ended in it, `train/episode_return` and
     `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`.
+
+    As CleanRL does, each episode logs `charts/episodic_return` and `charts/episodic_length`, at the environment step
+    with which it ended. Every `Trainer(log_every_n_steps=)` optimizer steps, at most once a round: what the last update
+    returned, as `losses/{name}`, and `charts/SPS`, environment steps per second since the last time, evaluations
+    included.
     """
 
     def __init__(self):
@@ -26,6 +32,8 @@ class ReplayModule(pl.LightningModule):
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = defaultdict(int)
         self._environment_steps = 0
+        self._charts: dict[str, float] = {}  # more to log with `charts/SPS`, by name
+        self._timed = (0, 0.0)  # environment steps and seconds, when `charts/SPS` was last logged
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
         """Return the actions, of the environments' shape, for observations `(num_envs, *shape)`.
@@ -77,15 +85,41 @@ class ReplayModule(pl.LightningModule):
                 f" {error}"
             ) from error
 
+    def on_train_start(self) -> None:
+        data = self.trainer.datamodule
+        self._timed = data.environment_steps if offers(data, HasEnvironmentSteps) else 0, time.perf_counter()
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         """Update on each minibatch of a `Round`."""
-        generator = self._generator(batch)
+        generator, steps_before = self._generator(batch), self.global_step
+        values: Mapping[str, Tensor] = {}
         for index in range(len(batch.transitions.rewards)):
-            self._note(self.update(batch.transitions.each(itemgetter(index)), generator))
-        for name, values in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
-            for value in values.float():
+            values = self.update(batch.transitions.each(itemgetter(index)), generator)
+            self._note(values)
+        for name, ended in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
+            for value in ended.float():
                 self._note({name: value})
         self._environment_steps = int(batch.environment_steps)
+        self.trainer.callback_metrics["step"] = torch.tensor(self._environment_steps)  # in names of checkpoints
+        self._log_episodes(batch)
+        every = self.trainer.log_every_n_steps
+        if every and self.loggers and self.global_step // every > steps_before // every:
+            self._log_now({f"losses/{name}": value.item() for name, value in values.items()})
+
+    def _log_episodes(self, batch: Any) -> None:
+        if not len(batch.ends):
+            return
+        for end, total, length in zip(*map(Tensor.tolist, (batch.ends, batch.returns, batch.lengths)), strict=True):
+            self._write({"charts/episodic_return": total, "charts/episodic_length": length}, end)
+
+    def _log_now(self, losses: dict[str, float]) -> None:
+        (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
+        charts = {"SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
+        self._write({**losses, **{f"charts/{name}": value for name, value in charts.items()}}, self._environment_steps)
+
+    def _write(self, values: dict[str, float], step: int) -> None:
+        for logger in self.loggers:
+            type(logger).log_metrics(logger, values, step)  # at this very step
 
     def _generator(self, batch: Any) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(int(batch.seed))

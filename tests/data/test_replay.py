@@ -79,13 +79,13 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
 
 def test_a_round_goes_to_another_device_as_a_whole(monkeypatch):
     steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(5)))
-    made = Round(steps, torch.tensor(1), torch.tensor(2), torch.zeros(0), torch.zeros(0))
+    made = Round(steps, torch.tensor(1), torch.tensor(2), *torch.zeros(3, 0))
     asked, move = [], Round.to
     monkeypatch.setattr(Round, "to", lambda self, device: asked.append(device) or move(self, device))
     moved = data().transfer_batch_to_device(made, torch.device("meta"), 0)
     assert asked == [torch.device("meta")]
     assert type(moved) is Round and type(moved.transitions) is Transitions
-    assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 9
+    assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 10
     here = move(made, "cpu")
     assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))
 

@@ -5,6 +5,13 @@ from collections.abc import Mapping
 from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import batches_that_stepped, is_a
+from lightning_fire.contracts import HasEnvironmentSteps, offers
+
+
+def step_of_logs(trainer: Trainer) -> int:
+    """Return where the loggers are: at which environment step, or with other data at which batch."""
+    data = trainer.datamodule
+    return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer)
 
 
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
@@ -37,7 +44,7 @@ def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentenc
         values: What the event logs; drawn are `{name}/{metric}_before` and `…_after`.
         sentence: What happened, for people.
     """
-    step = batches_that_stepped(trainer)
+    step = step_of_logs(trainer)
     for logger in trainer.loggers:
         if not is_a(logger, "TensorBoardLogger"):
             continue

@@ -6,7 +6,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_fire._lightning import batches_that_stepped, is_a
+from lightning_fire._lightning import is_a
+from lightning_fire.callbacks.base.log import step_of_logs
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
 from lightning_fire.callbacks.probing.validation import validation_metrics
@@ -105,5 +106,5 @@ class SingularValues:
             for name, values in spectra.items():
                 key = f"{self._prefix}.singular_values_{time_of}/{name}"
                 for logger in self._loggers:
-                    logger.experiment.add_histogram(key, values, batches_that_stepped(self._trainer))
+                    logger.experiment.add_histogram(key, values, step_of_logs(self._trainer))
         return {}
