@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS
+from lightning_fire.recipe.continued_logs import first_new_step
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
 """Environment variable with the time between two checkpoints of a training that can be gone on with."""
@@ -97,8 +98,7 @@ def _go_on_from(checkpoint: Path, settings: dict[str, Any]) -> None:
     """Let settings go on from a checkpoint; TensorBoard forgets what was logged after it."""
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     settings["ckpt_path"] = str(checkpoint)
-    step = content["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-    settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": step}
+    settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
 
 
 @contextmanager

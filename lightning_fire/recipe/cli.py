@@ -23,6 +23,7 @@ import lightning_fire.optim  # these five make short class names known to the pa
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.recipe.check import check_recipe
+from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
 from lightning_fire.recipe.parser import RecipeParser
 from lightning_fire.recipe.recipe import VANILLA, find_recipe
 from lightning_fire.where import Parameters, Weights
@@ -80,6 +81,13 @@ class RecipeCLI(LightningCLI):
             help="The method: one callback such as FIRECallback, or a list. It is added to trainer.callbacks.",
         )
 
+    def before_instantiate_classes(self) -> None:
+        """Let a resumed training continue the logs of its checkpoint."""
+        self._first_new_step = None
+        if self.subcommand == "fit" and self.config.fit.get("ckpt_path"):
+            written = self._parser("fit").dump(self.config.fit, skip_none=False)
+            self._first_new_step = continue_logs(self.config.fit, written)
+
     def instantiate_classes(self) -> None:
         """Build all objects; turn what they refuse into an error message of the command."""
         try:
@@ -102,6 +110,8 @@ class RecipeCLI(LightningCLI):
         kwargs["callbacks"] = [*callbacks, *_as_list(method)]
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             kwargs["callbacks"].append(ChunkProgressBar())
+        if self._first_new_step is not None:
+            keep_rows(config["logger"], self._first_new_step)
         return super().instantiate_trainer(**kwargs)
 
 

@@ -1,0 +1,92 @@
+"""Logs that a resumed training continues where its checkpoint lies, instead of beginning a second version."""
+
+import csv
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import Namespace
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+_TENSORBOARD, _CSV = "TensorBoardLogger", "CSVLogger"
+_SAME = ("seed_everything", "model", "data", "intervention")
+
+
+def first_new_step(checkpoint: Mapping[str, Any]) -> int:
+    """Return the first step at which a training that resumes from a checkpoint logs: environment steps or batches."""
+    parts = [part for part in checkpoint.values() if isinstance(part, dict) and "environment_steps" in part]
+    if parts:
+        return parts[0]["environment_steps"] + 1
+    loops = checkpoint["loops"]["fit_loop"]
+    batches = loops["epoch_loop.batch_progress"]["total"]
+    lag = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
+    return loops["epoch_loop.state_dict"]["_batches_that_stepped"] + lag
+
+
+def continue_logs(config: Namespace, written: str) -> int | None:
+    """Let TensorBoard and CSV loggers without a `version` write into that of the checkpoint of a resumed training.
+
+    That is a checkpoint `version_N/checkpoints/*.ckpt` of one of the loggers, if `version_N/config.yaml` has the same
+    seed, model, data and method: others begin a version of their own. TensorBoard then ignores what was logged after
+    the checkpoint.
+
+    Args:
+        config: Of `fit`; its `trainer.logger` is changed.
+        written: The same as `config.yaml` would have it.
+
+    Returns:
+        The first step that is new; None if nothing is continued.
+    """
+    checkpoint, logger = Path(config.get("ckpt_path") or ""), config.trainer.logger
+    folder = checkpoint.resolve().parent.parent
+    if not checkpoint.is_file() or logger is False or not _is_of(folder / "config.yaml", written):
+        return None
+    if logger is None or logger is True:
+        arguments = Namespace(save_dir=config.trainer.default_root_dir or str(Path.cwd()))
+        logger = Namespace(class_path=f"lightning.pytorch.loggers.{_TENSORBOARD}", init_args=arguments)
+    loggers = logger if isinstance(logger, list) else [logger]
+    own = [it for it in loggers if it.class_path.endswith((_TENSORBOARD, _CSV)) and it.init_args.get("version") is None]
+    versions = [
+        Path(it.init_args.save_dir, it.init_args.get("name", "lightning_logs") or "", folder.name) for it in own
+    ]
+    if folder not in [version.resolve() for version in versions]:
+        return None
+    step = first_new_step(torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu"))
+    for it, version in zip(own, versions, strict=True):
+        if version.is_dir():
+            it.init_args.version = folder.name
+            if it.class_path.endswith(_TENSORBOARD):
+                it.dict_kwargs = {**it.get("dict_kwargs", {}), "purge_step": step}
+    config.trainer.logger = logger
+    rank_zero_info(f"The logs in {folder} are continued.")
+    return step
+
+
+def keep_rows(logger: Any, step: int) -> None:
+    """Let CSV loggers, which would begin a file anew, keep the rows before a step.
+
+    Args:
+        logger: A logger, or several.
+        step: The first step that is new.
+    """
+    for it in logger if isinstance(logger, list) else [logger]:
+        path = Path(it.log_dir, "metrics.csv") if isinstance(it, CSVLogger) else None
+        if path is None or not path.is_file():
+            continue
+        with open(path, newline="") as file:
+            rows = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Experiment logs directory")
+            it.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < step]
+
+
+def _is_of(file: Path, written: str) -> bool:
+    """Return whether a `config.yaml` is of the same training."""
+    if not file.is_file():
+        return False
+    there, here = (yaml.safe_load(text) for text in (file.read_text(), written))
+    return all(there.get(key) == here.get(key) for key in _SAME)
