@@ -133,6 +133,18 @@ class HasAct(Protocol):
         """Return actions for observations `(num_envs, *shape)`; `step` counts from the first update, None: evaluate."""
 
 
+class HasNStep(Protocol):
+    """A LightningModule that acts in environments."""
+
+    @property
+    def n_step(self) -> int:
+        """Steps over which `ReplayDataModule` sums up rewards, discounted, before it bootstraps. Without it: 1."""
+
+    @property
+    def discount(self) -> float:
+        """γ, of these sums."""
+
+
 class HasObserve(Protocol):
     """A LightningModule that acts in environments."""
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
-from lightning_fire.contracts import HasAct, offers
+from lightning_fire.contracts import HasAct, HasNStep, offers
 from lightning_fire.data.step_axis import log_over, log_over_batches
 
 if TYPE_CHECKING:
@@ -159,7 +159,9 @@ class ReplayDataModule(pl.LightningDataModule):
         in_processes = self.vectorization_mode == "async"
         collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
-        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
+        module = self.trainer.lightning_module
+        returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
+        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial, *returns)
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
 
     def _playing(self) -> "AbstractContextManager[Player]":

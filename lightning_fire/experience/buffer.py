@@ -138,16 +138,40 @@ class ReplayBuffer:
             return self.newest().copy()
         return self._observations(np.full(self.num_envs, self.written), np.arange(self.num_envs))
 
-    def sample(self, number: int, generator: np.random.Generator) -> Transitions:
+    def sample(
+        self, number: int, generator: np.random.Generator, n_step: int = 1, discount: float = 1.0
+    ) -> Transitions:
         """Draw steps uniformly, with replacement.
+
+        Args:
+            number: Of steps.
+            generator: For the draw, which does not depend on `n_step`.
+            n_step: Steps of which each sums up the discounted rewards; fewer, where its episode or the buffer ends.
+            discount: γ, used with `n_step > 1`.
 
         Raises:
             ValueError: If there is none to draw.
         """
         steps, environments = self._draw(number, generator)
-        actions, rewards, terminated = self._gather(("action", "reward", "terminated"), steps, environments)
-        before, after = self._observations(steps, environments), self._observations(steps + 1, environments)
-        return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated)))
+        before, (actions,) = self._observations(steps, environments), self._gather(("action",), steps, environments)
+        if n_step == 1:
+            rewards, terminated = self._gather(("reward", "terminated"), steps, environments)
+            after = self._observations(steps + 1, environments)
+            return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated)))
+        rewards, terminated, taken = self._returns(steps, environments, discount ** np.arange(n_step))
+        after, discounts = self._observations(steps + taken, environments), (discount**taken).astype(np.float32)
+        return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated, discounts)))
+
+    def _returns(self, steps: np.ndarray, environments: np.ndarray, discounts: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return what follows some steps: discounted sums of rewards, whether nothing is to come, and steps taken."""
+        ahead = steps[:, None] + np.arange(len(discounts))  # (number, n_step)
+        there = np.minimum(ahead, self.written - 1).ravel()
+        found = self._gather(("reward", "terminated", "began"), there, environments.repeat(len(discounts)))
+        rewards, terminated, began = (field.reshape(ahead.shape) for field in found)
+        began[:, 0] = False  # what is drawn begins no episode
+        counts = np.logical_and.accumulate(~began & (ahead < self.written), axis=1)
+        sums = (rewards * counts * discounts).sum(1, dtype=np.float64).astype(np.float32)
+        return sums, (terminated & counts).any(1), counts.sum(1)
 
     def _draw(self, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw until there are enough: hardly any step is one that begins an episode."""

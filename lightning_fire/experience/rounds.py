@@ -62,6 +62,8 @@ class Pace(NamedTuple):
     updates: int  # in a round
     batch_size: int  # of an update
     initial_steps: int  # of all environments together, before the first round
+    n_step: int = 1  # of the returns that an update learns from
+    discount: float = 1.0  # of these
 
 
 class Rounds:
@@ -121,8 +123,10 @@ class Rounds:
             yield self._of(self._generator(3, self._number + ahead), torch.empty(0), none, none)
 
     def _of(self, draws: np.random.Generator, *finished: Tensor) -> Round:
-        shape = self.pace.updates, self.pace.batch_size
-        drawn = self.collector.buffer.sample(shape[0] * shape[1], draws).each(lambda tensor: tensor.unflatten(0, shape))
+        pace = self.pace
+        shape = pace.updates, pace.batch_size
+        drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, pace.n_step, pace.discount)
+        drawn = drawn.each(lambda tensor: tensor.unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
         return Round(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
 

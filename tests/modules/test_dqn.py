@@ -5,10 +5,23 @@ import copy
 import pytest
 import torch
 from environments import Corridor, Slope
+from lightning.pytorch.callbacks import ModelCheckpoint
 from replay_training import quiet_trainer, small_data, small_dqn, transitions
+from small_training import resumed_from
 from torchvision.ops import MLP
 
-from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, PlasticityInjection, ShrinkAndPerturb
+from lightning_fire import (
+    AtFraction,
+    EveryNSteps,
+    FIRECallback,
+    FullReset,
+    Log,
+    Parameters,
+    PlasticityInjection,
+    ReDo,
+    ShrinkAndPerturb,
+)
+from lightning_fire.callbacks import PlasticityMonitor
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Gymnasium
 from lightning_fire.modules import DQN
@@ -17,23 +30,54 @@ from lightning_fire.nets import NatureCNN
 
 @pytest.mark.parametrize("huber_delta", [1.0, 0.2, None])
 @pytest.mark.parametrize("double", [False, True])
-def test_the_loss_is_that_of_one_transition_after_another(double, huber_delta):
+@pytest.mark.parametrize("several_steps", [False, True])
+def test_the_loss_is_that_of_one_transition_after_another(several_steps, double, huber_delta):
     module = small_dqn(double=double, discount=0.9, huber_delta=huber_delta)
     for parameter in module.target_net.parameters():
         parameter.data += 0.3
     batch = transitions(20, 3, torch.randint(2, (20,)))
+    discounts = 0.9 ** torch.randint(1, 4, (20,)) if several_steps else torch.full((20,), 0.9)
     losses = []
-    for seen, action, reward, following, terminated in zip(*batch, strict=True):
+    for seen, action, reward, following, terminated, discount in zip(*batch[:5], discounts, strict=True):
         goal = reward
         if not terminated:
             values = module.target_net(following)
-            goal = reward + 0.9 * (values[module.net(following).argmax()] if double else values.max())
+            goal = reward + discount * (values[module.net(following).argmax()] if double else values.max())
         error = abs(module.net(seen)[action] - goal)
         if huber_delta is None:
             losses.append(error**2)
         else:
             losses.append(0.5 * error**2 if error < huber_delta else huber_delta * (error - 0.5 * huber_delta))
+    batch = batch._replace(discounts=discounts) if several_steps else batch
     assert torch.allclose(module.loss(batch), torch.stack(losses).mean())
+
+
+@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
+def test_double_dqn_with_returns_over_three_steps_and_redo_resumes(tmp_path):
+    """ReDo and `PlasticityMonitor` look at the pass that learns, not at the one that chooses the next actions."""
+
+    def fit(checkpoint=None):
+        torch.manual_seed(0)
+        callbacks = [
+            ReDo(EveryNSteps(20), threshold=0.5),
+            PlasticityMonitor(data_every_n_steps=10, dormancy_threshold=0.5),
+            ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=57, save_on_train_epoch_end=False),
+        ]
+        module = small_dqn(double=True, n_step=3)
+        trainer = quiet_trainer(tmp_path, 2, callbacks=callbacks, enable_checkpointing=True)
+        trainer.fit(module, small_data(Corridor), **resumed_from(checkpoint))
+        return module, trainer
+
+    whole, trainer = fit()
+    resumed, _ = fit(tmp_path / "step=67.ckpt")
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    assert trainer.callback_metrics["redo/units"] > 0
+    batch = next(trainer.datamodule.train_dataloader().peek_batches())
+    assert set(batch.transitions.discounts.flatten().tolist()) <= {torch.tensor(0.99**n).item() for n in (1, 2, 3)}
+    mean = whole.net[0](batch.transitions.observations.flatten(0, 1)).relu().mean(0)
+    dormant = (mean <= 0.5 * mean.mean()).float().mean()
+    assert trainer.callback_metrics["plasticity/dormant_fraction"] == pytest.approx(float(dormant))
 
 
 def test_the_share_of_random_actions_falls_linearly():
@@ -131,8 +175,9 @@ def test_says_what_does_not_fit(tmp_path):
         small_dqn(discount=2.0)
     with pytest.raises(ValueError, match="`huber_delta` must be positive and finite, or None for squares, got 0"):
         small_dqn(huber_delta=0)
-    with pytest.raises(ValueError, match="`target_update_period` must be at least 1"):
-        small_dqn(target_update_period=0)
+    for name in ("target_update_period", "n_step", "epsilon_steps"):
+        with pytest.raises(ValueError, match=f"`{name}` must be at least 1"):
+            small_dqn(**{name: 0})
     fit = quiet_trainer(tmp_path, 1)
     with pytest.raises(ValueError, match=r"has 2 actions, so that it must be \(1, 2\)"):
         fit.fit(DQN(MLP(3, [16, 5])), small_data(Corridor))
