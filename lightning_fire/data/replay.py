@@ -59,6 +59,9 @@ class ReplayDataModule(pl.LightningDataModule):
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in a process of its own, for
             environments that take longer than the half a millisecond that this costs a step, and as many cores. The
             same training, bit for bit, where environments draw from their own seed alone and share nothing.
+        evaluation_environment: Makes the environment of evaluations. Default: `environment`.
+        video_folder: Record the first episode of each evaluation there, relative to `default_root_dir`, as
+            `step-N.mp4`, N environment steps; needs moviepy, and an evaluation environment that renders frames.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
@@ -83,6 +86,8 @@ class ReplayDataModule(pl.LightningDataModule):
         seed: int = 0,
         folder: str | None = None,
         vectorization_mode: Literal["sync", "async"] = "sync",
+        evaluation_environment: Callable[[], Any] | None = None,
+        video_folder: str | None = None,
     ):
         super().__init__()
         at_least_one = {
@@ -120,6 +125,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
         self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
         self.vectorization_mode = vectorization_mode
+        self.evaluation_environment, self.video_folder = evaluation_environment, video_folder
         self._rounds: Rounds | None = None
         self._evaluation: Evaluation | None = None
 
@@ -145,8 +151,12 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
-        log_over(self.trainer.loggers, lambda: self.environment_steps)
-        self._evaluation = Evaluation(self.environment, self.evaluation_episodes, self.stack, self._playing, self.seed)
+        root, count = Path(self.trainer.default_root_dir), lambda: self.environment_steps
+        video = None if self.video_folder is None or self.trainer.fast_dev_run else root / self.video_folder
+        log_over(self.trainer.loggers, count)
+        environment = self.evaluation_environment or self.environment
+        parts = environment, self.evaluation_episodes, self.stack, self._playing, self.seed, video, count
+        self._evaluation = Evaluation(*parts)
         if stage == "fit" and self._rounds is None:
             self._rounds = self._make_rounds()
 

@@ -7,7 +7,7 @@ import gymnasium
 
 _HINTS = {
     "humanoid_bench": "HumanoidBench is not in the registry: clone it, `pip install --no-deps -e .` there, and `pip"
-    " install mujoco==3.1.6 mujoco-mjx==3.1.6 dm_control==1.0.20 jax natsort opencv-python-headless`",
+    " install mujoco==3.1.6 mujoco-mjx==3.1.6 dm_control==1.0.20 imageio jax natsort opencv-python-headless`",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
     "Box2D": "pip install 'lightning-fire[box2d]' does without a compiler",
 }
@@ -64,6 +64,7 @@ class Atari:
         sticky: Chance that the last action is done once more in the place of the new one, in each frame.
         size: Height and width of the frames.
         max_steps: Actions after which an episode is cut short (half an hour of play).
+        render_mode: `"rgb_array"` to record videos.
     """
 
     game: str
@@ -71,6 +72,7 @@ class Atari:
     sticky: float = 0.25
     size: int = 84
     max_steps: int = 27000
+    render_mode: str | None = None
 
     def __call__(self) -> gymnasium.Env:
         """Return the environment.
@@ -88,7 +90,8 @@ class Atari:
             ) from error
         gymnasium.register_envs(ale_py)
         options = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
-        env = Gymnasium(f"ALE/{self.game}-v5", {**options, "max_num_frames_per_episode": None})()
+        options |= {"max_num_frames_per_episode": None, "render_mode": self.render_mode}
+        env = Gymnasium(f"ALE/{self.game}-v5", options)()
         env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=self.frame_skip, screen_size=self.size)
         return gymnasium.wrappers.TimeLimit(env, self.max_steps)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -14,6 +15,7 @@ from lightning_fire.contracts import HasObserve, offers
 from lightning_fire.experience.collector import Collector, scaled, stored_dtype
 from lightning_fire.experience.transitions import Episode, Round
 from lightning_fire.experience.vector import Environment, seed_of_episode
+from lightning_fire.experience.video import recorded
 
 _EVALUATION = 2**31  # a seed apart from those of training
 
@@ -152,34 +154,58 @@ class Rounds:
 
 
 class Evaluation:
-    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go."""
+    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go.
 
-    def __init__(self, environment: Environment, episodes: int, stack: int, playing: Playing, seed: int):
+    With a `video_folder`, the first is recorded as `step-N.mp4`, N of `count()`.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        episodes: int,
+        stack: int,
+        playing: Playing,
+        seed: int,
+        video_folder: Path | None = None,
+        count: Callable[[], int] = lambda: 0,
+    ):
         self._environment, self._episodes, self._stack = environment, episodes, stack
-        self._playing, self._seed = playing, seed
+        self._playing, self._seed, self._folder, self._count = playing, seed, video_folder, count
         self._env: gymnasium.Env | None = None
+        self._recorder: gymnasium.wrappers.RecordVideo | None = None
+        if video_folder is not None:
+            self._make()  # what it lacks is said before training
 
     def __len__(self) -> int:
         return self._episodes
 
     def __iter__(self) -> Iterator[Episode]:
         for number in range(self._episodes):
-            yield self._play(seed_of_episode(self._seed + _EVALUATION, number))
+            if self._env is None:
+                self._make()
+            yield self._play(seed_of_episode(self._seed + _EVALUATION, number), None if number else self._recorder)
 
-    def _play(self, seed: int) -> Episode:
-        if self._env is None:
-            self._env = scaled(self._environment)
-            if self._stack > 1:
-                stacked = gymnasium.wrappers.FrameStackObservation
-                self._env = stacked(self._env, self._stack, padding_type="zero")
+    def _make(self) -> None:
+        self._env = scaled(self._environment)
+        if self._folder is not None:
+            self._env = self._recorder = recorded(self._env, self._folder)
+        if self._stack > 1:
+            stacked = gymnasium.wrappers.FrameStackObservation
+            self._env = stacked(self._env, self._stack, padding_type="zero")
+
+    def _play(self, seed: int, recorder: gymnasium.wrappers.RecordVideo | None) -> Episode:
         generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(self._env.observation_space)
         observation, _ = self._env.reset(seed=seed)
+        if recorder is not None:
+            recorder.start_recording(f"step-{self._count()}")
         total, length, over = 0.0, 0, False
         with self._playing() as player:
             while not over:
                 action = player.act(np.asarray(observation, dtype)[None], None, generator)[0]
                 observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
                 total, length, over = total + float(reward), length + 1, terminated or truncated
+        if recorder is not None:
+            recorder.stop_recording()
         return Episode(torch.tensor(total, dtype=torch.float32), torch.tensor(length))
 
     def close(self) -> None:

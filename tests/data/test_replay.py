@@ -1,6 +1,8 @@
 """Reinforcement learning's data: rounds, evaluation, resume."""
 
+import sys
 from pathlib import Path
+from typing import ClassVar
 
 import gymnasium
 import lightning.pytorch as pl
@@ -108,6 +110,57 @@ def test_logs_the_returns_of_training_and_evaluation(tmp_path):
     expected = [played(number) for number in range(3)]
     assert logged["val/episode_return"] == pytest.approx(2.0 * np.mean([there for there, _ in expected]))
     assert fit.validate(module, fit.datamodule, verbose=False)[0]["val/episode_length"] > 0
+
+
+def test_evaluations_have_an_environment_of_their_own(tmp_path):
+    module = Recorder()
+    fit = trainer(tmp_path, 1, num_sanity_val_steps=0)
+    fit.fit(module, data(evaluation_environment=lambda: Corridor(limit=2)))
+    assert fit.callback_metrics["val/episode_length"] == 2
+    assert module.trainer.datamodule._rounds.collector._envs.observations.shape == (1, 3)
+    assert max(transitions.next_observations[:, 0].max() for transitions in module.batches) > 2
+
+
+class Drawn(Corridor):
+    """Renders a frame that tells how many steps were done."""
+
+    metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 10}
+
+    def __init__(self, render_mode: str | None = "rgb_array"):
+        super().__init__()
+        self.render_mode = render_mode
+
+    def render(self):
+        return np.full((32, 32, 3), 10 * self.time, np.uint8)
+
+
+def test_the_first_episode_of_each_evaluation_is_recorded(tmp_path):
+    pytest.importorskip("moviepy", reason="moviepy is not installed")
+    weights = []
+    for options in ({}, {"evaluation_environment": Drawn, "video_folder": "videos"}):
+        torch.manual_seed(0)
+        module = Recorder()
+        fit = trainer(tmp_path, 2)
+        fit.fit(module, data(**options))
+        weights.append(module.net.weight.detach())
+    assert torch.equal(*weights)
+    fit.validate(module, fit.datamodule, verbose=False)
+    assert {path.name for path in (tmp_path / "videos").iterdir()} == {"step-0.mp4", "step-30.mp4", "step-50.mp4"}
+    from moviepy import VideoFileClip
+
+    with VideoFileClip(str(tmp_path / "videos" / "step-50.mp4")) as clip:
+        seen = [frame.mean() for frame in clip.iter_frames()]
+    _, length = played(0)
+    assert len(seen) == length and np.allclose(seen, 10 * np.arange(1, length + 1), atol=6)  # compressed
+
+
+def test_what_a_video_lacks_is_said_before_training(tmp_path, monkeypatch):
+    options = {"video_folder": "videos", "evaluation_environment": lambda: Drawn(None)}
+    with pytest.raises(ValueError, match=r"`video_folder` needs an environment that renders frames.* is None"):
+        trainer(tmp_path).fit(Recorder(), data(**options))
+    monkeypatch.setitem(sys.modules, "moviepy", None)
+    with pytest.raises(ImportError, match="`video_folder` needs moviepy: pip install moviepy"):
+        trainer(tmp_path).fit(Recorder(), data(**{**options, "evaluation_environment": Drawn}))
 
 
 def test_episodes_of_the_initial_steps_are_not_logged(tmp_path):

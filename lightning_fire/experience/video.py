@@ -1,0 +1,31 @@
+"""Videos of episodes of evaluation."""
+
+import warnings
+from pathlib import Path
+
+import gymnasium
+
+
+def recorded(env: gymnasium.Env, folder: Path) -> gymnasium.wrappers.RecordVideo:
+    """Wrap an environment, so that `start_recording(name)` and `stop_recording()` write a video into a folder.
+
+    Args:
+        env: One that renders frames, as `Gymnasium(name, options={"render_mode": "rgb_array"})` does.
+        folder: Made if it is not there.
+
+    Raises:
+        ImportError: If moviepy is not installed.
+        ValueError: If the environment renders no frames.
+    """
+    if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        raise ValueError(
+            "`video_folder` needs an environment that renders frames, such as"
+            ' Gymnasium("CartPole-v1", options={"render_mode": "rgb_array"}); its render_mode is'
+            f" {env.render_mode!r}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Overwriting existing videos")
+            return gymnasium.wrappers.RecordVideo(env, str(folder), episode_trigger=lambda number: False)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"`video_folder` needs moviepy: pip install moviepy ({error})") from error
