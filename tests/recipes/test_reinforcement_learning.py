@@ -1,5 +1,7 @@
 """Recipes of reinforcement learning: the paper's numbers, and some rounds of each."""
 
+import re
+
 import pytest
 from recipe_files import ROOT, methods_of, name_of
 
@@ -55,6 +57,22 @@ def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path, me
     events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
     assert all(callback.num_events == 1 for callback in events.values())
     assert method == "vanilla" or METHODS[method] in events
+
+
+@pytest.mark.slow
+def test_the_authors_setting_of_atari_is_one_override(tmp_path):
+    """Four games at a time, and four updates for their four steps: its line at the head of the recipe."""
+    for package in NEEDS["atari_nature_cnn"]:
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    path = FOLDER / "dqn" / "atari_nature_cnn.yaml"
+    (override,) = re.findall(r"--set (data\.init_args\.num_envs=\d)", path.read_text())
+    words = [*SMALL.split(), "--data.init_args.capacity=128", "--data.init_args.steps_per_epoch=8"]
+    cli = main(["fit", str(path), "--method", "fire", *words, f"--{override}", f"--trainer.default_root_dir={tmp_path}"])
+    data, updates = cli.datamodule, cli.trainer.global_step
+    assert (data.num_envs, data.updates, data.rounds_per_epoch) == (4, 4, 2)
+    assert (data.environment_steps, updates) == (8 + 2 * 8, 2 * 8)
+    steps = settings("dqn/atari_nature_cnn")[1]["steps_per_epoch"]
+    assert steps % 4 == 0  # whole rounds at its size
 
 
 @pytest.mark.slow
