@@ -67,7 +67,8 @@ def test_the_authors_setting_of_atari_is_one_override(tmp_path):
     path = FOLDER / "dqn" / "atari_nature_cnn.yaml"
     (override,) = re.findall(r"--set (data\.init_args\.num_envs=\d)", path.read_text())
     words = [*SMALL.split(), "--data.init_args.capacity=128", "--data.init_args.steps_per_epoch=8"]
-    cli = main(["fit", str(path), "--method", "fire", *words, f"--{override}", f"--trainer.default_root_dir={tmp_path}"])
+    words += [f"--{override}", f"--trainer.default_root_dir={tmp_path}"]
+    cli = main(["fit", str(path), "--method", "fire", *words])
     data, updates = cli.datamodule, cli.trainer.global_step
     assert (data.num_envs, data.updates, data.rounds_per_epoch) == (4, 4, 2)
     assert (data.environment_steps, updates) == (8 + 2 * 8, 2 * 8)
