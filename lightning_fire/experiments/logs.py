@@ -24,8 +24,9 @@ def read_logs(output: str | Path) -> pd.DataFrame:
         output: The folder of `lightning-fire compare`.
 
     Returns:
-        A row for each logged number: `start` (the checkpoint that the run went on from, in recipes with `starts`),
-        `method`, `seed`, `step` (as the loggers count), `key` and `value`.
+        A row for each logged number, except of the groups `events`, `charts` and `losses`: `start` (the checkpoint that
+        the run went on from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
+        `value`.
     """
     folders = sorted(path.parent for path in Path(output).rglob(MARKER))
     runs = {folder: folder.relative_to(output).parts for folder in folders}
@@ -67,8 +68,8 @@ def read_curves(folder: Path) -> dict[str, Series]:
     log.Reload()
     curves = {}
     for key in log.Tags()["scalars"]:
-        if key.startswith("events/"):
-            continue  # drawn for people, of values that have keys of their own
+        if key.startswith(("events/", "charts/", "losses/")):
+            continue  # drawn for people, often; of values that have keys of their own
         events = log.Scalars(key)
         curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
     return curves
