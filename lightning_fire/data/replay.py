@@ -151,14 +151,18 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
-        root, count = Path(self.trainer.default_root_dir), lambda: self.environment_steps
-        video = None if self.video_folder is None or self.trainer.fast_dev_run else root / self.video_folder
+        environment, count = self.evaluation_environment or self.environment, lambda: self.environment_steps
         log_over(self.trainer.loggers, count)
-        environment = self.evaluation_environment or self.environment
-        parts = environment, self.evaluation_episodes, self.stack, self._playing, self.seed, video, count
-        self._evaluation = Evaluation(*parts)
-        if stage == "fit" and self._rounds is None:
-            self._rounds = self._make_rounds()
+        record = self.video_folder is not None and not self.trainer.fast_dev_run
+        video = (Path(self.trainer.default_root_dir) / self.video_folder, count) if record else ()
+        self._evaluation = Evaluation(
+            environment, self.evaluation_episodes, self.stack, self._playing, self.seed, *video
+        )
+        if stage == "fit":
+            self._rounds = self._rounds or self._make_rounds()
+            module = self.trainer.lightning_module
+            n_step, discount = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
+            self._rounds.pace = self._rounds.pace._replace(n_step=n_step, discount=discount)
 
     def _make_rounds(self) -> "Rounds":
         from lightning_fire.experience import Collector, ReplayBuffer
@@ -169,9 +173,7 @@ class ReplayDataModule(pl.LightningDataModule):
         in_processes = self.vectorization_mode == "async"
         collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
-        module = self.trainer.lightning_module
-        returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
-        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial, *returns)
+        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
         return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
 
     def _playing(self) -> "AbstractContextManager[Player]":

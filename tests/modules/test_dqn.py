@@ -52,6 +52,19 @@ def test_the_loss_is_that_of_one_transition_after_another(several_steps, double,
     assert torch.allclose(module.loss(batch), torch.stack(losses).mean())
 
 
+def test_another_module_on_the_same_data_has_returns_of_its_own(tmp_path):
+    data, seen = small_data(Corridor), []
+
+    class Watched(DQN):
+        def update(self, transitions, generator):
+            seen.append(transitions.discounts)
+            return super().update(transitions, generator)
+
+    for n_step in (1, 2, 1):
+        quiet_trainer(tmp_path, 1).fit(Watched(small_dqn().net, n_step=n_step), data)
+    assert [discounts is None for discounts in seen] == [True] * 40 + [False] * 40 + [True] * 40
+
+
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 def test_double_dqn_with_returns_over_three_steps_and_redo_resumes(tmp_path):
     """ReDo and `PlasticityMonitor` look at the pass that learns, not at the one that chooses the next actions."""
