@@ -174,7 +174,7 @@ class Evaluation:
         self._env: gymnasium.Env | None = None
         self._recorder: gymnasium.wrappers.RecordVideo | None = None
         if video_folder is not None:
-            self._make()  # what it lacks is said before training
+            self._make()  # so that errors are raised before training
 
     def __len__(self) -> int:
         return self._episodes

@@ -7,7 +7,7 @@ import gymnasium
 
 
 def recorded(env: gymnasium.Env, folder: Path) -> gymnasium.wrappers.RecordVideo:
-    """Wrap an environment, so that `start_recording(name)` and `stop_recording()` write a video into a folder.
+    """Wrap an environment; `start_recording(name)` and `stop_recording()` then write `name.mp4` into a folder.
 
     Args:
         env: One that renders frames, as `Gymnasium(name, options={"render_mode": "rgb_array"})` does.

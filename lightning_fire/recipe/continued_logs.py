@@ -1,4 +1,4 @@
-"""Logs that a resumed training continues where its checkpoint lies, instead of beginning a second version."""
+"""Logs of a resumed training: continued in the version folder of its checkpoint."""
 
 import csv
 import warnings
@@ -28,11 +28,11 @@ def first_new_step(checkpoint: Mapping[str, Any]) -> int:
 
 
 def continue_logs(config: Namespace, written: str) -> int | None:
-    """Let TensorBoard and CSV loggers without a `version` write into that of the checkpoint of a resumed training.
+    """Let TensorBoard and CSV loggers without a `version` continue the logs of `ckpt_path`.
 
-    That is a checkpoint `version_N/checkpoints/*.ckpt` of one of the loggers, if `version_N/config.yaml` has the same
-    seed, model, data and method: others begin a version of their own. TensorBoard then ignores what was logged after
-    the checkpoint.
+    The checkpoint must be `version_N/checkpoints/*.ckpt` of one of the loggers, and `version_N/config.yaml` have the
+    same seed, model, data and method. Otherwise a new version begins. TensorBoard ignores what was logged after the
+    checkpoint.
 
     Args:
         config: Of `fit`; its `trainer.logger` is changed.
@@ -67,7 +67,7 @@ def continue_logs(config: Namespace, written: str) -> int | None:
 
 
 def keep_rows(logger: Any, step: int) -> None:
-    """Let CSV loggers, which would begin a file anew, keep the rows before a step.
+    """Keep the rows of CSV loggers before a step: they would delete the file.
 
     Args:
         logger: A logger, or several.

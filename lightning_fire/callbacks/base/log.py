@@ -9,7 +9,7 @@ from lightning_fire.contracts import HasEnvironmentSteps, offers
 
 
 def step_of_logs(trainer: Trainer) -> int:
-    """Return where the loggers are: at which environment step, or with other data at which batch."""
+    """Return the step at which to log now: in environment steps where the data counts them, else in batches."""
     data = trainer.datamodule
     return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer)
 
