@@ -161,8 +161,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if stage == "fit":
             self._rounds = self._rounds or self._make_rounds()
             module = self.trainer.lightning_module
-            n_step, discount = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
-            self._rounds.pace = self._rounds.pace._replace(n_step=n_step, discount=discount)
+            self._rounds.returns = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
 
     def _make_rounds(self) -> "Rounds":
         from lightning_fire.experience import Collector, ReplayBuffer

@@ -64,8 +64,6 @@ class Pace(NamedTuple):
     updates: int  # in a round
     batch_size: int  # of an update
     initial_steps: int  # of all environments together, before the first round
-    n_step: int = 1  # of the returns that an update learns from
-    discount: float = 1.0  # of these
 
 
 class Rounds:
@@ -76,6 +74,7 @@ class Rounds:
 
     def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
         self.collector, self.pace = collector, pace
+        self.returns = (1, 1.0)  # steps and discount of those that an update learns from
         self._playing, self._epoch, self._seed = playing, epoch, seed
         self._position = (-1, 0)  # epoch, rounds handed out in it
         self._resumed = (-1, 0)
@@ -127,7 +126,7 @@ class Rounds:
     def _of(self, draws: np.random.Generator, *finished: Tensor) -> Round:
         pace = self.pace
         shape = pace.updates, pace.batch_size
-        drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, pace.n_step, pace.discount)
+        drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, *self.returns)
         drawn = drawn.each(lambda tensor: tensor.unflatten(0, shape))
         seed = torch.tensor(int(draws.integers(2**62)))
         return Round(drawn, torch.tensor(self.collector.environment_steps), seed, *finished)
