@@ -4,10 +4,12 @@
 
 The loop steps one environment in a `SyncVectorEnv` that keeps the statistics of episodes, writes each transition into
 arrays with both of its observations (frames stacked by gymnasium's wrapper), draws batches from these, and updates, as
-CleanRL's single files do. The bare loop steps the environment itself, and knows no returns. Against them a Trainer with
-our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an idle `FIRECallback`, a TensorBoard
-logger and the progress bar. Left out are evaluations and checkpoints. Where there is no GPU, PyTorch looks for one at
-each step of an optimizer as it does without Lightning, and in our command line: by CUDA, not by NVML.
+CleanRL's single files do; with logs, it writes to TensorBoard what these write: return and length of each episode, and
+every 100 steps the loss, the mean value and the steps per second. The bare loop steps the environment itself, and knows
+no returns. Against them a Trainer with our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an
+idle `FIRECallback`, a TensorBoard logger and the progress bar. Left out are evaluations and checkpoints. Where there is
+no GPU, PyTorch looks for one at each step of an optimizer as it does without Lightning, and in our command line: by
+CUDA, not by NVML.
 
 - cartpole: CleanRL's network (120, 84) and batch of 128, an update each ten steps.
 - atari: Asterix, Nature CNN, the paper's batch of 32 and an update each step.
@@ -20,6 +22,7 @@ time of the loop by that of another, of medians over the rounds; in brackets the
 import copy
 import math
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +37,7 @@ from paired import in_turn, publish_each, share_of_loop
 from timed_fit import timed_fit
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss, softplus
+from torch.utils.tensorboard import SummaryWriter
 from torchvision.ops import MLP
 
 from lightning_fire import EveryNSteps, FIRECallback, Log
@@ -110,17 +114,19 @@ def dqn_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
         with torch.no_grad():
             return net(torch.as_tensor(seen).to(device)).argmax(1).cpu().numpy()
 
-    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
+    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> tuple[Tensor, ...]:
         nonlocal updates
         with torch.no_grad():
             goals = rewards + DISCOUNT * target(following).amax(1) * (1 - over)
-        loss = smooth_l1_loss(net(seen).gather(1, actions[:, None]).squeeze(1), goals)
+        taken = net(seen).gather(1, actions[:, None]).squeeze(1)
+        loss = smooth_l1_loss(taken, goals)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         updates += 1
         if updates % 2000 == 0:
             target.load_state_dict(net.state_dict())
+        return loss, taken
 
     return act, update
 
@@ -148,7 +154,7 @@ def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
         with torch.no_grad():
             return sample(torch.as_tensor(seen).to(device))[0].cpu().numpy()
 
-    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> None:
+    def update(seen: Tensor, actions: Tensor, rewards: Tensor, following: Tensor, over: Tensor) -> tuple[Tensor, ...]:
         actor_optimizer, critic_optimizer = optimizers
         critics.requires_grad_(False)
         drawn, density = sample(seen)
@@ -165,13 +171,15 @@ def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
             drawn, density = sample(following)
             best = values(targets, following, drawn).amin(1) - log_temperature.exp() * density
             goals = rewards + DISCOUNT * best * (1 - over)
-        critic_loss = (values(critics, seen, actions) - goals[:, None]).square().sum(1).mean()
+        taken = values(critics, seen, actions)
+        critic_loss = (taken - goals[:, None]).square().sum(1).mean()
         critic_optimizer.zero_grad()
         critic_loss.backward()
         critic_optimizer.step()
         with torch.no_grad():
             for target, trained in zip(targets.parameters(), critics.parameters(), strict=True):
                 target.lerp_(trained, TAU)
+        return critic_loss, taken
 
     return act, update
 
@@ -209,7 +217,17 @@ def environment_of(setting: Setting) -> gymnasium.Env:
     return env
 
 
-def loop(setting: Setting, around: Callable[[Callable[[], gymnasium.Env]], Any] = vector) -> float:
+def loop_with_logs(setting: Setting) -> float:
+    """Train without Lightning, with the logs of CleanRL; return the seconds of an epoch."""
+    with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer:
+        return loop(setting, writer=writer)
+
+
+def loop(
+    setting: Setting,
+    around: Callable[[Callable[[], gymnasium.Env]], Any] = vector,
+    writer: SummaryWriter | None = None,
+) -> float:
     """Train without Lightning; return the seconds of an epoch."""
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -217,6 +235,7 @@ def loop(setting: Setting, around: Callable[[Callable[[], gymnasium.Env]], Any] 
     env = around(partial(environment_of, setting))
     arrays = Arrays(env.single_observation_space, env.single_action_space)
     seen, _ = env.reset(seed=0)
+    began = time.perf_counter()
     for step in range(setting.initial + 2 * setting.steps):
         if step == setting.initial + setting.steps:
             wait_for_device()
@@ -228,9 +247,17 @@ def loop(setting: Setting, around: Callable[[Callable[[], gymnasium.Env]], Any] 
         last = infos["final_obs"] if terminated[0] or truncated[0] else following
         arrays.add(seen[0], actions[0], reward, last[0], terminated[0])
         seen = following
+        if writer is not None and "final_info" in infos:
+            episode = infos["final_info"]["episode"]
+            writer.add_scalar("charts/episodic_return", episode["r"][0], step)
+            writer.add_scalar("charts/episodic_length", episode["l"][0], step)
         if learning >= 0 and (learning + 1) % setting.every == 0:
             for _ in range(setting.updates):
-                update(*arrays.draw(setting.batch, device))
+                loss, values = update(*arrays.draw(setting.batch, device))
+            if writer is not None and (learning + 1) % 100 == 0:
+                writer.add_scalar("losses/loss", loss.item(), step)
+                writer.add_scalar("losses/q_values", values.mean().item(), step)
+                writer.add_scalar("charts/SPS", int(step / (time.perf_counter() - began)), step)
     wait_for_device()
     return time.perf_counter() - start
 
@@ -261,6 +288,7 @@ def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> floa
 
 WAYS: dict[str, Callable[[Setting], float]] = {
     "loop": loop,
+    "loop with logs": loop_with_logs,
     "bare": partial(loop, around=Single),
     "Lightning": partial(lightning, callbacks=list),
     "as the recipes": partial(

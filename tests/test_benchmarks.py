@@ -78,7 +78,7 @@ CASES = {
     "replay_speed": (
         "--only cartpole --rounds 1 --steps 20 --batch 4 --initial 10",
         "nets/cartpole",
-        {"loop", "bare", "Lightning", "as the recipes"},
+        {"loop", "loop with logs", "bare", "Lightning", "as the recipes"},
     ),
     "stable_baselines": (
         "--only cartpole --of lightning-fire --seeds 1 --every 256 --episodes 1",

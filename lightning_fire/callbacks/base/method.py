@@ -1,6 +1,7 @@
 """The base of all callbacks: it knows the time of training, and that the strategy lets a method act."""
 
 import weakref
+from functools import cached_property
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -121,7 +122,7 @@ class MethodCallback(Callback):
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
 
-    @property
+    @cached_property  # Lightning asks for it at each hook
     def state_key(self) -> str:
         """Key in the checkpoint: several callbacks of one class may stand side by side."""
         return f"{type(self).__qualname__}({self.describe()})"
