@@ -1,13 +1,14 @@
 """Full reset as a callback."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.methods.change import Change
-from lightning_fire.methods.full_reset import plan_full_reset
+from lightning_fire.methods.full_reset import isometric_values, plan_full_reset
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
@@ -29,6 +30,8 @@ class FullReset(EventCallback):
             before a checkpoint is loaded, the same on every rank, as in the paper; the checkpoint keeps them.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
+        target: `initial`, or `isometry`: there, the weights that FIRE would replace are the nearest isometries of their
+            initial values, with the paper's scale. A control of FIRE, without its memory.
         log: What to log. Default: `Log()`.
 
     Raises:
@@ -46,11 +49,14 @@ class FullReset(EventCallback):
         fresh_seed: int | None = None,
         optimizer: OptimizerPolicy = "touched",
         where: Parameters | None = None,
+        target: Literal["initial", "isometry"] = "initial",
         log: Log | None = None,
     ):
         super().__init__(when, log)
         check_policy(optimizer)
-        self.optimizer, self.where = optimizer, where
+        if target not in ("initial", "isometry"):
+            raise ValueError(f"`target` must be 'initial' or 'isometry', got {target!r}")
+        self.optimizer, self.where, self.isometric = optimizer, where, target == "isometry"
         self.aim_at(fresh_seed)
 
     def show_selection(self, pl_module: LightningModule) -> str:
@@ -59,9 +65,10 @@ class FullReset(EventCallback):
         return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        values = self.target(pl_module)
         return plan_full_reset(
             pl_module,
-            self.target(pl_module),
+            isometric_values(pl_module, values) if self.isometric else values,
             self.where,
             optimizers=trainer.optimizers,
             optimizer_state=self.optimizer,

@@ -7,7 +7,7 @@ each optimizer step, or `add_gradients()`, to be called before it; one that has 
 from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import dash_
 from lightning_fire.methods.fire import fire_
-from lightning_fire.methods.full_reset import full_reset_
+from lightning_fire.methods.full_reset import full_reset_, isometric_values
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.l2_init import L2Init
 from lightning_fire.methods.optimizer_state import reset_optimizer_state
@@ -32,6 +32,7 @@ __all__ = [
     "full_reset_",
     "initial_values",
     "inject_plasticity_",
+    "isometric_values",
     "reset_optimizer_state",
     "shrink_and_perturb_",
     "wrap_heads",

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
+from lightning_fire.functional import fire
+from lightning_fire.functional.orthogonal import Scale
 from lightning_fire.methods.change import Change, change_values, in_place, measurable
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
-from lightning_fire.where import Parameters
+from lightning_fire.where import Parameters, Weights
 
 
 def plan_full_reset(
@@ -53,3 +56,40 @@ def plan_full_reset(
 
 
 full_reset_ = in_place(plan_full_reset)
+
+
+@torch.no_grad()
+def isometric_values(
+    model: nn.Module, values: Mapping[str, Tensor], where: Weights | None = None, scale: Scale = "paper"
+) -> dict[str, Tensor]:
+    """Replace weights among the values of a model by their nearest isometries, as FIRE does with ten steps.
+
+    A full reset to these values of the initial ones is a control of FIRE: the same isometry and scale, and no memory.
+
+    Args:
+        model: The model, which stays as it is.
+        values: Its values by name, such as `initial_values(model)`.
+        where: The weights to replace. Default: `Weights()`, those that FIRE replaces.
+        scale: Scale of the new weights, see `functional.fire`.
+
+    Returns:
+        New values of all names.
+
+    Raises:
+        ValueError: If `where` matches no weight, or a value has a NaN or Inf.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> weight = isometric_values(model, {"weight": torch.diag(torch.tensor([2.0, 1.0]))})["weight"]
+        >>> weight.round(decimals=2)
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    found = dict(values)
+    names = {tensor: name for name, tensor in tensors_of(model).items()}
+    for view in (Weights() if where is None else where).select(model):
+        if (name := names[view.parameter]) in found:
+            found[name] = found[name].clone()  # of a fused weight, once for each part
+            part = view.of(found[name])
+            part.write(fire(part.read(), scale=scale, groups=view.groups))
+    return found

@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_fire import AtEpochs, AtNewData, FullReset, OptimizerReset, PlasticityMonitor, ShrinkAndPerturb, Weights
-from lightning_fire.functional import dfi
+from lightning_fire.functional import dfi, fire
 
 Snapshots = snapshots_of(FullReset)
 
@@ -31,6 +31,19 @@ def test_parameters_and_buffers_return_to_their_initial_values():
     for name, tensor in initial_state().items():
         assert torch.equal(callback.seen[-1][1][name], tensor), name
     assert callback.optimizer_state == {}
+
+
+def test_isometries_of_the_initial_values_know_nothing_of_the_training():
+    callback = Snapshots(target="isometry")
+    fitted(callback)
+    for name, tensor in initial_state().items():
+        expected = fire(tensor) if tensor.ndim > 1 else tensor
+        assert torch.equal(callback.seen[-1][1][name], expected), name
+
+
+def test_an_unknown_target_is_refused():
+    with pytest.raises(ValueError, match="`target` must be 'initial' or 'isometry', got 'fire'"):
+        FullReset(target="fire")
 
 
 def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 
-from lightning_fire.nets import VGG, ResNet, ViT
+from lightning_fire.nets import MLP, VGG, ResNet, ViT
 
 SMALL = {
     "resnet": (ResNet, {"in_channels": 1, "widths": [16, 32, 64], "blocks": [1, 1, 1], "head_width": None}),
@@ -202,3 +202,26 @@ def test_vit_equals_a_slow_one():
 def test_impossible_sizes(net_class, arguments, message):
     with pytest.raises(ValueError, match=message):
         net_class(**arguments)
+
+
+@pytest.mark.parametrize("normalization", ["none", "layer", "batch"])
+@pytest.mark.parametrize("activation", ["relu", "crelu"])
+def test_an_mlp_normalizes_before_its_nonlinearity(normalization, activation):
+    net, x = MLP(6, 3, [5, 4], normalization, activation), torch.randn(7, 2, 3)
+    expected = x.flatten(1)
+    linear = [layer for layer in net.layers if isinstance(layer, nn.Linear)]
+    for layer in linear:
+        expected = layer(expected)
+        dim = {"none": None, "layer": 1, "batch": 0}[normalization]
+        if dim is not None:
+            variance = expected.var(dim, keepdim=True, correction=0)
+            expected = (expected - expected.mean(dim, keepdim=True)) / (variance + 1e-5).sqrt()
+        halves = [expected, -expected] if activation == "crelu" else [expected]
+        expected = torch.cat(halves, 1).clamp(min=0)
+    torch.testing.assert_close(net(x), net.head(expected))
+
+
+@pytest.mark.parametrize("option", ["normalization", "activation"])
+def test_an_mlp_refuses_unknown_options(option):
+    with pytest.raises(ValueError, match=f"`{option}` must be one of .*, got 'other'"):
+        MLP(6, 3, **{option: "other"})

@@ -1,0 +1,238 @@
+"""Small networks of one shape, trained side by side as one batched network: several times as fast as one by one.
+
+Each member keeps an ordinary module, whose parameters share memory with the batch, so that the methods of
+`lightning_fire.methods` act on it as on any other. A member has its own initial weights, data, learning rate and
+optimizer state; the numbers are those of `lightning-fire compare`, up to rounding (tested).
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+from torch.optim import Optimizer
+
+from lightning_fire.data.chunked import ChunkedDataModule
+from lightning_fire.data.resumable_loader import EpochSampler
+from lightning_fire.data.samples import normalize
+from lightning_fire.functional import dfi_normalized, entropy_rank
+from lightning_fire.methods import initial_values
+from lightning_fire.when import AtNewData, Clock, Reading, Schedule, watched_by
+
+Act = Callable[["Member", Optimizer], object]
+
+
+@dataclass
+class Member:
+    """One network of an ensemble.
+
+    Attributes:
+        network: The module; its parameters are views into the ensemble.
+        seed: Of its initial weights and its data.
+        act: The method, called with the member and the optimizer of all members.
+        when: When it acts, at starts of epochs.
+        rate: Its learning rate.
+        initial: Its initial parameters and buffers, by name.
+        online: Online accuracies by chunk, fractions.
+        test: Test accuracies at the ends of the chunks, fractions.
+        kept: Accuracies on the test samples of the chunk before, right after the event where a chunk begins.
+        signs: Metrics where a chunk begins, before the event, by name: a value for each chunk but the first.
+        events: Epochs in which the method acted.
+    """
+
+    network: nn.Module
+    seed: int
+    act: Act
+    when: Schedule = field(default_factory=AtNewData)
+    rate: float = 3e-3
+    online: list[float] = field(default_factory=list)
+    test: list[float] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    signs: dict[str, list[float]] = field(default_factory=dict)
+    events: list[int] = field(default_factory=list)
+    readings: dict[str, Reading] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.initial = initial_values(self.network)
+
+
+class Ensemble:
+    """Trains members with cross-entropy and Adam.
+
+    Args:
+        members: Networks of one shape. Their parameters and buffers become views of stacked tensors `(members, ...)`.
+        decay: Decoupled weight decay of all members, as AdamW's.
+    """
+
+    def __init__(self, members: Sequence[Member], decay: float = 0.0):
+        self._network = copy.deepcopy(members[0].network)  # its own tensors are never used
+        named = [dict(member.network.named_parameters()) for member in members]
+        self.parameters = {name: _stacked([each[name] for each in named]).requires_grad_() for name in named[0]}
+        buffers = [dict(member.network.named_buffers()) for member in members]
+        self.buffers = {name: _stacked([each[name] for each in buffers]) for name in buffers[0]}
+        for name, stack in self.parameters.items():
+            stack.grad = torch.zeros_like(stack)
+            for each, gradient in zip(named, stack.grad, strict=True):
+                each[name].grad = gradient
+        rates: dict[float, list[nn.Parameter]] = {}
+        for member, each in zip(members, named, strict=True):
+            rates.setdefault(member.rate, []).extend(each.values())
+        groups = [{"params": parameters, "lr": rate} for rate, parameters in rates.items()]
+        self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=True)  # without decay it is Adam
+
+    def forward(self, inputs: Tensor, training: bool = True) -> Tensor:
+        """Return the outputs `(members, batch, classes)` of inputs `(members, batch, ...)`."""
+        self._network.train(training)
+
+        def one(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            return functional_call(self._network, (parameters, buffers), (x,))
+
+        return torch.vmap(one, randomness="different")(self.parameters, self.buffers, inputs)
+
+    def step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Take one step of each member; return which samples were right before it, bool `(members, batch)`."""
+        for stack in self.parameters.values():
+            stack.grad.zero_()  # type: ignore[union-attr]
+        logits = self.forward(inputs)
+        # the sum over the members of their mean losses: each gets the gradient of its own
+        cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").div(labels.shape[1]).backward()
+        self.optimizer.step()
+        return logits.detach().argmax(-1) == labels
+
+    @torch.no_grad()
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return the inputs of the head, `(members, batch, units)`."""
+        self._network.train(False)
+
+        def one(parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], x: Tensor) -> Tensor:
+            own = {
+                name.removeprefix("layers."): value
+                for name, value in {**parameters, **buffers}.items()
+                if name.startswith("layers.")
+            }
+            return functional_call(self._network.layers, own, (x,))
+
+        return torch.vmap(one)(self.parameters, self.buffers, inputs)
+
+    @torch.no_grad()
+    def accuracy(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the accuracy of each member, float32 `(members,)`, on samples `(members, n, ...)`."""
+        right = [
+            (self.forward(x, training=False).argmax(-1) == y).float().sum(1)
+            for x, y in zip(inputs.split(500, dim=1), labels.split(500, dim=1), strict=True)
+        ]
+        return torch.stack(right).sum(0) / labels.shape[1]
+
+
+def train(
+    members: Sequence[Member], data: Callable[[int], ChunkedDataModule], decay: float = 0.0, signs: bool = False
+) -> None:
+    """Train members through all chunks of their data, and fill in what they record.
+
+    Args:
+        members: All of one shape.
+        data: From a seed to the data; all have chunks of one size.
+        decay: Decoupled weight decay.
+        signs: Whether to record `signs_of` where a chunk begins.
+    """
+    ensemble = Ensemble(members, decay)
+    seeds = list(dict.fromkeys(member.seed for member in members))
+    sources = {seed: data(seed) for seed in seeds}
+    row = torch.tensor([seeds.index(member.seed) for member in members])  # of each member's data
+    one = sources[seeds[0]]
+    epoch = steps = 0
+    tests = seen = accuracy = torch.empty(0)
+    for chunk, epochs in enumerate(one.protocol.epochs_per_chunk):
+        pairs = [sources[seed].datasets(chunk) for seed in seeds]
+        before, (inputs, labels) = tests, _samples([train[:] for train, _ in pairs], one)
+        tests = _samples([test[:] for _, test in pairs], one)
+        samplers = [
+            EpochSampler(train, seed=seed, num_replicas=1, rank=0)
+            for (train, _), seed in zip(pairs, seeds, strict=True)
+        ]
+        right, size = torch.zeros(len(members)), labels.shape[1]
+        for epoch_of_chunk in range(epochs):
+            new = chunk > 0 and epoch_of_chunk == 0
+            if new and signs:
+                for member, values in zip(members, signs_of(ensemble, seen, accuracy), strict=True):
+                    for name, value in values.items():
+                        member.signs.setdefault(name, []).append(value)
+            for index in _due(ensemble, members, Clock(epoch, steps, True, chunk, new), seen, accuracy):
+                members[index].act(members[index], ensemble.optimizer)
+                members[index].events.append(epoch)
+            if new:
+                for member, kept in zip(members, ensemble.accuracy(before[0][row], before[1][row]), strict=True):
+                    member.kept.append(float(kept))
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
+            hits = torch.zeros(len(members))
+            for batch in torch.stack([sampler.order() for sampler in samplers]).split(one.batch_size, dim=1):
+                x = torch.stack([inputs[i, own] for i, own in enumerate(batch)])[row]
+                hits += ensemble.step(x, labels.gather(1, batch)[row]).sum(1)
+                steps += 1
+            right, epoch, accuracy = right + hits, epoch + 1, hits / size
+            seen = inputs[:, :200][row]
+        for member, online, test in zip(
+            members, right / (size * epochs), ensemble.accuracy(tests[0][row], tests[1][row]), strict=True
+        ):
+            member.online.append(float(online))
+            member.test.append(float(test))
+
+
+def _due(ensemble: Ensemble, members: Sequence[Member], clock: Clock, seen: Tensor, accuracy: Tensor) -> list[int]:
+    """Return the members whose schedule is due, after an update of the metrics that it watches."""
+    if not clock.epoch or not any(watched_by(member.when) for member in members):
+        return [index for index, member in enumerate(members) if member.when.due(clock)]
+    found, signs = [], signs_of(ensemble, seen, accuracy)
+    for index, (member, values) in enumerate(zip(members, signs, strict=True)):
+        for key in watched_by(member.when):
+            old, value = member.readings.get(key), values[key]
+            low, high = (value, value) if old is None else (min(old.lowest, value), max(old.highest, value))
+            member.readings[key] = Reading(value, low, high, len(member.events))
+        if member.when.due(replace(clock, metrics=member.readings)):
+            found.append(index)
+            member.readings = {
+                key: Reading(each.value, each.value, each.value, len(member.events) + 1)
+                for key, each in member.readings.items()
+            }
+    return found
+
+
+@torch.no_grad()
+def signs_of(ensemble: Ensemble, inputs: Tensor, accuracy: Tensor) -> list[dict[str, float]]:
+    """Return the signs of lost plasticity of each member.
+
+    Args:
+        inputs: Training samples `(members, n, ...)`.
+        accuracy: Online accuracy of the last epoch, `(members,)`.
+
+    Returns:
+        `accuracy`; `dfi`, normalized, mean over the weights; `norm` of all parameters together; on the given samples,
+        of the last hidden layer, `dormant`, the fraction of units with a mean activity below 0.1 of the layer's, and
+        `effective_rank`, by entropy.
+    """
+    weights = [value for value in ensemble.parameters.values() if value.ndim == 3]
+    dfi = torch.stack([dfi_normalized(each) for each in weights]).mean(0)
+    norm = torch.stack([value.flatten(1).square().sum(1) for value in ensemble.parameters.values()]).sum(0).sqrt()
+    features = ensemble.features(inputs)
+    activity = features.abs().mean(1)
+    dormant = (activity <= 0.1 * activity.mean(1, keepdim=True)).float().mean(1)
+    rank = entropy_rank(features)
+    columns = {"accuracy": accuracy, "dfi": dfi, "norm": norm, "dormant": dormant, "effective_rank": rank}
+    return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(dfi))]
+
+
+def _samples(pairs: Sequence[tuple[Tensor, Tensor]], data: ChunkedDataModule) -> tuple[Tensor, Tensor]:
+    inputs, labels = (torch.stack(tensors) for tensors in zip(*pairs, strict=True))
+    return normalize(inputs, data.mean, data.std), labels
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors, and let each share memory with its row."""
+    stack = torch.stack([tensor.detach() for tensor in tensors])
+    for tensor, own in zip(tensors, stack, strict=True):
+        tensor.data = own
+    return stack

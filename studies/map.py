@@ -1,0 +1,114 @@
+"""When does FIRE not help? A map over learning rate, width, length of tasks and similarity of tasks.
+
+python -m studies.map   # tables, results.csv and map.png in runs/map
+
+Memorising 600 images in 15 tasks, as in the quick start. Similarity: in each task a fraction of the labels is drawn
+again, the others are those of one fixed random labelling.
+"""
+
+import time
+from dataclasses import dataclass
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+
+from lightning_fire.data import RandomLabels
+from lightning_fire.data.streams import Samples, Task
+from studies.methods import METHODS
+from studies.runs import Setting, arguments, cell, finish, markdown, run
+from studies.streams import STREAMS, Stream
+
+NAMES = ("vanilla", "full_reset", "fire", "fire_procrustes")
+RATES, WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2), (30, 100, 300)
+EPOCHS, FRACTIONS = (3, 10, 25, 75), (0.1, 0.3, 1.0)
+
+
+@dataclass(frozen=True)
+class PartlyRandomLabels(RandomLabels):
+    """Random labels of which only a fraction differ from a fixed labelling."""
+
+    fraction: float = 1.0
+
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+        """Return the training samples of a task, twice."""
+        (inputs, fixed), _ = super().task(self.num_tasks, train, test, num_classes, seed)
+        (_, labels), _ = super().task(number, train, test, num_classes, seed)
+        kept = torch.rand(len(labels), generator=torch.Generator().manual_seed(1_000 * seed + number)) >= self.fraction
+        samples = inputs, torch.where(kept, fixed, labels)
+        return samples, samples
+
+
+def settings(seeds: range) -> list[Setting]:
+    """Return all settings."""
+    usual, found = STREAMS["random_labels"], []
+    for name in NAMES:
+        for seed in seeds:
+            for rate in RATES:
+                for width in WIDTHS:
+                    found.append(Setting("random_labels", name, seed, METHODS[name], rate=rate, width=width))
+            for epochs in EPOCHS:
+                for fraction in FRACTIONS:
+                    tasks = Stream(
+                        "", PartlyRandomLabels(15, 600, epochs, fraction=fraction), usual.batch_size, usual.rate
+                    )
+                    label = f"epochs={epochs},changed={fraction}"
+                    found.append(Setting(label, name, seed, METHODS[name], tasks=tasks))
+    return found
+
+
+def gains(runs: pd.DataFrame, rows: dict[str, pd.Series], columns: dict[str, pd.Series], corner: str) -> str:
+    """Return a table with vanilla's accuracy and FIRE's difference to vanilla and to a full reset in each cell."""
+    lines = []
+    for row, of_row in rows.items():
+        cells = []
+        for of_column in columns.values():
+            own = runs[of_row & of_column]
+            parts = [f"{name.replace('_', ' ')} {cell(own, name, 'vanilla')}" for name in NAMES[1:]]
+            cells.append("; ".join([cell(own, "vanilla"), *parts]))
+        lines.append([row, *cells])
+    return markdown([corner, *columns], lines)
+
+
+def main() -> None:
+    """Run the study."""
+    options, start = arguments(__doc__, "map"), time.perf_counter()
+    runs = run(settings(options.seed_range), options.folder, options.jobs)
+    first, second = runs[runs.stream == "random_labels"], runs[runs.stream != "random_labels"]
+    rates = {f"rate {rate:g}": first.rate == rate for rate in RATES}
+    widths = {f"width {width}": first.width == width for width in WIDTHS}
+    lengths = {f"{epochs} epochs a task": second.stream.str.startswith(f"epochs={epochs},") for epochs in EPOCHS}
+    changes = {
+        f"{fraction:.0%} of labels new": second.stream.str.endswith(f"changed={fraction}") for fraction in FRACTIONS
+    }
+    print(gains(first, rates, widths, "vanilla, and minus vanilla (95 %)"))
+    print("\n" + gains(second, lengths, changes, "vanilla, and minus vanilla (95 %)"))
+    figure, panels = plt.subplots(2, 2, figsize=(9, 7))
+    for line, name in zip(panels, ("fire", "fire_procrustes"), strict=True):
+        maps = ((first, rates, widths), (second, lengths, changes))
+        for axes, (own, rows, columns) in zip(line, maps, strict=True):
+            means = [
+                [
+                    100
+                    * (
+                        own[a & b & (own.method == name)].online_last.mean()
+                        - own[a & b & (own.method == "vanilla")].online_last.mean()
+                    )
+                    for b in columns.values()
+                ]
+                for a in rows.values()
+            ]
+            axes.imshow(means, cmap="RdBu", vmin=-50, vmax=50, aspect="auto")
+            for i, values in enumerate(means):
+                for j, value in enumerate(values):
+                    axes.text(j, i, f"{value:+.1f}", ha="center", va="center")
+            axes.set_xticks(range(len(columns)), list(columns))
+            axes.set_yticks(range(len(rows)), list(rows))
+            axes.set_title(f"{name.replace('_', ' ')} minus vanilla, points", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(options.folder / "map.png", dpi=100)
+    finish(runs, start)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Run the settings of a study in batches on several processes; keep what has been run; tables and figures of it."""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+
+from lightning_fire.experiments.statistics import difference
+from lightning_fire.nets import MLP
+from lightning_fire.when import AtNewData, Schedule
+from studies.ensemble import Act, Member, train
+from studies.streams import CLASSES, PIXELS, STREAMS, Stream, data_by_seed
+
+MOST = 40  # members of a batch: more are not faster
+COLUMNS = ("stream", "method", "seed", "normalization", "width", "activation", "decay", "rate")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run.
+
+    Attributes:
+        stream: Name of the stream.
+        method: Name of the method, for the table.
+        seed: Of initial weights and data.
+        normalization: Of the hidden layers of the MLP.
+        width: Of its two hidden layers.
+        activation: Between them.
+        decay: Decoupled weight decay.
+        rate: Learning rate; None: that of the stream.
+        act: The method.
+        when: When it acts.
+        signs: Whether to record the signs of lost plasticity.
+        tasks: The stream itself, where it is not the one of that name.
+    """
+
+    stream: str
+    method: str
+    seed: int
+    act: Act = field(compare=False, repr=False)
+    normalization: str = "none"
+    width: int = 100
+    activation: str = "relu"
+    decay: float = 0.0
+    rate: float | None = None
+    when: Schedule = field(default_factory=AtNewData)
+    signs: bool = field(default=False, compare=False, repr=False)
+    tasks: Stream | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What members of one batch have in common."""
+        return self.stream, self.normalization, self.width, self.activation, self.decay
+
+    def row(self, member: Member) -> dict[str, object]:
+        """Return a row of the table of results; accuracies are means over the first or last fifth of the chunks."""
+        fifth = max(1, len(member.online) // 5)
+        named = {name: value for name, value in vars(self).items() if name in COLUMNS and value is not None}
+        return {
+            **named,
+            "online_first": sum(member.online[:fifth]) / fifth,
+            "online_last": sum(member.online[-fifth:]) / fifth,
+            "test_last": sum(member.test[-fifth:]) / fifth,
+            "kept": sum(member.kept) / len(member.kept),
+            "events": len(member.events),
+            "by_chunk": json.dumps({"online": member.online, "test": member.test, "kept": member.kept, **member.signs}),
+        }
+
+
+def run_batch(settings: Sequence[Setting]) -> list[dict[str, object]]:
+    """Train settings of one shape together and return their rows."""
+    torch.set_num_threads(1)
+    stream, members = settings[0].tasks or STREAMS[settings[0].stream], []
+    for setting in settings:
+        torch.manual_seed(setting.seed)
+        network = MLP(PIXELS, CLASSES, [setting.width] * 2, setting.normalization, setting.activation)
+        members.append(Member(network, setting.seed, setting.act, setting.when, setting.rate or stream.rate))
+    train(members, data_by_seed(stream), settings[0].decay, settings[0].signs)
+    return [setting.row(member) for setting, member in zip(settings, members, strict=True)]
+
+
+def run(settings: Sequence[Setting], folder: Path, jobs: int = 2) -> pd.DataFrame:
+    """Run settings and return a row for each; batches that are in the folder's `results.csv` are not run again."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, start = folder / "results.csv", time.perf_counter()
+    ordered = sorted(settings, key=lambda setting: (repr(setting.shape), setting.method, setting.seed))
+    done = pd.read_csv(path) if path.exists() else pd.DataFrame()
+    known = set(done["setting"]) if len(done) else set()
+    batches = []
+    for _, group in groupby(ordered, key=lambda setting: setting.shape):
+        new = [setting for setting in group if repr(setting) not in known]
+        count = -(-len(new) // MOST)
+        batches += [new[index::count] for index in range(count)]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context) as pool:
+        running = {pool.submit(run_batch, batch): batch for batch in batches}
+        for number, future in enumerate(as_completed(running), 1):
+            rows = [{"setting": repr(s), **row} for s, row in zip(running[future], future.result(), strict=True)]
+            done = pd.concat([done, pd.DataFrame(rows)], ignore_index=True)
+            done.to_csv(path, index=False)
+            print(f"{number} of {len(batches)} batches, {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
+    return done.set_index("setting").loc[[repr(setting) for setting in settings]].reset_index()
+
+
+def settings_of(streams: Iterable[str], methods: Mapping[str, Act], seeds: Iterable[int], **others: object) -> list:
+    """Return the settings of all methods, streams and seeds."""
+    seeds = list(seeds)
+    return [
+        Setting(stream, name, seed, act, **others)
+        for stream in streams
+        for name, act in methods.items()
+        for seed in seeds
+    ]
+
+
+def cell(runs: pd.DataFrame, method: str, reference: str | None = None, measure: str = "online_last") -> str:
+    """Format mean ± standard deviation of a method in percent, or its paired difference to a reference with 95 %."""
+    own = runs[runs.method == method].set_index("seed")[measure] * 100
+    if not len(own):
+        return "–"
+    if reference is None:
+        return f"{own.mean():.1f} ± {own.std():.1f}"
+    other = runs[runs.method == reference].set_index("seed")[measure] * 100
+    if method == reference:
+        return "0"
+    mean, low, high = difference(own.to_dict(), other.to_dict())
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, with the first column to the left."""
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def arguments(
+    description: str | None, output: str, more: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+) -> argparse.Namespace:
+    """Return the arguments of a study's command; `more` adds some of its own."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs") / output, help="where results are kept")
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from --first-seed on")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="processes, each on one core")
+    more(parser)
+    options = parser.parse_args()
+    options.seed_range = range(options.first_seed, options.first_seed + options.seeds)
+    return options
+
+
+def measure_of(stream: str) -> str:
+    """Return the column that counts: online accuracy on streams; test accuracy where data only grows."""
+    return "test_last" if stream.startswith("warm_start") else "online_last"
+
+
+def tables(runs: pd.DataFrame, streams: Iterable[str], references: Iterable[str | None]) -> str:
+    """Return a table of methods by stream for each reference; None: of the accuracies themselves, in percent."""
+    streams, methods = list(streams), list(dict.fromkeys(runs.method))
+    parts = []
+    for reference in references:
+        head = "method" if reference is None else f"minus `{reference}` (95 %)"
+        of = {stream: runs[runs.stream == stream] for stream in streams}
+        rows = [
+            [f"`{method}`", *(cell(of[stream], method, reference, measure_of(stream)) for stream in streams)]
+            for method in methods
+        ]
+        parts.append(markdown([head, *(stream.replace("_", " ") for stream in streams)], rows))
+    return "\n\n".join(parts)
+
+
+def draw_bars(panels: Mapping[str, pd.DataFrame], path: Path) -> None:
+    """Draw the accuracies of methods in panels of one stream each: bars are means, points are seeds."""
+    methods = list(dict.fromkeys(method for runs in panels.values() for method in runs.method))
+    size = (2.6 * len(panels) + 2.2, 0.27 * len(methods) + 1.3)
+    figure, grid = plt.subplots(1, len(panels), figsize=size, sharey=True, squeeze=False)
+    for axes, (title, runs) in zip(grid[0], panels.items(), strict=True):
+        for place, method in enumerate(methods):
+            own = runs[runs.method == method][measure_of(runs.stream.iloc[0])] * 100
+            axes.barh(place, own.mean(), color="tab:orange" if method.startswith("fire") else "tab:gray", alpha=0.6)
+            axes.plot(own, [place] * len(own), ".", color="black", markersize=4)
+        axes.set(title=title, xlabel="accuracy, %", yticks=range(len(methods)))
+        axes.set_yticklabels([method.replace("_", " ") for method in methods])
+        axes.grid(axis="x", alpha=0.3)
+    grid[0, 0].invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: str = "") -> None:
+    """Draw the accuracies of methods along a column, in panels of one stream each: means as lines, seeds as points."""
+    figure, grid = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.4), squeeze=False)
+    for axes, (title, runs) in zip(grid[0], panels.items(), strict=True):
+        measure, values = measure_of(runs.stream.iloc[0]), list(dict.fromkeys(runs[x]))
+        for method in dict.fromkeys(runs.method):
+            own = runs[runs.method == method]
+            means = [own[own[x] == value][measure].mean() * 100 for value in values]
+            (line,) = axes.plot(range(len(values)), means, label=method.replace("_", " "))
+            axes.plot(
+                [values.index(value) for value in own[x]], own[measure] * 100, ".", color=line.get_color(), alpha=0.5
+            )
+        axes.set(title=title, xlabel=label or x)
+        axes.set_xticks(range(len(values)), [str(value) for value in values])
+        axes.grid(alpha=0.3)
+    grid[0, 0].set_ylabel("accuracy, %")
+    grid[0, 0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+def finish(runs: pd.DataFrame, start: float) -> None:
+    """Print how many runs there are and how long this command took."""
+    print(f"\n{len(runs)} runs; this command took {(time.perf_counter() - start) / 60:.1f} minutes")
