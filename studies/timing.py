@@ -64,7 +64,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
                 found += [
                     Setting(stream, f"{prefix}{name}", seed, act, when=when)
                     for name, when in group.items()
-                    for prefix, act in ACTS.items()
+                    for prefix, act in (ACTS.items() if not options.all else [("", fire)])
                 ]
     return found
 

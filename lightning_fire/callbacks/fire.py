@@ -1,6 +1,6 @@
 """FIRE as a callback: Frobenius-isometry reinitialization (ICLR 2026)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -12,10 +12,11 @@ from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.change import Change
-from lightning_fire.methods.fire import plan_fire
+from lightning_fire.methods.fire import plan_fire, scales_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights
+from lightning_fire.where.selection import some
 
 
 class FIRECallback(EventCallback):
@@ -36,7 +37,8 @@ class FIRECallback(EventCallback):
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale that
-            moves each matrix least, for networks without normalisation layers.
+            moves each matrix least; `auto`: `paper` where a normalization layer comes later in the network,
+            `procrustes` where none does.
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
         log: What to log. Default: `Log()`.
@@ -58,13 +60,13 @@ class FIRECallback(EventCallback):
         where: Weights | None = None,
         steps: int | Literal["exact"] = 10,
         coefficients: Coefficients = "cubic",
-        scale: Scale = "paper",
+        scale: Scale | Literal["auto"] = "paper",
         optimizer: OptimizerPolicy = "touched",
         log: Log | None = None,
     ):
         super().__init__(when, log)
-        some = min(steps, 1) if isinstance(steps, int) else steps
-        fire(torch.eye(1), some, coefficients, scale)  # refuses what is out of range
+        few = min(steps, 1) if isinstance(steps, int) else steps
+        fire(torch.eye(1), few, coefficients, "paper" if scale == "auto" else scale)  # refuses what is out of range
         check_policy(optimizer)
         if isinstance(where, str):
             raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")
@@ -79,6 +81,8 @@ class FIRECallback(EventCallback):
             matrices = f"1 weight matrix ({weights[0].name})"
         when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"
         says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
+        if self.scale == "auto":
+            says += f"; {_in_words(scales_of(pl_module, weights))}"
         rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
@@ -93,3 +97,15 @@ class FIRECallback(EventCallback):
             share_work=True,
             measure=self.logs.weights,
         )
+
+
+def _in_words(scales: Mapping[str, Scale]) -> str:
+    """Say which weights have which scale, and why."""
+    reasons = {"paper": "normalized later", "procrustes": "not normalized later"}
+    found = {scale: [name for name, own in scales.items() if own == scale] for scale in reasons}
+    parts = [
+        f"{scale} for the {len(names)} that are {reasons[scale]} ({some(names, most=3)})"
+        for scale, names in found.items()
+        if names
+    ]
+    return f"scale {' and '.join(parts)}"

@@ -141,7 +141,9 @@ def as_matrices(weight: Tensor, groups: int = 1) -> Tensor:
 def rescale(isometry: Tensor, matrices: Tensor, shape: Sequence[int], scale: Scale) -> Tensor:
     """Multiply Q, computed from matrices W, by the scale of `fire`; `shape` is (out, in, *kernel) of one group."""
     if scale not in get_args(Scale):
-        raise ValueError(f"`scale` must be 'paper', 'none' or 'procrustes', got {scale!r}")
+        raise ValueError(
+            f"`scale` must be 'paper', 'none' or 'procrustes' (for a whole model also 'auto'), got {scale!r}"
+        )
     if scale == "none" or not isometry.numel():
         return isometry
     if scale == "paper":

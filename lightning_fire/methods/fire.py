@@ -1,5 +1,6 @@
 """FIRE: Frobenius-isometry reinitialization (ICLR 2026)."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.change import Change, change_weights, in_place
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
-from lightning_fire.where import Weights, WeightView
+from lightning_fire.where import Weights, WeightView, normalized_weights
 
 
 def plan_fire(
@@ -17,7 +18,7 @@ def plan_fire(
     where: Weights | None = None,
     steps: int | Literal["exact"] = 10,
     coefficients: Coefficients = "cubic",
-    scale: Scale = "paper",
+    scale: Scale | Literal["auto"] = "paper",
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
@@ -31,7 +32,7 @@ def plan_fire(
             models with attention the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.
         coefficients: Of the Newton–Schulz polynomial, see `functional.orthogonalize`.
-        scale: Scale of the new weights, see `functional.fire`.
+        scale: Scale of the new weights, see `functional.fire`; `"auto"`: see `scales_of`.
         optimizers: The optimizers that train the model, one or several.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of new weights, `"all"` everything.
         share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
@@ -54,10 +55,12 @@ def plan_fire(
         True
     """
 
-    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-        return fire(weight, steps, coefficients, scale, view.groups)
-
     weights = (Weights() if where is None else where).select(model)
+    scales = scales_of(model, weights) if scale == "auto" else dict.fromkeys((view.name for view in weights), scale)
+
+    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+        return fire(weight, steps, coefficients, scales[view.name], view.groups)
+
     change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work, measure)
     if zeros := change.report.zeros:
         warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
@@ -65,3 +68,20 @@ def plan_fire(
 
 
 fire_ = in_place(plan_fire)
+
+
+def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scale]:
+    """Choose a scale for each weight by what follows it, as `scale="auto"` does.
+
+    `paper` where a normalization layer comes later in the network, as it undoes the scale. `procrustes`, which keeps
+    the size of the weight, where none does.
+
+    Args:
+        model: Any module.
+        weights: Selected weights of the model.
+
+    Returns:
+        The scale of each weight, by name.
+    """
+    normalized = normalized_weights(model, weights)
+    return {view.name: "paper" if view.name in normalized else "procrustes" for view in weights}

@@ -3,6 +3,7 @@
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.hidden_units import HiddenUnits, UnitLayer
 from lightning_fire.where.layers import weight_layers
+from lightning_fire.where.normalized import normalized_weights
 from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
 from lightning_fire.where.weight_view import WeightView
@@ -16,5 +17,6 @@ __all__ = [
     "UnitLayer",
     "WeightView",
     "Weights",
+    "normalized_weights",
     "weight_layers",
 ]

@@ -1,0 +1,53 @@
+"""Which weights a normalization layer follows, and the scale that FIRE chooses by it."""
+
+import copy
+
+import pytest
+import torch
+from small_training import fitted
+
+from lightning_fire import FIRECallback, fire_
+from lightning_fire.functional import fire
+from lightning_fire.nets import GPT, MLP, VGG, ResNet
+from lightning_fire.where import Weights, normalized_weights
+
+NETWORKS = {  # with the weights that nothing normalizes later
+    "mlp": (lambda: MLP(8, 3, [6, 5]), ["layers.1.weight", "layers.3.weight", "head.weight"]),
+    "mlp_layer": (lambda: MLP(8, 3, [6, 5], "layer"), ["head.weight"]),
+    "mlp_batch": (lambda: MLP(8, 3, [6, 5], "batch"), ["head.weight"]),
+    "resnet": (
+        lambda: ResNet(in_channels=1, widths=[4, 8], blocks=[1, 1], head_width=6),
+        ["head.0.weight", "head.2.weight"],
+    ),
+    "vgg": (
+        lambda: VGG(num_classes=10, in_channels=1, image_size=8, stages=[[4], [8]], head_widths=[6]),
+        ["head.0.weight", "head.2.weight"],
+    ),
+    "gpt": (lambda: GPT(vocab_size=11, block_size=4, depth=1, heads=2, dim=8), []),  # its head is tied to the embedding
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_weights_before_the_last_normalization_layer_are_normalized(name):
+    make, expected = NETWORKS[name]
+    model = make()
+    views = Weights().select(model)
+    assert [view.name for view in views if view.name not in normalized_weights(model, views)] == expected
+
+
+def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_size():
+    model = MLP(8, 3, [6, 5], "layer")
+    expected = copy.deepcopy(model)
+    fire_(model, scale="auto")
+    for name, scale in {"layers.1": "paper", "layers.4": "paper", "head": "procrustes"}.items():
+        old, new = expected.get_submodule(name).weight, model.get_submodule(name).weight
+        assert torch.equal(fire(old.detach(), scale=scale), new), name
+
+
+def test_the_callback_says_what_it_chose_and_why(caplog):
+    with caplog.at_level("INFO"):
+        fitted(FIRECallback(scale="auto"))
+    assert (
+        "scale paper for the 1 that are normalized later (net.0.weight) and procrustes for the 1 that are not"
+        in caplog.text
+    )
