@@ -27,7 +27,7 @@ def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str
         {'0.weight'}
     """
     last = -1
-    place = {}
+    place: dict[nn.Parameter, int] = {}
     for index, (name, module) in enumerate(model.named_modules()):
         if "norm" in type(module).__name__.lower() and ".parametrizations." not in f".{name}.":
             last = index

@@ -257,7 +257,7 @@ def test_steps_must_be_a_positive_integer(steps):
 def test_unknown_names_are_refused():
     with pytest.raises(ValueError, match=r"`coefficients` must be one of .*'cubic'.*, got 'septic'"):
         orthogonalize(torch.eye(2), coefficients="septic")
-    with pytest.raises(ValueError, match="`scale` must be 'paper', 'none' or 'procrustes' .*, got 'kaiming'"):
+    with pytest.raises(ValueError, match=r"`scale` must be 'paper', 'none' or 'procrustes' .*, got 'kaiming'"):
         fire(torch.eye(2), scale="kaiming")
 
 
