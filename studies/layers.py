@@ -23,8 +23,9 @@ def methods() -> dict[str, Act]:
     for names in SETS:
         layers, label = tuple(LAYERS[name] for name in names), "all" if len(names) == 3 else "_".join(names)
         found[f"fire_{label}"] = partial(fire, layers=layers)
-        found[f"fire_procrustes_{label}"] = partial(fire, layers=layers, scale="procrustes")
-        found[f"reset_{label}"] = partial(reset, layers=layers)
+        if len(names) != 2:
+            found[f"fire_procrustes_{label}"] = partial(fire, layers=layers, scale="procrustes")
+            found[f"reset_{label}"] = partial(reset, layers=layers)
     return found
 
 

@@ -20,8 +20,8 @@ from studies.runs import Setting, arguments, cell, finish, markdown, run
 from studies.streams import STREAMS, Stream
 
 NAMES = ("vanilla", "full_reset", "fire", "fire_procrustes")
-RATES, WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2), (30, 100, 300)
-EPOCHS, FRACTIONS = (3, 10, 25, 75), (0.1, 0.3, 1.0)
+RATES, WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2), (30, 100, 200)
+EPOCHS, FRACTIONS = (3, 10, 25, 50), (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)

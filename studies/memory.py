@@ -2,8 +2,8 @@
 
 python -m studies.memory   # tables, results.csv and memory.png in runs/memory
 
-FIRE minus the isometry of the *initial* weights, with the same scale, is what the network's past is worth; that
-isometry minus a full reset is what isometry and scale are worth without any past.
+FIRE minus the isometries of the *initial* weights, each of the norm that FIRE would give it, is what the network's past
+is worth; these minus a full reset are what isometry and scale are worth without any past.
 """
 
 import time

@@ -2,10 +2,9 @@
 
 from functools import partial
 
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fire import functional
 from lightning_fire.functional.orthogonal import Scale
 from lightning_fire.methods import fire_, full_reset_, isometric_values, reset_optimizer_state, shrink_and_perturb_
 from lightning_fire.where import Parameters, Weights
@@ -30,9 +29,21 @@ def reset(member: Member, optimizer: Optimizer, layers: tuple[str, ...] = ()) ->
     full_reset_(member.network, member.initial, where, optimizers=optimizer, measure=False)
 
 
-def reset_to(member: Member, optimizer: Optimizer, factor: float = 1.0, isometry: Scale | None = None) -> None:
-    """Initial values; the weights times a factor, or replaced by their nearest isometries with a scale."""
-    full_reset_(member.network, changed(member, factor, isometry), optimizers=optimizer, measure=False)
+def reset_small(member: Member, optimizer: Optimizer) -> None:
+    """Initial values, the weights times 0.05."""
+    weights = {view.name for view in WHERE.select(member.network)}
+    small = {name: value * 0.05 if name in weights else value for name, value in member.initial.items()}
+    full_reset_(member.network, small, optimizers=optimizer, measure=False)
+
+
+def reset_to_isometry(member: Member, optimizer: Optimizer, scale: Scale) -> None:
+    """Initial values, the weights replaced by their nearest isometries, of the norms that FIRE would give them now."""
+    norms = {view.name: functional.fire(view.read(), scale=scale).norm() for view in WHERE.select(member.network)}
+    full_reset_(
+        member.network, isometric_values(member.network, member.initial, WHERE), optimizers=optimizer, measure=False
+    )
+    for view in WHERE.select(member.network):
+        view.write(view.read() * (norms[view.name] / view.read().norm()))
 
 
 def shrink_and_perturb(member: Member, optimizer: Optimizer, strength: float) -> None:
@@ -45,34 +56,15 @@ def reset_optimizer(member: Member, optimizer: Optimizer) -> None:
     reset_optimizer_state(optimizer, member.network.parameters())
 
 
-def fire_with_initial_norms(member: Member, optimizer: Optimizer) -> None:
-    """FIRE, each weight scaled to the Frobenius norm of its initial values."""
-    fire(member, optimizer, scale="none")
-    with torch.no_grad():
-        for view in WHERE.select(member.network):
-            weight = view.read()
-            view.write(weight * (member.initial[view.name].norm() / weight.norm()))
-
-
-def changed(member: Member, factor: float, isometry: Scale | None) -> dict[str, Tensor]:
-    """Return the initial values with other weights."""
-    if isometry is not None:
-        return isometric_values(member.network, member.initial, WHERE, isometry)
-    weights = {view.name for view in WHERE.select(member.network)}
-    return {name: value * factor if name in weights else value for name, value in member.initial.items()}
-
-
 METHODS: dict[str, Act] = {
     "vanilla": vanilla,
     "reset_optimizer": reset_optimizer,
     "reset_head": partial(reset, layers=("head",)),
     "full_reset": reset,
-    "full_reset_small": partial(reset_to, factor=0.05),
-    "isometry_of_initial": partial(reset_to, isometry="paper"),
-    "isometry_of_initial_procrustes": partial(reset_to, isometry="procrustes"),
+    "full_reset_small": reset_small,
+    "isometry_of_initial": partial(reset_to_isometry, scale="paper"),
+    "isometry_of_initial_procrustes": partial(reset_to_isometry, scale="procrustes"),
     "shrink_and_perturb": partial(shrink_and_perturb, strength=0.6),
     "fire": fire,
-    "fire_none": partial(fire, scale="none"),
     "fire_procrustes": partial(fire, scale="procrustes"),
-    "fire_initial_norms": fire_with_initial_norms,
 }

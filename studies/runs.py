@@ -4,7 +4,7 @@ import argparse
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -103,15 +103,22 @@ def run(settings: Sequence[Setting], folder: Path, jobs: int = 2) -> pd.DataFram
         new = [setting for setting in group if repr(setting) not in known]
         count = -(-len(new) // MOST)
         batches += [new[index::count] for index in range(count)]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, context) as pool:
-        running = {pool.submit(run_batch, batch): batch for batch in batches}
-        for number, future in enumerate(as_completed(running), 1):
-            rows = [{"setting": repr(s), **row} for s, row in zip(running[future], future.result(), strict=True)]
-            done = pd.concat([done, pd.DataFrame(rows)], ignore_index=True)
-            done.to_csv(path, index=False)
-            print(f"{number} of {len(batches)} batches, {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
+    for number, (batch, rows) in enumerate(_results(batches, jobs), 1):
+        named = [{"setting": repr(setting), **row} for setting, row in zip(batch, rows, strict=True)]
+        done = pd.concat([done, pd.DataFrame(named)], ignore_index=True)
+        done.to_csv(path, index=False)
+        print(f"{number} of {len(batches)} batches, {(time.perf_counter() - start) / 60:.1f} minutes", flush=True)
     return done.set_index("setting").loc[[repr(setting) for setting in settings]].reset_index()
+
+
+def _results(batches: Sequence[list[Setting]], jobs: int) -> Iterator[tuple[list[Setting], list[dict[str, object]]]]:
+    """Run batches on processes, one job in this one, and return each as it ends."""
+    if jobs == 1:
+        yield from ((batch, run_batch(batch)) for batch in batches)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(run_batch, batch): batch for batch in batches}
+        yield from ((running[future], future.result()) for future in as_completed(running))
 
 
 def settings_of(streams: Iterable[str], methods: Mapping[str, Act], seeds: Iterable[int], **others: object) -> list:

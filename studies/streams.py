@@ -1,6 +1,6 @@
 """The sequences of tasks of the studies: packaged Fashion-MNIST at 14×14 pixels, small enough for seconds a run."""
 
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from torch.nn.functional import avg_pool2d
@@ -41,7 +41,7 @@ class SmallImages(SmallFashionMNISTDataModule):
 
     def load(self) -> tuple[TensorDataset, TensorDataset]:
         """Return the training set and the test set."""
-        return tuple(_halved(dataset) for dataset in super().load())
+        return _small_images()
 
 
 def data_of(stream: Stream, seed: int) -> SmallImages:
@@ -52,6 +52,12 @@ def data_of(stream: Stream, seed: int) -> SmallImages:
 def data_by_seed(stream: Stream) -> partial:
     """Return the function from a seed to the data of a stream."""
     return partial(data_of, stream)
+
+
+@cache
+def _small_images() -> tuple[TensorDataset, TensorDataset]:
+    train, test = SmallFashionMNISTDataModule().load()
+    return _halved(train), _halved(test)
 
 
 def _halved(dataset: TensorDataset) -> TensorDataset:

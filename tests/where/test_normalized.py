@@ -48,7 +48,7 @@ def test_the_callback_says_what_it_chose_and_why(caplog):
     with caplog.at_level("INFO"):
         fitted(FIRECallback(scale="auto"))
     expected = (
-        "; scale paper for the 1 that are normalized later (net.0.weight) and procrustes for the 2 that are not normalized"
-        " later (net.3.weight, net.5.weight)."
+        "; scale paper for the 1 that are normalized later (net.0.weight) and procrustes for the 2 that are not"
+        " normalized later (net.3.weight, net.5.weight)."
     )
     assert expected in caplog.text

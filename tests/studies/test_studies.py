@@ -1,0 +1,65 @@
+"""Each study from its command to its tables and its figure, on tiny streams."""
+
+import importlib
+import sys
+
+import pandas as pd
+import pytest
+
+from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
+from studies import runs, streams
+
+TINY = {
+    "random_labels": streams.Stream("random labels", RandomLabels(3, 60, 2), 30, 3e-3),
+    "permuted_labels": streams.Stream("permuted labels", PermutedLabels(3, 60, 1), 30, 3e-3),
+    "permuted_inputs": streams.Stream("permuted inputs", PermutedInputs(3, 60, 2), 30, 3e-3),
+    "warm_start": streams.Stream("warm start", WarmStart(0.01, (2, 1)), 500, 3e-3),
+}
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    for name, stream in TINY.items():
+        monkeypatch.setitem(streams.STREAMS, name, stream)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("study", "shows", "only"),
+    [
+        ("memory", "minus `isometry_of_initial` (95 %)", {}),
+        ("layers", "minus `reset_all` (95 %)", {}),
+        ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
+        ("timing", "events in a run", {}),
+        ("signs", "metric before the event", {"CHUNKS": {"random_labels": (1, 2)}, "RATES": (1e-3,)}),
+        ("map", "30% of labels new", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
+        ("scale", "### Normalization: batch", {"NORMALIZATIONS": ("none", "batch")}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:An input array is constant")  # of the rank correlations
+def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, tmp_path, capsys, monkeypatch):
+    module = importlib.import_module(f"studies.{study}")
+    for name, value in only.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(sys, "argv", ["study", str(tmp_path), "--seeds", "2", "--jobs", "1"])
+    module.main()
+    first = capsys.readouterr().out
+    assert shows in first and "batches" in first and "| nan" not in first
+    assert (tmp_path / f"{study}.png").stat().st_size > 5_000
+    module.main()  # nothing is run again
+    again = capsys.readouterr().out
+    assert "batches" not in again and shows in again
+
+
+def test_differences_are_paired_by_seed():
+    """0.1, 0.2 and 0.3 above: mean 0.2, sd 0.1, half an interval 4.303 · 0.1 / √3 = 0.248, in percent."""
+    frame = pd.DataFrame(
+        [
+            {"method": method, "seed": seed, "online_last": value}
+            for method, values in {"vanilla": [0.1, 0.2, 0.3], "fire": [0.2, 0.4, 0.6]}.items()
+            for seed, value in enumerate(values)
+        ]
+    ).sample(frac=1, random_state=0)
+    assert runs.cell(frame, "fire", "vanilla") == "+20.0 (-4.8 to +44.8)"
+    assert runs.cell(frame, "fire") == "40.0 ± 20.0"
+    assert runs.cell(frame, "vanilla", "vanilla") == "0"
