@@ -9,7 +9,7 @@ is worth; these minus a full reset are what isometry and scale are worth without
 import time
 
 from studies.methods import METHODS
-from studies.runs import arguments, draw_bars, finish, run, settings_of, tables
+from studies.runs import arguments, cell, draw_bars, finish, markdown, measure_of, run, settings_of, tables
 from studies.streams import STREAMS
 
 NAMES = (
@@ -31,8 +31,18 @@ def main() -> None:
     options, start = arguments(__doc__, "memory"), time.perf_counter()
     settings = settings_of(STREAMS, {name: METHODS[name] for name in NAMES}, options.seed_range)
     runs = run(settings, options.folder, options.jobs)
-    references = (None, "vanilla", "full_reset", "isometry_of_initial", "isometry_of_initial_procrustes")
-    print(tables(runs, STREAMS, references))
+    print(tables(runs, STREAMS, (None, "full_reset")) + "\n")
+    parts = {
+        "FIRE minus full reset (95 %)": ("fire", "full_reset"),
+        "… of which isometry and norm": ("isometry_of_initial", "full_reset"),
+        "… of which memory": ("fire", "isometry_of_initial"),
+        "FIRE with Procrustes' scale minus full reset (95 %)": ("fire_procrustes", "full_reset"),
+        "… of which isometry and norm ": ("isometry_of_initial_procrustes", "full_reset"),
+        "… of which memory ": ("fire_procrustes", "isometry_of_initial_procrustes"),
+    }
+    of = [runs[runs.stream == stream] for stream in STREAMS]
+    rows = [[label, *(cell(own, *pair, measure_of(own.stream.iloc[0])) for own in of)] for label, pair in parts.items()]
+    print(markdown(["", *(tasks.title for tasks in STREAMS.values())], rows))
     panels = {tasks.title: runs[runs.stream == stream] for stream, tasks in STREAMS.items()}
     draw_bars(panels, options.folder / "memory.png")
     finish(runs, start)

@@ -27,7 +27,7 @@ def tiny(monkeypatch):
 @pytest.mark.parametrize(
     ("study", "shows", "only"),
     [
-        ("memory", "minus `isometry_of_initial` (95 %)", {}),
+        ("memory", "… of which memory", {}),
         ("layers", "minus `reset_all` (95 %)", {}),
         ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
         ("timing", "events in a run", {}),
