@@ -18,6 +18,7 @@ from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.restart_schedulers import RestartSchedulers
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
+from lightning_fire.callbacks.spectral_regularization import SpectralRegularization
 from lightning_fire.callbacks.use_muon import UseMuon
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "RestartSchedulers",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
+    "SpectralRegularization",
     "UseMuon",
     "announce_new_data",
     "module_curvature",

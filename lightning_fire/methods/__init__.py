@@ -17,6 +17,7 @@ from lightning_fire.methods.redo import ReDo
 from lightning_fire.methods.report import Report
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
+from lightning_fire.methods.spectral_regularization import SpectralRegularization
 
 __all__ = [
     "ContinualBackprop",
@@ -26,6 +27,7 @@ __all__ = [
     "ReDo",
     "Report",
     "SelfNormalizedReset",
+    "SpectralRegularization",
     "dash_",
     "fire_",
     "fresh_values",

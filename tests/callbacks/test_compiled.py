@@ -16,6 +16,7 @@ from lightning_fire import (
     ReDo,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    SpectralRegularization,
 )
 
 pytestmark = pytest.mark.slow
@@ -30,6 +31,7 @@ METHODS = {
     "plasticity_injection": lambda: PlasticityInjection("net.5"),
     "redo": lambda: ReDo(EveryNEpochs(1), threshold=0.7),
     "shrink_and_perturb": lambda: ShrinkAndPerturb(strength=0.5),
+    "spectral": lambda: SpectralRegularization(0.1),
     "snr": lambda: SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20),
 }
 

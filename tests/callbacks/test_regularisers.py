@@ -1,4 +1,4 @@
-"""`L2Init` and `Parseval` through real fits: they equal the penalty in the loss."""
+"""`L2Init`, `Parseval` and `SpectralRegularization` through real fits: they equal the penalty in the loss."""
 
 import pytest
 import reference
@@ -6,11 +6,11 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from small_training import PlainModule, assert_same_weights, fitted, initial_state
+from small_training import GrowingData, PlainModule, assert_same_weights, fitted, initial_state, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import L2Init, Parameters, Parseval, Weights
+from lightning_fire import L2Init, Parameters, Parseval, SpectralRegularization, Weights, methods
 from lightning_fire.functional import parseval_gradient
 
 
@@ -24,6 +24,26 @@ def orthogonality(module, strength, norms=False):
     if norms:
         total = total + (module.net[1].weight ** 2 - 1).pow(2).sum()
     return strength * total
+
+
+class SpectralNorms:
+    """(σ₁² − 1)² of the weights, each estimated anew in each step, and ‖b‖⁴ of the biases beside them."""
+
+    def __init__(self, layers=(0, 3, 5)):
+        self.layers, self.step = layers, None
+        self.vectors = methods.SpectralRegularization(seeded(PlainModule), 1.0).vectors
+
+    def __call__(self, module, strength):
+        total = sum(module.net[i].bias.norm() ** 4 for i in self.layers)
+        for i in self.layers:
+            weight = module.net[i].weight
+            v = self.vectors[f"net.{i}.weight"][0]
+            if self.step != module.global_step:
+                v = (weight.T @ (weight @ v)).detach()
+                self.vectors[f"net.{i}.weight"] = (v := v / v.norm())[None]
+            total = total + ((weight @ v).norm() ** 2 - 1) ** 2
+        self.step = module.global_step
+        return strength * total
 
 
 class WithSGD(PlainModule):
@@ -45,11 +65,29 @@ class InTheLoss(WithSGD):
         return loss + self.penalty(self) if self.current_epoch >= self.start else loss
 
 
+def spectral(layers=(0, 3, 5), strength=0.05):
+    norms = []  # made at the first call: they are of one run
+
+    def penalty(module):
+        if module.global_step == 0 and module.trainer.fit_loop.epoch_loop.batch_idx == 0:
+            norms[:] = [SpectralNorms(layers)]
+        return norms[0](module, strength)
+
+    return penalty
+
+
+def seeded(build):
+    torch.manual_seed(0)
+    return build()
+
+
 CASES = [
     (lambda: L2Init(0.1), lambda module: distance(module, 0.1)),
     (lambda: L2Init(0.1, where=Parameters(include=["net.3"])), lambda module: distance(module, 0.1, "net.3")),
     (lambda: Parseval(0.05), lambda module: orthogonality(module, 0.05)),
     (lambda: Parseval(0.05, norms=True), lambda module: orthogonality(module, 0.05, norms=True)),
+    (lambda: SpectralRegularization(0.05), spectral()),
+    (lambda: SpectralRegularization(0.05, where=Weights(preset="cnn", include=["net.3"])), spectral((3,))),
 ]
 
 
@@ -64,15 +102,10 @@ def test_it_equals_the_penalty_in_the_loss(callback, penalty, options):
     assert not torch.allclose(with_callback.net[3].weight, plain.net[3].weight, atol=1e-3)
 
 
-def seeded(build):
-    torch.manual_seed(0)
-    return build()
-
-
-@pytest.mark.parametrize("kind", [L2Init, Parseval])
+@pytest.mark.parametrize("kind", [L2Init, Parseval, SpectralRegularization])
 def test_it_begins_with_its_chunk(kind):
     """Chunk 1 begins with epoch 2."""
-    penalty = {L2Init: distance, Parseval: orthogonality}[kind]
+    penalty = {L2Init: distance, Parseval: orthogonality, SpectralRegularization: SpectralNorms()}[kind]
     with_callback = fitted(kind(0.1, start_chunk=1), module=seeded(WithSGD))
     in_the_loss = fitted(module=seeded(lambda: InTheLoss(lambda module: penalty(module, 0.1), start=2)))
     for name, tensor in with_callback.state_dict().items():
@@ -175,7 +208,9 @@ def test_fused_transposed_and_grouped_weights_are_penalised_as_the_matrices_they
     assert torch.equal(after.seen[0][1]["net.0.weight"], before.seen[0][1]["net.0.weight"])
 
 
-@pytest.mark.parametrize("build", [lambda: L2Init(0.1), lambda: Parseval(0.1, start_chunk=1)])
+@pytest.mark.parametrize(
+    "build", [lambda: L2Init(0.1), lambda: Parseval(0.1, start_chunk=1), lambda: SpectralRegularization(0.1)]
+)
 @pytest.mark.parametrize("epoch", [0, 2, 3])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, build):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
@@ -199,6 +234,7 @@ def test_the_penalty_is_logged(tmp_path):
         (lambda: L2Init(-1), "`strength` must be at least 0, got -1"),
         (lambda: Parseval(0.1, start_chunk=-1), "`start_chunk` must be at least 0, got -1"),
         (lambda: Parseval(0.1, scale=0), "`scale` must be above 0, got 0"),
+        (lambda: SpectralRegularization(-1), "`strength` must be at least 0, got -1"),
     ],
 )
 def test_arguments_out_of_range(build, message):
@@ -211,3 +247,27 @@ def test_a_selection_that_matches_nothing_is_refused_before_training():
         fitted(L2Init(0.1, where=Parameters(include=["layer99"])))
     with pytest.raises(ValueError, match="layer99"):
         fitted(Parseval(0.1, where=Weights(include=["layer99"])))
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(SpectralRegularization(0.1, where=Weights(include=["layer99"])))
+
+
+def test_largest_singular_values_end_near_1():
+    """The claim of the paper (Section 4); without the penalty they end above 1.5."""
+
+    def norms(module):
+        return [torch.linalg.matrix_norm(module.net[i].weight, 2).item() for i in (0, 3, 5)]
+
+    many = {"max_epochs": 60, "data": GrowingData((20, 20, 20))}
+    assert max(norms(fitted(**many))) > 1.5
+    assert norms(fitted(SpectralRegularization(1.0), **many)) == pytest.approx([1.0] * 3, abs=0.15)
+
+
+def test_a_second_fit_continues_with_the_estimates_of_the_first():
+    callback = SpectralRegularization(0.1)
+    module = fitted(callback, max_epochs=2)
+    before = dict(callback.vectors)
+    trainer(callback, max_epochs=1).fit(module, datamodule=GrowingData())
+    assert before.keys() == callback.vectors.keys() == {"net.0.weight", "net.3.weight", "net.5.weight"}
+    for name, vector in callback.vectors.items():
+        assert not torch.equal(vector, before[name])
+        assert vector.norm().item() == pytest.approx(1.0)

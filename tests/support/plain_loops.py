@@ -135,6 +135,10 @@ def parseval(loop: Loop) -> None:
     loop.before_step = methods.Parseval(loop.model, 1e-2, norms=True).add_gradients
 
 
+def spectral(loop: Loop) -> None:
+    loop.before_step = methods.SpectralRegularization(loop.model, 1e-2).add_gradients
+
+
 def l2_init(loop: Loop) -> None:
     loop.before_step = methods.L2Init(loop.model, 1e-1).add_gradients
 
@@ -154,6 +158,7 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         continual_backprop,
         snr,
         parseval,
+        spectral,
         l2_init,
     )
 }

@@ -85,6 +85,12 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
     return total
 
 
+def spectral_penalty(weight: Tensor, groups: int = 1) -> Tensor:
+    """(σ₁² − 1)² group by group, from the whole decomposition; differentiable."""
+    matrices = [group.flatten(1) for group in weight.chunk(groups)]
+    return torch.stack([(torch.linalg.svd(matrix).S[0] ** 2 - 1) ** 2 for matrix in matrices]).sum()
+
+
 def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
     """w · clamp(cos(w, g), λ, 1) part by part, in float64."""
     weight, direction = weight.double(), direction.double()

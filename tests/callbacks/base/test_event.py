@@ -36,6 +36,7 @@ from lightning_fire import (
     ReDo,
     Schedule,
     SelfNormalizedReset,
+    SpectralRegularization,
     Weights,
     announce_new_data,
 )
@@ -573,6 +574,7 @@ def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
         SelfNormalizedReset(0.1),
         L2Init(0.1),
         Parseval(0.1),
+        SpectralRegularization(0.1),
         PlasticityInjection("net.5"),
         FullReset(fresh_seed=0),
     ],
