@@ -28,6 +28,7 @@ from lightning_fire import (
     EveryNSteps,
     FIRECallback,
     FullReset,
+    IsometryDecay,
     L2Init,
     Log,
     OptimizerReset,
@@ -413,6 +414,7 @@ OTHERS = {
     "L2Init": lambda: L2Init(strength=0.1),
     "Parseval": lambda: Parseval(strength=0.1),
     "SpectralRegularization": lambda: SpectralRegularization(strength=0.1),
+    "IsometryDecay": lambda: IsometryDecay(strength=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
 }

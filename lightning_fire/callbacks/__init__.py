@@ -8,6 +8,7 @@ from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.isometry_decay import IsometryDecay
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
@@ -28,6 +29,7 @@ __all__ = [
     "EventCallback",
     "FIRECallback",
     "FullReset",
+    "IsometryDecay",
     "L2Init",
     "Log",
     "MethodCallback",

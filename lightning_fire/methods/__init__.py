@@ -1,7 +1,7 @@
 """Methods on any `nn.Module`, for any training loop. Imports torch only.
 
 A function changes a model at once: `fire_(model, optimizers=optimizer)`. An object has a `step()`, to be called after
-each optimizer step, or `add_gradients()`, to be called before it; one that has a state has `state_dict()`.
+each optimizer step, or `add_gradients()` or `decay()`, to be called before it; one that has a state has `state_dict()`.
 """
 
 from lightning_fire.methods.continual_backprop import ContinualBackprop
@@ -9,6 +9,7 @@ from lightning_fire.methods.dash import dash_
 from lightning_fire.methods.fire import fire_
 from lightning_fire.methods.full_reset import full_reset_
 from lightning_fire.methods.initial_values import fresh_values, initial_values
+from lightning_fire.methods.isometry_decay import IsometryDecay
 from lightning_fire.methods.l2_init import L2Init
 from lightning_fire.methods.optimizer_state import reset_optimizer_state
 from lightning_fire.methods.parseval import Parseval
@@ -22,6 +23,7 @@ from lightning_fire.methods.spectral_regularization import SpectralRegularizatio
 __all__ = [
     "ContinualBackprop",
     "InjectedHead",
+    "IsometryDecay",
     "L2Init",
     "Parseval",
     "ReDo",

@@ -52,6 +52,7 @@ CALLBACKS = {
     "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
     "parseval": lambda: lf.Parseval(1e-2, norms=True),
     "spectral": lambda: lf.SpectralRegularization(1e-2),
+    "isometry_decay": lambda: lf.IsometryDecay(1.0),
     "l2_init": lambda: lf.L2Init(1e-1),
 }
 

@@ -36,6 +36,7 @@ BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
+    "isometry_decay": {"IsometryDecay"},
     "spectral": {"SpectralRegularization"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }

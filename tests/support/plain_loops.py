@@ -139,6 +139,11 @@ def spectral(loop: Loop) -> None:
     loop.before_step = methods.SpectralRegularization(loop.model, 1e-2).add_gradients
 
 
+def isometry_decay(loop: Loop) -> None:
+    method = methods.IsometryDecay(loop.model, 1.0)
+    loop.before_step = lambda: method.decay(loop.optimizer)
+
+
 def l2_init(loop: Loop) -> None:
     loop.before_step = methods.L2Init(loop.model, 1e-1).add_gradients
 
@@ -159,6 +164,7 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         snr,
         parseval,
         spectral,
+        isometry_decay,
         l2_init,
     )
 }
