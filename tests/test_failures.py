@@ -26,6 +26,7 @@ from lightning_fire import (
     AtNewData,
     ContinualBackprop,
     EveryNSteps,
+    FeatureRank,
     FIRECallback,
     FullReset,
     IsometryDecay,
@@ -415,6 +416,7 @@ OTHERS = {
     "Parseval": lambda: Parseval(strength=0.1),
     "SpectralRegularization": lambda: SpectralRegularization(strength=0.1),
     "IsometryDecay": lambda: IsometryDecay(strength=0.1),
+    "FeatureRank": lambda: FeatureRank(lr=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
 }

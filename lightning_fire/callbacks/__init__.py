@@ -6,6 +6,7 @@ from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
+from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
 from lightning_fire.callbacks.isometry_decay import IsometryDecay
@@ -28,6 +29,7 @@ __all__ = [
     "ContinualBackprop",
     "EventCallback",
     "FIRECallback",
+    "FeatureRank",
     "FullReset",
     "IsometryDecay",
     "L2Init",

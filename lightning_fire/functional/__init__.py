@@ -24,6 +24,7 @@ from lightning_fire.functional.penalties import (
 )
 from lightning_fire.functional.ranks import (
     entropy_rank,
+    entropy_rank_gradient,
     entropy_rank_of,
     singular_values,
     singular_values_of_gram,
@@ -67,6 +68,7 @@ __all__ = [
     "dormant",
     "dormant_fraction",
     "entropy_rank",
+    "entropy_rank_gradient",
     "entropy_rank_of",
     "feature_covariance_bound",
     "feature_covariance_shift",

@@ -6,6 +6,7 @@ each optimizer step, or `add_gradients()` or `decay()`, to be called before it; 
 
 from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import dash_
+from lightning_fire.methods.feature_rank import FeatureRank
 from lightning_fire.methods.fire import fire_
 from lightning_fire.methods.full_reset import full_reset_
 from lightning_fire.methods.initial_values import fresh_values, initial_values
@@ -22,6 +23,7 @@ from lightning_fire.methods.spectral_regularization import SpectralRegularizatio
 
 __all__ = [
     "ContinualBackprop",
+    "FeatureRank",
     "InjectedHead",
     "IsometryDecay",
     "L2Init",

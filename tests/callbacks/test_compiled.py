@@ -8,6 +8,7 @@ from lightning_fire import (
     DASH,
     ContinualBackprop,
     EveryNEpochs,
+    FeatureRank,
     FIRECallback,
     FullReset,
     IsometryDecay,
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.slow
 METHODS = {
     "continual_backprop": lambda: ContinualBackprop(0.2, maturity=2),
     "dash": lambda: DASH(num_batches=2),
+    "feature_rank": lambda: FeatureRank(0.1),
     "fire": lambda: FIRECallback(),
     "full_reset": lambda: FullReset(),
     "isometry_decay": lambda: IsometryDecay(0.1),

@@ -27,6 +27,7 @@ METHODS = {
     "parseval": lambda: lightning_fire.Parseval(1e-2),
     "spectral": lambda: lightning_fire.SpectralRegularization(1e-2),
     "isometry decay": lambda: lightning_fire.IsometryDecay(0.1),
+    "feature rank": lambda: lightning_fire.FeatureRank(0.1),
     "injection": lambda: lightning_fire.PlasticityInjection("net.5", EVERY_TWO_EPOCHS),
     "schedulers": lambda: RestartSchedulers(EVERY_TWO_EPOCHS),
     "optimizer": lambda: lightning_fire.OptimizerReset(EVERY_TWO_EPOCHS),

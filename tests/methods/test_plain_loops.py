@@ -53,6 +53,7 @@ CALLBACKS = {
     "parseval": lambda: lf.Parseval(1e-2, norms=True),
     "spectral": lambda: lf.SpectralRegularization(1e-2),
     "isometry_decay": lambda: lf.IsometryDecay(1.0),
+    "feature_rank": lambda: lf.FeatureRank(1e-2, every_n_batches=3),
     "l2_init": lambda: lf.L2Init(1e-1),
 }
 

@@ -37,6 +37,7 @@ BESIDE = {  # not in the paper's vision experiments
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
     "isometry_decay": {"IsometryDecay"},
+    "l2_er": {"FeatureRank"},
     "spectral": {"SpectralRegularization"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }

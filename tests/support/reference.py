@@ -85,6 +85,13 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
     return total
 
 
+def rank_of_features(features: Tensor) -> Tensor:
+    """exp(−Σ p·log(p + 1e-8)) with p = σ / Σσ, of one `(samples, units)` matrix; differentiable."""
+    values = torch.linalg.svdvals(features)
+    shares = [value / values.sum() for value in values]
+    return torch.exp(-sum(share * torch.log(share + 1e-8) for share in shares))
+
+
 class AdamO(torch.optim.Adam):
     """Adam, then θ ← θ − lr·λ·∇R(θ) with R the Gram deviation on the short side of each weight."""
 
