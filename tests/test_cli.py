@@ -313,6 +313,7 @@ def test_python_dash_m():
     [
         ("{class_path: ShrinkAndPerturb}", r"net.head.2.bias +10 +taken"),
         ("{class_path: Parseval, init_args: {strength: 0.1, norms: true}}", "and the scales of normalisation layers"),
+        ("{class_path: SpectralRegularization, init_args: {strength: 0.1}}", "and the biases of their layers"),
         ("{class_path: FullReset}", "FullReset acts on every parameter and buffer"),
         ("{class_path: ReDo}", r"finds its units when training starts, .*HiddenUnits\(.*\).select\(model, lambda"),
     ],

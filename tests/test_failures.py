@@ -26,8 +26,10 @@ from lightning_fire import (
     AtNewData,
     ContinualBackprop,
     EveryNSteps,
+    FeatureRank,
     FIRECallback,
     FullReset,
+    IsometryDecay,
     L2Init,
     Log,
     OptimizerReset,
@@ -38,6 +40,7 @@ from lightning_fire import (
     ReDo,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    SpectralRegularization,
 )
 from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
@@ -411,6 +414,9 @@ OTHERS = {
     "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
     "L2Init": lambda: L2Init(strength=0.1),
     "Parseval": lambda: Parseval(strength=0.1),
+    "SpectralRegularization": lambda: SpectralRegularization(strength=0.1),
+    "IsometryDecay": lambda: IsometryDecay(strength=0.1),
+    "FeatureRank": lambda: FeatureRank(lr=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
 }

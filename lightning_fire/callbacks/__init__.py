@@ -6,8 +6,10 @@ from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
+from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.isometry_decay import IsometryDecay
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
@@ -18,6 +20,7 @@ from lightning_fire.callbacks.redo import ReDo
 from lightning_fire.callbacks.restart_schedulers import RestartSchedulers
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
+from lightning_fire.callbacks.spectral_regularization import SpectralRegularization
 from lightning_fire.callbacks.use_muon import UseMuon
 
 __all__ = [
@@ -26,7 +29,9 @@ __all__ = [
     "ContinualBackprop",
     "EventCallback",
     "FIRECallback",
+    "FeatureRank",
     "FullReset",
+    "IsometryDecay",
     "L2Init",
     "Log",
     "MethodCallback",
@@ -38,6 +43,7 @@ __all__ = [
     "RestartSchedulers",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
+    "SpectralRegularization",
     "UseMuon",
     "announce_new_data",
     "module_curvature",

@@ -1,9 +1,10 @@
 """Penalties that regularisers add to the loss, and their gradients in closed form; float32, or float64 for float64.
 
-A penalty is a scalar. Weights of fewer than 2 dimensions, for Parseval, and arguments out of their range raise a
-ValueError.
+A penalty is a scalar. Weights of fewer than 2 dimensions, where matrices are needed, and arguments out of their range
+raise a ValueError.
 """
 
+import torch
 from torch import Tensor
 
 from lightning_fire.functional.checks import precise
@@ -96,6 +97,80 @@ def l2_init_gradient(weight: Tensor, initial: Tensor) -> Tensor:
         tensor([ 0., -6.])
     """
     return 2 * (precise(weight) - precise(initial))
+
+
+def spectral_penalty(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
+    """Deviation of the largest singular value from 1: (σ₁² − 1)², with the estimate ‖Wv‖ of σ₁.
+
+    Source: Lewandowski et al., Learning continually by spectral regularization, ICLR 2025, with its exponent k = 2.
+
+    Args:
+        weight: W, shape `(out, in / groups, *kernel)`; a kernel counts as inputs: `(out, in · kernel positions)`.
+        vector: v, estimate of the right singular vector of σ₁, see `power_iteration`; shape
+            `(groups, in / groups · kernel positions)`, each row of length 1, dtype float32, or float64 for float64.
+        groups: Number of convolution groups, which divides `out`; each is a matrix of its own, the penalty their sum.
+
+    Example:
+        >>> spectral_penalty(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[1.0, 0.0]]))
+        tensor(9.)
+    """
+    image = _matrices(weight, 1.0, groups) @ vector.unsqueeze(-1)  # (groups, out / groups, 1)
+    return (image.square().sum((1, 2)) - 1).square().sum()
+
+
+def spectral_gradient(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
+    """Gradient of `spectral_penalty` by the weight, with its arguments: 4·(‖Wv‖² − 1)·Wv·vᵀ, of the shape of `weight`.
+
+    Example:
+        >>> spectral_gradient(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[1.0, 0.0]]))
+        tensor([[24.,  0.],
+                [ 0.,  0.]])
+    """
+    image = _matrices(weight, 1.0, groups) @ vector.unsqueeze(-1)
+    deviation = image.square().sum((1, 2), keepdim=True) - 1
+    return (4 * deviation * image * vector.unsqueeze(-2)).view(weight.shape)
+
+
+def power_iteration(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
+    """One step v ← WᵀWv / ‖WᵀWv‖ towards the right singular vector of the largest singular value.
+
+    Args:
+        weight: W, as in `spectral_penalty`.
+        vector: v, as in `spectral_penalty`.
+        groups: Number of convolution groups.
+
+    Returns:
+        The next v, of the shape of `vector`; `vector` itself where WᵀWv is 0 or not a number.
+
+    Example:
+        >>> power_iteration(torch.diag(torch.tensor([2.0, 1.0])), torch.tensor([[0.6, 0.8]]))
+        tensor([[0.9487, 0.3162]])
+    """
+    matrices = _matrices(weight, 1.0, groups)
+    image = (matrices.mT @ (matrices @ vector.unsqueeze(-1))).squeeze(-1)
+    length = torch.linalg.vector_norm(image, dim=-1, keepdim=True)
+    return torch.where(length > 0, image / length, vector)
+
+
+def bias_penalty(bias: Tensor) -> Tensor:
+    """Counterpart of `spectral_penalty` for a bias b, any shape, which it pulls to 0: ‖b‖⁴.
+
+    Example:
+        >>> bias_penalty(torch.tensor([1.0, 2.0]))
+        tensor(25.)
+    """
+    return precise(bias).square().sum().square()
+
+
+def bias_gradient(bias: Tensor) -> Tensor:
+    """Gradient of `bias_penalty`: 4·‖b‖²·b, of the shape of `bias`.
+
+    Example:
+        >>> bias_gradient(torch.tensor([1.0, 2.0]))
+        tensor([20., 40.])
+    """
+    bias = precise(bias)
+    return 4 * bias.square().sum() * bias
 
 
 def _matrices(weight: Tensor, scale: float, groups: int) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lightning_fire.functional.checks import finite
 
+_EPS = 1e-8
+
 
 def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
     """Effective rank: the least k for which the k largest singular values sum to at least 1 − δ of the sum of all.
@@ -103,6 +105,43 @@ def entropy_rank_of(values: Tensor) -> Tensor:
     total = relative.sum(-1, keepdim=True)
     entropy = torch.special.entr(relative / total.masked_fill(total == 0, 1.0)).sum(-1)
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
+
+
+def entropy_rank_gradient(matrix: Tensor) -> Tensor:
+    """Gradient of `entropy_rank` by the matrix; 0 for a matrix of zeros.
+
+    The slope of −p·log p is unbounded at p = 0: it is taken of −p·log(p + 1e-8). Along singular vectors of singular
+    values that are equal to 0, which are not unique, the gradient is not unique either.
+
+    Source: Prakash et al., Spectral collapse drives loss of plasticity in deep continual learning, ICML 2026, whose
+    public code differentiates this.
+
+    Args:
+        matrix: F = U·diag(σ)·Vᵀ, shape `(..., m, n)`.
+
+    Returns:
+        U·diag(∂rank/∂σ)·Vᵀ, shape `(..., m, n)`.
+
+    Example:
+        >>> entropy_rank_gradient(torch.diag(torch.tensor([3.0, 3.0]))).round(decimals=4) + 0.0
+        tensor([[0., 0.],
+                [0., 0.]])
+        >>> bool(entropy_rank_gradient(torch.diag(torch.tensor([3.0, 1.0])))[1, 1] > 0)  # the weaker direction grows
+        True
+    """
+    matrix = finite(matrix, "matrix")
+    if matrix.numel() == 0:
+        return torch.zeros_like(matrix)
+    largest = _largest_entry(matrix)
+    left, values, right = torch.linalg.svd(matrix / largest, full_matrices=False)
+    total = values.sum(-1, keepdim=True)
+    total = total.masked_fill(total == 0, 1.0)
+    relative = values / total
+    slope = -(relative + _EPS).log() - relative / (relative + _EPS)  # of the entropy by each p
+    slope = slope - (relative * slope).sum(-1, keepdim=True)  # p = σ / Σσ
+    rank = (-relative * (relative + _EPS).log()).sum(-1, keepdim=True).exp()
+    gradient = (left * (rank * slope / total).unsqueeze(-2)) @ right / largest
+    return torch.where(values[..., :1, None] > 0, gradient, 0.0)
 
 
 def singular_values(matrix: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ from torch.nn import Parameter
 
 from lightning_fire._lightning import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
-from lightning_fire.methods.penalty import Penalty
-from lightning_fire.where import Weights, WeightView
+from lightning_fire.methods.penalty import Penalty, views_of_weights
+from lightning_fire.where import Weights
 
 _NORMS = (RunningNorms, nn.LayerNorm, nn.GroupNorm)
 
@@ -50,11 +50,8 @@ class Parseval(Penalty):
         if not scale > 0:
             raise ValueError(f"`scale` must be above 0, got {scale}")
         self.scale = scale
-        names: dict[Parameter, str] = {}
-        self._views: dict[str, list[WeightView]] = {}  # one, or the selected parts of a fused weight
-        for view in (Weights(preset="cnn") if where is None else where).select(model):
-            self._views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
-        weights = {name: parameter for parameter, name in names.items()}
+        self._views = views_of_weights(model, where)
+        weights = {name: views[0].parameter for name, views in self._views.items()}
         super().__init__(weights | (_scales_of(model) if norms else {}), strength)
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:

@@ -3,8 +3,10 @@
 from collections.abc import Collection, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
+
+from lightning_fire.where import Weights, WeightView
 
 
 class Penalty:
@@ -47,3 +49,12 @@ class Penalty:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             parameter.grad.add_(self.gradient_of(name, parameter), alpha=self.strength * gradient_scale)
+
+
+def views_of_weights(model: nn.Module, where: Weights | None) -> dict[str, list[WeightView]]:
+    """Return the views of each selected weight by its name: one, or the selected parts of a fused weight."""
+    names: dict[Parameter, str] = {}
+    views: dict[str, list[WeightView]] = {}
+    for view in (Weights(preset="cnn") if where is None else where).select(model):
+        views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
+    return views

@@ -8,14 +8,17 @@ from lightning_fire import (
     DASH,
     ContinualBackprop,
     EveryNEpochs,
+    FeatureRank,
     FIRECallback,
     FullReset,
+    IsometryDecay,
     L2Init,
     Parseval,
     PlasticityInjection,
     ReDo,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    SpectralRegularization,
 )
 
 pytestmark = pytest.mark.slow
@@ -23,13 +26,16 @@ pytestmark = pytest.mark.slow
 METHODS = {
     "continual_backprop": lambda: ContinualBackprop(0.2, maturity=2),
     "dash": lambda: DASH(num_batches=2),
+    "feature_rank": lambda: FeatureRank(0.1),
     "fire": lambda: FIRECallback(),
     "full_reset": lambda: FullReset(),
+    "isometry_decay": lambda: IsometryDecay(0.1),
     "l2_init": lambda: L2Init(0.1),
     "parseval": lambda: Parseval(0.1),
     "plasticity_injection": lambda: PlasticityInjection("net.5"),
     "redo": lambda: ReDo(EveryNEpochs(1), threshold=0.7),
     "shrink_and_perturb": lambda: ShrinkAndPerturb(strength=0.5),
+    "spectral": lambda: SpectralRegularization(0.1),
     "snr": lambda: SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20),
 }
 

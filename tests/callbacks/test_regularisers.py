@@ -1,4 +1,4 @@
-"""`L2Init` and `Parseval` through real fits: they equal the penalty in the loss."""
+"""The regularisers through real fits: they equal the penalty in the loss, and `IsometryDecay` equals AdamO."""
 
 import pytest
 import reference
@@ -6,12 +6,12 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
-from small_training import PlainModule, assert_same_weights, fitted, initial_state
+from small_training import GrowingData, PlainModule, assert_same_weights, fitted, initial_state, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import L2Init, Parameters, Parseval, Weights
-from lightning_fire.functional import parseval_gradient
+from lightning_fire import IsometryDecay, L2Init, Parameters, Parseval, SpectralRegularization, Weights, methods
+from lightning_fire.functional import parseval_gradient, parseval_penalty
 
 
 def distance(module, strength, include=""):
@@ -24,6 +24,26 @@ def orthogonality(module, strength, norms=False):
     if norms:
         total = total + (module.net[1].weight ** 2 - 1).pow(2).sum()
     return strength * total
+
+
+class SpectralNorms:
+    """(σ₁² − 1)² of the weights, each estimated anew in each step, and ‖b‖⁴ of the biases beside them."""
+
+    def __init__(self, layers=(0, 3, 5)):
+        self.layers, self.step = layers, None
+        self.vectors = methods.SpectralRegularization(seeded(PlainModule), 1.0).vectors
+
+    def __call__(self, module, strength):
+        total = sum(module.net[i].bias.norm() ** 4 for i in self.layers)
+        for i in self.layers:
+            weight = module.net[i].weight
+            v = self.vectors[f"net.{i}.weight"][0]
+            if self.step != module.global_step:
+                v = (weight.T @ (weight @ v)).detach()
+                self.vectors[f"net.{i}.weight"] = (v := v / v.norm())[None]
+            total = total + ((weight @ v).norm() ** 2 - 1) ** 2
+        self.step = module.global_step
+        return strength * total
 
 
 class WithSGD(PlainModule):
@@ -45,11 +65,29 @@ class InTheLoss(WithSGD):
         return loss + self.penalty(self) if self.current_epoch >= self.start else loss
 
 
+def spectral(layers=(0, 3, 5), strength=0.05):
+    norms = []  # made at the first call: they are of one run
+
+    def penalty(module):
+        if module.global_step == 0 and module.trainer.fit_loop.epoch_loop.batch_idx == 0:
+            norms[:] = [SpectralNorms(layers)]
+        return norms[0](module, strength)
+
+    return penalty
+
+
+def seeded(build):
+    torch.manual_seed(0)
+    return build()
+
+
 CASES = [
     (lambda: L2Init(0.1), lambda module: distance(module, 0.1)),
     (lambda: L2Init(0.1, where=Parameters(include=["net.3"])), lambda module: distance(module, 0.1, "net.3")),
     (lambda: Parseval(0.05), lambda module: orthogonality(module, 0.05)),
     (lambda: Parseval(0.05, norms=True), lambda module: orthogonality(module, 0.05, norms=True)),
+    (lambda: SpectralRegularization(0.05), spectral()),
+    (lambda: SpectralRegularization(0.05, where=Weights(preset="cnn", include=["net.3"])), spectral((3,))),
 ]
 
 
@@ -64,15 +102,10 @@ def test_it_equals_the_penalty_in_the_loss(callback, penalty, options):
     assert not torch.allclose(with_callback.net[3].weight, plain.net[3].weight, atol=1e-3)
 
 
-def seeded(build):
-    torch.manual_seed(0)
-    return build()
-
-
-@pytest.mark.parametrize("kind", [L2Init, Parseval])
+@pytest.mark.parametrize("kind", [L2Init, Parseval, SpectralRegularization])
 def test_it_begins_with_its_chunk(kind):
     """Chunk 1 begins with epoch 2."""
-    penalty = {L2Init: distance, Parseval: orthogonality}[kind]
+    penalty = {L2Init: distance, Parseval: orthogonality, SpectralRegularization: SpectralNorms()}[kind]
     with_callback = fitted(kind(0.1, start_chunk=1), module=seeded(WithSGD))
     in_the_loss = fitted(module=seeded(lambda: InTheLoss(lambda module: penalty(module, 0.1), start=2)))
     for name, tensor in with_callback.state_dict().items():
@@ -131,7 +164,8 @@ def test_a_batch_without_loss_is_left_alone():
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_the_scale_of_mixed_precision_does_not_reach_the_penalty(fused):
+@pytest.mark.parametrize("kind", [Parseval, IsometryDecay])  # of SGD the same
+def test_the_scale_of_mixed_precision_does_not_reach_the_penalty(kind, fused):
     """A fused optimizer unscales in its own step, after the callbacks: then the penalty must be scaled as well."""
 
     class PenaltyOnly(PlainModule):
@@ -144,7 +178,7 @@ def test_the_scale_of_mixed_precision_does_not_reach_the_penalty(fused):
     module, start = seeded(PenaltyOnly), initial_state()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     plugin = MixedPrecision("16-mixed", "cpu", scaler=scaler)
-    fitted(Parseval(0.05), module=module, plugins=[plugin], max_epochs=1, limit_train_batches=1)
+    fitted(kind(0.05), module=module, plugins=[plugin], max_epochs=1, limit_train_batches=1)
     for i in (0, 3, 5):
         expected = start[f"net.{i}.weight"] - 0.1 * 0.05 * parseval_gradient(start[f"net.{i}.weight"])
         torch.testing.assert_close(module.net[i].weight.detach(), expected)
@@ -175,7 +209,15 @@ def test_fused_transposed_and_grouped_weights_are_penalised_as_the_matrices_they
     assert torch.equal(after.seen[0][1]["net.0.weight"], before.seen[0][1]["net.0.weight"])
 
 
-@pytest.mark.parametrize("build", [lambda: L2Init(0.1), lambda: Parseval(0.1, start_chunk=1)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: L2Init(0.1),
+        lambda: Parseval(0.1, start_chunk=1),
+        lambda: SpectralRegularization(0.1),
+        lambda: IsometryDecay(0.1),
+    ],
+)
 @pytest.mark.parametrize("epoch", [0, 2, 3])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, build):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
@@ -199,6 +241,8 @@ def test_the_penalty_is_logged(tmp_path):
         (lambda: L2Init(-1), "`strength` must be at least 0, got -1"),
         (lambda: Parseval(0.1, start_chunk=-1), "`start_chunk` must be at least 0, got -1"),
         (lambda: Parseval(0.1, scale=0), "`scale` must be above 0, got 0"),
+        (lambda: SpectralRegularization(-1), "`strength` must be at least 0, got -1"),
+        (lambda: IsometryDecay(-1), "`strength` must be at least 0, got -1"),
     ],
 )
 def test_arguments_out_of_range(build, message):
@@ -211,3 +255,78 @@ def test_a_selection_that_matches_nothing_is_refused_before_training():
         fitted(L2Init(0.1, where=Parameters(include=["layer99"])))
     with pytest.raises(ValueError, match="layer99"):
         fitted(Parseval(0.1, where=Weights(include=["layer99"])))
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(SpectralRegularization(0.1, where=Weights(include=["layer99"])))
+    with pytest.raises(ValueError, match="layer99"):
+        fitted(IsometryDecay(0.1, where=Weights(include=["layer99"])))
+
+
+def test_largest_singular_values_end_near_1():
+    """The claim of the paper (Section 4); without the penalty they end above 1.5."""
+
+    def norms(module):
+        return [torch.linalg.matrix_norm(module.net[i].weight, 2).item() for i in (0, 3, 5)]
+
+    many = {"max_epochs": 60, "data": GrowingData((20, 20, 20))}
+    assert max(norms(fitted(**many))) > 1.5
+    assert norms(fitted(SpectralRegularization(1.0), **many)) == pytest.approx([1.0] * 3, abs=0.15)
+
+
+class WithAdamO(PlainModule):
+    def configure_optimizers(self):
+        weights = [self.net[i].weight for i in (0, 3, 5)]
+        return reference.AdamO(self.parameters(), weights, strength=2.0, lr=1e-2)
+
+
+WITHOUT_EFFECT = {"net.0.bias", "net.1.running_mean"}  # before the BatchNorm: Adam blows up the rounding of a zero
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 0.01}, {"accumulate_grad_batches": 2}])
+def test_isometry_decay_beside_adam_is_adamo(options):
+    with_callback = fitted(IsometryDecay(2.0), **options)
+    expected, plain = fitted(module=seeded(WithAdamO), **options), fitted(**options)
+    for name, tensor in with_callback.state_dict().items():
+        if name not in WITHOUT_EFFECT:
+            torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-4, atol=1e-5, msg=name)
+    assert not torch.allclose(with_callback.net[3].weight, plain.net[3].weight, atol=1e-2)
+
+
+def test_isometry_decay_changes_the_selected_weights_alone_and_no_moments():
+    one = {"max_epochs": 1, "limit_train_batches": 1}
+    decayed = fitted(IsometryDecay(2.0, where=Weights(preset="cnn", include=["net.3"])), **one)
+    plain = fitted(**one)
+    changed = {n for n, t in decayed.state_dict().items() if not torch.equal(t, plain.state_dict()[n])}
+    assert changed == {"net.3.weight"}
+    for (_, ours), (_, theirs) in zip(*(m.trainer.optimizers[0].state.items() for m in (decayed, plain)), strict=True):
+        assert all(torch.equal(ours[key], theirs[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+
+
+def test_isometry_decay_begins_with_its_chunk_and_with_strength_0_does_nothing():
+    assert_same_weights(fitted(IsometryDecay(2.0, start_chunk=1), max_epochs=2), fitted(max_epochs=2))
+    assert not torch.equal(fitted(IsometryDecay(2.0, start_chunk=1)).net[3].weight, fitted().net[3].weight)
+    assert_same_weights(fitted(IsometryDecay(0.0)), fitted())
+
+
+def test_isometry_decay_leaves_what_is_not_stepped():
+    class Still(TwoOptimizers):
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()[1]  # steps net.3 and net.5; net.0 has gradients too
+            optimizer.zero_grad()
+            self.manual_backward(PlainModule.training_step(self, batch, batch_idx) * 0)
+            optimizer.step()
+
+    start, module = initial_state(), fitted(IsometryDecay(0.5), module=seeded(Still))
+    assert torch.equal(module.net[0].weight, start["net.0.weight"])
+    deviations = [parseval_penalty(weight) for weight in (start["net.3.weight"], module.net[3].weight)]
+    assert deviations[1] < 0.2 * deviations[0]
+
+
+def test_a_second_fit_continues_with_the_estimates_of_the_first():
+    callback = SpectralRegularization(0.1)
+    module = fitted(callback, max_epochs=2)
+    before = dict(callback.vectors)
+    trainer(callback, max_epochs=1).fit(module, datamodule=GrowingData())
+    assert before.keys() == callback.vectors.keys() == {"net.0.weight", "net.3.weight", "net.5.weight"}
+    for name, vector in callback.vectors.items():
+        assert not torch.equal(vector, before[name])
+        assert vector.norm().item() == pytest.approx(1.0)

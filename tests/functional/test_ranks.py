@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lightning_fire.functional import (
     dfi,
     entropy_rank,
+    entropy_rank_gradient,
     entropy_rank_of,
     singular_values,
     singular_values_of_gram,
@@ -176,3 +177,26 @@ def test_errors():
         singular_values_of_gram(torch.ones(2, 3))
     with pytest.raises(ValueError, match="`gram` must be finite"):
         singular_values_of_gram(torch.full((2, 2), torch.inf))
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes, sizes, seeds)
+def test_the_gradient_of_the_entropy_rank(m, n, seed):
+    """It equals autograd of the slow version, is orthogonal to the matrix, as scale does not count, and leads up."""
+    matrix = random_matrix(m, n, seed=seed).requires_grad_()
+    (expected,) = torch.autograd.grad(reference.rank_of_features(matrix), matrix)
+    matrix = matrix.detach()
+    gradient = entropy_rank_gradient(matrix)
+    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-8)
+    assert abs((gradient * matrix).sum()) < 1e-6
+    assert entropy_rank(matrix + 1e-4 * gradient) >= entropy_rank(matrix) - 1e-9
+
+
+def test_the_gradient_of_the_entropy_rank_of_several_matrices_of_zeros_and_of_none():
+    several = random_matrix(2, 5, 3)
+    torch.testing.assert_close(entropy_rank_gradient(several)[1], entropy_rank_gradient(several[1]))
+    assert torch.equal(entropy_rank_gradient(torch.zeros(3, 2)), torch.zeros(3, 2))
+    assert entropy_rank_gradient(torch.zeros(0, 2)).shape == (0, 2)
+    torch.testing.assert_close(
+        entropy_rank_gradient(1e-30 * several.float()) * 1e-30, entropy_rank_gradient(several.float())
+    )

@@ -51,6 +51,9 @@ CALLBACKS = {
     "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
     "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
     "parseval": lambda: lf.Parseval(1e-2, norms=True),
+    "spectral": lambda: lf.SpectralRegularization(1e-2),
+    "isometry_decay": lambda: lf.IsometryDecay(1.0),
+    "feature_rank": lambda: lf.FeatureRank(1e-2, every_n_batches=3),
     "l2_init": lambda: lf.L2Init(1e-1),
 }
 

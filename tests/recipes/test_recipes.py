@@ -36,6 +36,9 @@ BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
+    "isometry_decay": {"IsometryDecay"},
+    "l2_er": {"FeatureRank"},
+    "spectral": {"SpectralRegularization"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}

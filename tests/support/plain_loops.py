@@ -3,6 +3,7 @@
 # ruff: noqa: E402
 import sys
 from collections.abc import Callable, Iterator
+from itertools import count
 
 BLOCKED = ("lightning", "pytorch_lightning", "lightning_utilities", "torchvision", "torchmetrics")
 if __name__ == "__main__":
@@ -135,6 +136,26 @@ def parseval(loop: Loop) -> None:
     loop.before_step = methods.Parseval(loop.model, 1e-2, norms=True).add_gradients
 
 
+def spectral(loop: Loop) -> None:
+    loop.before_step = methods.SpectralRegularization(loop.model, 1e-2).add_gradients
+
+
+def isometry_decay(loop: Loop) -> None:
+    method = methods.IsometryDecay(loop.model, 1.0)
+    loop.before_step = lambda: method.decay(loop.optimizer)
+
+
+def feature_rank(loop: Loop) -> None:
+    method, steps = methods.FeatureRank(loop.model, loop.look, lr=1e-2), count(1)
+
+    def act() -> None:
+        last = (next(steps) - 1) % 6 + 1  # of the 6 batches of an epoch
+        if last % 3 == 0:
+            method.step(lambda: [loop.model(x) for x, _ in batches(loop.epoch)[last - 3 : last]])
+
+    loop.after_step = act
+
+
 def l2_init(loop: Loop) -> None:
     loop.before_step = methods.L2Init(loop.model, 1e-1).add_gradients
 
@@ -154,6 +175,9 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         continual_backprop,
         snr,
         parseval,
+        spectral,
+        isometry_decay,
+        feature_rank,
         l2_init,
     )
 }

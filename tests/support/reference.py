@@ -85,6 +85,39 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
     return total
 
 
+def rank_of_features(features: Tensor) -> Tensor:
+    """exp(−Σ p·log(p + 1e-8)) with p = σ / Σσ, of one `(samples, units)` matrix; differentiable."""
+    values = torch.linalg.svdvals(features)
+    shares = [value / values.sum() for value in values]
+    return torch.exp(-sum(share * torch.log(share + 1e-8) for share in shares))
+
+
+class AdamO(torch.optim.Adam):
+    """Adam, then θ ← θ − lr·λ·∇R(θ) with R the Gram deviation on the short side of each weight."""
+
+    def __init__(self, params, weights, strength, **options):
+        super().__init__(params, **options)
+        self.weights, self.strength = weights, strength
+
+    def step(self, closure=None):
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        copies = [weight.detach().clone().flatten(1).requires_grad_() for weight in self.weights]
+        for copy in copies:
+            parseval_penalty(copy if copy.shape[0] <= copy.shape[1] else copy.T).backward()
+        super().step()
+        with torch.no_grad():
+            for weight, copy in zip(self.weights, copies, strict=True):
+                weight -= self.param_groups[0]["lr"] * self.strength * copy.grad.view_as(weight)
+        return loss
+
+
+def spectral_penalty(weight: Tensor, groups: int = 1) -> Tensor:
+    """(σ₁² − 1)² group by group, from the whole decomposition; differentiable."""
+    matrices = [group.flatten(1) for group in weight.chunk(groups)]
+    return torch.stack([(torch.linalg.svd(matrix).S[0] ** 2 - 1) ** 2 for matrix in matrices]).sum()
+
+
 def dash(weight: Tensor, direction: Tensor, minimum: float) -> Tensor:
     """w · clamp(cos(w, g), λ, 1) part by part, in float64."""
     weight, direction = weight.double(), direction.double()

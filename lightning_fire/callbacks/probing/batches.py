@@ -73,7 +73,7 @@ def forward_on_new_data(
     ):
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
-                _training_output(pl_module, batch, index) if forward is None else forward(pl_module, batch)
+                training_output(pl_module, batch, index) if forward is None else forward(pl_module, batch)
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
@@ -155,7 +155,7 @@ def _restore_of_generator(generator: Any) -> Callable[[], None]:
 
 def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Tensor:
     """Return the module's loss on a batch: of its `loss_on(batch)` if it has one, otherwise of `training_step`."""
-    output = _training_output(pl_module, batch, index)
+    output = training_output(pl_module, batch, index)
     loss = output.get("loss") if isinstance(output, dict) else output
     if not isinstance(loss, Tensor):
         function = "loss_on" if offers(pl_module, HasLossOn) else "training_step"
@@ -163,7 +163,8 @@ def training_loss(pl_module: LightningModule, batch: Any, index: int = 0) -> Ten
     return loss
 
 
-def _training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
+def training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
+    """Run the module on a batch: its `loss_on(batch)` if it has one, otherwise `training_step`."""
     if offers(pl_module, HasLossOn):
         return pl_module.loss_on(batch)
     with_index = is_param_in_hook_signature(pl_module.training_step, "batch_idx", min_args=2)

@@ -1,0 +1,93 @@
+"""Feature rank as a callback: steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
+
+import math
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_fire import methods
+from lightning_fire.callbacks.base.log import log_now
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.callbacks.base.units import tell_units, units_shown_later
+from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_output
+from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
+from lightning_fire.methods.feature_rank import check
+from lightning_fire.when import Horizon
+from lightning_fire.where import HiddenUnits
+
+
+class FeatureRank(MethodCallback):
+    """Steps the parameters, every some batches, up the mean entropy rank of the hidden features on these batches.
+
+    Beside an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
+    `feature_rank/rank`, the mean rank before the last step, at the end of each epoch in which it acts.
+
+    Args:
+        lr: Learning rate of its steps (paper's code: tuned, 1e-2 to 1e-5).
+        every_n_batches: Number of batches after which it does a step on them, at least 1; the last batches of an epoch
+            make a step, too (paper's code: 5, 12, or 100 of a single sample).
+        start_chunk: Do nothing before the data has changed this often.
+        where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
+
+    Raises:
+        ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
+        MisconfigurationException: When training starts, if the module optimizes manually and has no `loss_on`.
+    """
+
+    name = "feature_rank"
+
+    def __init__(self, lr: float, every_n_batches: int = 10, start_chunk: int = 0, where: HiddenUnits | None = None):
+        super().__init__()
+        check(lr)
+        if every_n_batches < 1:
+            raise ValueError(f"`every_n_batches` must be at least 1, got {every_n_batches}")
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        self.lr, self.every_n_batches, self.start_chunk = lr, every_n_batches, start_chunk
+        self.where = where if where is not None else HiddenUnits()
+        self._method: methods.FeatureRank | None = None
+        self._batches: list[Any] = []  # since the last step
+        self._rank = math.nan
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
+
+    def describe(self) -> str:
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return units_shown_later(self)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        run = partial(forward_on_new_data, trainer, pl_module, 1)
+        self._method = methods.FeatureRank(pl_module, run, self.lr, self.where)
+        tell_units(self, self._method.layers)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._batches = []
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self.chunk < self.start_chunk:
+            return
+        self._batches.append(batch)
+        if len(self._batches) >= self.every_n_batches or trainer.is_last_batch:
+            batches, self._batches = self._batches, []
+            with without_side_effects(pl_module), as_written(pl_module):
+                self._rank = self._method.step(lambda: [training_output(pl_module, each, 0) for each in batches])
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.chunk >= self.start_chunk:
+            log_now(trainer, {f"{self.name}/rank": self._rank}, at_epoch_end=True)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._method, self._batches = None, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave layers of the module and batches out of copies and pickles."""
+        return {**super().__getstate__(), "_method": None, "_batches": []}

@@ -1,0 +1,97 @@
+"""Feature rank: gradient steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.functional import entropy_rank, entropy_rank_gradient
+from lightning_fire.where import HiddenUnits, UnitLayer
+
+Forward = Callable[[], Any]
+
+
+class FeatureRank:
+    """Steps the parameters up the mean entropy rank of the hidden layers' features: θ ← θ + lr·∇ rank.
+
+    The features of a layer are the outputs of its units, after norm and nonlinearity, on some batches, as a matrix
+    `(samples and positions, units)`. The steps are plain gradient steps beside those of the optimizer.
+
+    Args:
+        model: Any module.
+        forward: Runs it once, on any batch, to find its units.
+        lr: Learning rate of these steps, at least 0.
+        where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
+
+    Raises:
+        ValueError: If `lr` is below 0, or `where` finds no units.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+        >>> x = torch.randn(16, 2)
+        >>> method = FeatureRank(model, lambda: model(x), lr=1e-3)
+        >>> before = method.step(lambda: model(x))
+        >>> method.step(lambda: model(x)) > before
+        True
+    """
+
+    def __init__(self, model: nn.Module, forward: Forward, lr: float, where: HiddenUnits | None = None):
+        check(lr)
+        self.model, self.lr = model, lr
+        self.layers: list[UnitLayer] = (HiddenUnits() if where is None else where).select(model, forward)
+
+    def step(self, forward: Forward) -> float:
+        """Do one step; to be called every some batches, on all ranks.
+
+        Args:
+            forward: Runs the model with gradients on the batches whose features count, one after the other.
+
+        Returns:
+            The mean rank before the step, of this rank's features; NaN, and no step, where one is not finite.
+        """
+        features = self._features(forward)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        finite = all(bool(each.isfinite().all()) for each in features)
+        ranks = [float(entropy_rank(each)) for each in features] if finite else [float("nan")]
+        gradients: tuple[Tensor | None, ...] = (None,) * len(parameters)
+        if finite:
+            directions = [(entropy_rank_gradient(each) / len(features)).to(each.dtype) for each in features]
+            gradients = torch.autograd.grad(features, parameters, directions, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                gradient = torch.zeros_like(parameter) if gradient is None else gradient
+                parameter.add_(mean_over_ranks(gradient), alpha=self.lr)
+        return sum(ranks) / len(ranks)
+
+    def _features(self, forward: Forward) -> list[Tensor]:
+        """Return the features of each layer, shape `(samples and positions, units)`, with their graph."""
+        seen: list[list[Tensor]] = [[] for _ in self.layers]
+        handles = [
+            layer.observed.register_forward_pre_hook(_keep(layer, rows))
+            for layer, rows in zip(self.layers, seen, strict=True)
+        ]
+        try:
+            with torch.enable_grad():
+                forward()
+        finally:
+            for handle in handles:
+                handle.remove()
+        if missing := [layer.name for layer, rows in zip(self.layers, seen, strict=True) if not rows]:
+            raise ValueError(f"`forward` has not run {', '.join(missing)}")
+        return [torch.cat(rows) for rows in seen]
+
+
+def check(lr: float) -> None:
+    """Refuse a learning rate that is out of range."""
+    if lr < 0:
+        raise ValueError(f"`lr` must be at least 0, got {lr}")
+
+
+def _keep(layer: UnitLayer, rows: list[Tensor]) -> Callable[..., None]:
+    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if layer.counts_now():
+            rows.append(layer.activity(args[0]).clone())  # the network may change it in place
+
+    return hook

@@ -1,0 +1,101 @@
+"""Spectral regularization: a penalty that pulls largest singular values towards 1 (Lewandowski et al., ICLR 2025)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+
+from lightning_fire.functional import (
+    bias_gradient,
+    bias_penalty,
+    power_iteration,
+    spectral_gradient,
+    spectral_penalty,
+)
+from lightning_fire.methods.penalty import Penalty, views_of_weights
+from lightning_fire.where import Weights, WeightView
+
+_FIRST_ITERATIONS = 10
+
+
+class SpectralRegularization(Penalty):
+    """Adds λ·Σ ((σ₁(W)² − 1)² + ‖b‖⁴) to the loss, over the selected weights W and the biases b of their layers.
+
+    The largest singular value σ₁ is estimated with one power iteration a step, which continues from the last step.
+
+    Args:
+        model: Any module.
+        strength: λ, the factor of the penalty, at least 0.
+        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        vectors: Estimated right singular vectors by name of the weight, to continue from, see
+            `functional.spectral_penalty`. Each step replaces them in this dict: keep it to resume. Default: new ones.
+
+    Raises:
+        ValueError: If `strength` is below 0, or `where` matches no weight.
+
+    Example:
+        >>> model = nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([2.0, 0.0])))
+        >>> method = SpectralRegularization(model, strength=0.5)
+        >>> method.penalty()
+        4.5
+        >>> model(torch.zeros(1, 2)).sum().backward()
+        >>> method.add_gradients()
+        >>> model.weight.grad
+        tensor([[12.,  0.],
+                [ 0.,  0.]])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        strength: float,
+        where: Weights | None = None,
+        vectors: dict[str, Tensor] | None = None,
+    ):
+        self._views = views_of_weights(model, where)
+        weights = {name: views[0].parameter for name, views in self._views.items()}
+        super().__init__(weights | _biases_beside(model, set(weights.values())), strength)
+        self.vectors = {} if vectors is None else vectors
+        for view in (view for views in self._views.values() for view in views):
+            known = self.vectors.get(view.name)
+            self.vectors[view.name] = _first_vector(view) if known is None else known.to(view.parameter.device)
+
+    def penalty_of(self, name: str, weight: Tensor) -> Tensor:
+        """Return the penalty of one weight or bias, a scalar."""
+        if name not in self._views:
+            return bias_penalty(weight)
+        views = self._views[name]
+        penalties = [spectral_penalty(view.read(), self.vectors[view.name], view.groups) for view in views]
+        return sum(penalties[1:], penalties[0])
+
+    def gradient_of(self, name: str, weight: Tensor) -> Tensor:
+        """Do one power iteration; return the gradient of the penalty, of the shape of `weight`."""
+        if name not in self._views:
+            return bias_gradient(weight)
+        gradient = torch.zeros_like(weight)
+        for view in self._views[name]:
+            matrix = view.read()
+            self.vectors[view.name] = vector = power_iteration(matrix, self.vectors[view.name], view.groups)
+            view.of(gradient).write(spectral_gradient(matrix, vector, view.groups))
+        return gradient
+
+
+def _first_vector(view: WeightView) -> Tensor:
+    """Return v after some iterations from a fixed draw, shape `(groups, in / groups · kernel positions)`."""
+    matrix = view.read()
+    draw = torch.randn(view.groups, matrix[0].numel(), generator=torch.Generator().manual_seed(0))
+    vector = nn.functional.normalize(draw).to(matrix.device, torch.promote_types(matrix.dtype, torch.float32))
+    for _ in range(_FIRST_ITERATIONS):
+        vector = power_iteration(matrix, vector, view.groups)
+    return vector
+
+
+def _biases_beside(model: nn.Module, weights: set[Parameter]) -> dict[str, Parameter]:
+    """Return the trainable biases of the layers that hold one of some weights, by name."""
+    return {
+        f"{path}.{name}" if path else name: parameter
+        for path, layer in model.named_modules()
+        if not weights.isdisjoint(layer.parameters(recurse=False))
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name.endswith("bias") and parameter.ndim == 1 and parameter.requires_grad
+    }
