@@ -48,6 +48,8 @@ CALLBACKS = {
     "dash": lambda: lf.DASH(num_batches=4),
     "plasticity_injection": lambda: lf.PlasticityInjection("net.5", seed=7),
     "redo": lambda: lf.ReDo(threshold=0.5, num_batches=2, seed=5),
+    "redo_pre_activation": lambda: lf.ReDo(threshold=0.5, num_batches=2, seed=5, score="pre_activation"),
+    "redo_gradient": lambda: lf.ReDo(threshold=0.5, seed=5, score="gradient"),
     "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
     "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
     "parseval": lambda: lf.Parseval(1e-2, norms=True),

@@ -34,6 +34,7 @@ METHODS = {
 }
 BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
+    "redo_gradient": {"ReDo"},
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},

@@ -120,6 +120,16 @@ def redo(loop: Loop) -> None:
     loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
 
 
+def redo_pre_activation(loop: Loop) -> None:
+    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="pre_activation")
+    loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
+
+
+def redo_gradient(loop: Loop) -> None:
+    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="gradient")
+    loop.at_each_epoch = lambda: method.step(lambda: next(loop.losses(1)), loop.optimizer)
+
+
 def continual_backprop(loop: Loop) -> None:
     method = methods.ContinualBackprop(loop.model, loop.look, replacement_rate=0.05, maturity=3, seed=5)
     loop.after_step = lambda: method.step(loop.optimizer)
@@ -151,6 +161,8 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         dash,
         plasticity_injection,
         redo,
+        redo_pre_activation,
+        redo_gradient,
         continual_backprop,
         snr,
         parseval,
