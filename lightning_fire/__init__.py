@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         shrink_and_perturb_,
         wrap_heads,
     )
-    from lightning_fire.optim import Muon, muon_groups
+    from lightning_fire.optim import UPGD, Muon, muon_groups
     from lightning_fire.when import (
         AnyOf,
         AtEpochs,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DASH",
+    "UPGD",
     "AnyOf",
     "AtEpochs",
     "AtFraction",

@@ -35,6 +35,7 @@ METHODS = {
 BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
     "redo_gradient": {"ReDo"},
+    "upgd": set(),
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
