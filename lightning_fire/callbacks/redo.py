@@ -36,7 +36,8 @@ class ReDo(EventCallback):
         seed: Seed of the new draws, the same on every rank.
         score: What decides whether a unit is dormant: `"activation"`, its output after normalisation and nonlinearity;
             `"pre_activation"`, the positive part of its output before normalisation, as in the code of the paper's
-            authors; `"gradient"`, the gradient of the loss by its incoming weights (ReGraMa).
+            authors; `"gradient"`, the gradient of the loss by its incoming weights (ReGraMa), whose resets keep
+            outgoing weights.
         log: What to log. Default: `Log()`.
 
     Raises:

@@ -28,7 +28,8 @@ class ReDo:
 
     A unit is dormant if its score is at most τ times the mean score of its layer. Incoming weights of a dormant unit
     are drawn by the layer's `reset_parameters`, its bias and entries of normalisation layers return to their start, its
-    outgoing weights become 0, and so do the matching entries of the optimizer's moments.
+    outgoing weights become 0, and so do the matching entries of the optimizer's moments. With `score="gradient"` its
+    outgoing weights stay: without them it would have no gradient.
 
     Args:
         model: Any module.
@@ -105,7 +106,8 @@ class ReDo:
             {"dormant_fraction": units / sum(layer.size for layer in self.layers), "units": float(units)},
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in chosen}},
         )
-        return Change(report, then=lambda: reset_units(chosen, seed, optimizers))
+        keep = self.score == "gradient"  # without outgoing weights a unit would have none
+        return Change(report, then=lambda: reset_units(chosen, seed, optimizers, keep))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, from which the next draw follows."""

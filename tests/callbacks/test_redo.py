@@ -58,14 +58,15 @@ def measured(state, x, y, score):
     return {name: output.detach() for name, output in zip(HIDDEN, outputs, strict=True)}
 
 
-def entries_of(dead):
+def entries_of(dead, score):
     """Every entry that may move: its key, and an index into it."""
     for layer, units in dead.items():
         norm, after = HIDDEN[layer]
         for unit in units:
             yield f"{layer}.weight", (unit,)
             yield f"{layer}.bias", (unit,)
-            yield f"{after}.weight", (slice(None), unit)
+            if score != "gradient":
+                yield f"{after}.weight", (slice(None), unit)
             for name in ("weight", "bias", "running_mean", "running_var") if norm else ():
                 yield f"{norm}.{name}", (unit,)
 
@@ -83,13 +84,14 @@ def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(sc
         assert values["redo/units"] == sum(map(len, dead.values()))
         assert values["redo/dormant_fraction"] == values["redo/units"] / 16
         expected = {key: value.clone() for key, value in before.items()}
-        for key, where in entries_of(dead):
+        for key, where in entries_of(dead, score):
             start = 1.0 if key in ("net.1.weight", "net.1.running_var") else 0.0
             redrawn = key in ("net.0.weight", "net.3.weight") and len(where) == 1
             expected[key][where] = after[key][where] if redrawn else start
         for layer, units in dead.items():
             for unit in units:  # its column is zero also where it crosses a row that is drawn anew
-                expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
+                if score != "gradient":
+                    expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
                 drawn = after[f"{layer}.weight"][unit]
                 drawn = drawn[[i for i in range(len(drawn)) if layer == "net.0" or i not in dead["net.0"]]]
                 assert (drawn != 0).all()
@@ -97,7 +99,7 @@ def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(sc
                 assert after[f"{layer}.weight"][unit].abs().max() <= after[f"{layer}.weight"].shape[1] ** -0.5
         for key, value in expected.items():
             assert torch.equal(after[key], value), key
-        for key, where in entries_of(dead):
+        for key, where in entries_of(dead, score):
             for moment in ("exp_avg", "exp_avg_sq"):
                 if f"{key} {moment}" in moments:
                     moments[f"{key} {moment}"][where] = 0.0
@@ -204,6 +206,15 @@ def test_a_reset_unit_says_nothing_at_first():
     without = module.training_step(batch, 0)
     reset_units([(layer, torch.tensor([2]))], seed=0, optimizers=[])
     torch.testing.assert_close(module.training_step(batch, 0), without)
+
+
+def test_a_layer_that_is_reset_whole_has_gradients_again():
+    """With outgoing weights of 0 in two layers that follow each other, no weight would have one any more."""
+    module = PlainModule()
+    batch = dataset(6).tensors
+    redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1e9, score="gradient")
+    assert redo.step(lambda: module.training_step(batch, 0))["units"] == 16
+    assert redo.measure(lambda: module.training_step(batch, 0)).max() > 0
 
 
 def test_draws_are_reproducible_and_leave_the_global_random_state():
