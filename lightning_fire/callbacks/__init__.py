@@ -8,6 +8,7 @@ from lightning_fire.callbacks.continual_backprop import ContinualBackprop
 from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.hare_and_tortoise import HareAndTortoise
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
 from lightning_fire.callbacks.parseval import Parseval
@@ -27,6 +28,7 @@ __all__ = [
     "EventCallback",
     "FIRECallback",
     "FullReset",
+    "HareAndTortoise",
     "L2Init",
     "Log",
     "MethodCallback",

@@ -8,6 +8,7 @@ from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import dash_
 from lightning_fire.methods.fire import fire_
 from lightning_fire.methods.full_reset import full_reset_
+from lightning_fire.methods.hare_and_tortoise import HareAndTortoise
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.l2_init import L2Init
 from lightning_fire.methods.optimizer_state import reset_optimizer_state
@@ -20,6 +21,7 @@ from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
 
 __all__ = [
     "ContinualBackprop",
+    "HareAndTortoise",
     "InjectedHead",
     "L2Init",
     "Parseval",

@@ -36,6 +36,7 @@ BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
     "redo_gradient": {"ReDo"},
     "upgd": set(),
+    "hare_and_tortoise": {"HareAndTortoise"},
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
     "small_reset": {"FullReset", "ShrinkAndPerturb"},

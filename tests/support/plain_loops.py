@@ -141,6 +141,11 @@ def snr(loop: Loop) -> None:
     loop.after_step = lambda: method.step(loop.optimizer)
 
 
+def hare_and_tortoise(loop: Loop) -> None:
+    method = methods.HareAndTortoise(loop.model, momentum=0.9)
+    loop.after_step, loop.at_new_data = method.step, method.reset_
+
+
 def parseval(loop: Loop) -> None:
     loop.before_step = methods.Parseval(loop.model, 1e-2, norms=True).add_gradients
 
@@ -165,6 +170,7 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         redo_gradient,
         continual_backprop,
         snr,
+        hare_and_tortoise,
         parseval,
         l2_init,
     )
