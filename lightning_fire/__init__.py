@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         SelfNormalizedReset,
         ShrinkAndPerturb,
         UseMuon,
+        WeightProjection,
         announce_new_data,
         module_curvature,
     )
@@ -85,6 +86,7 @@ __all__ = [
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "UseMuon",
+    "WeightProjection",
     "Weights",
     "WhenMetric",
     "announce_new_data",

@@ -20,6 +20,7 @@ from lightning_fire.callbacks.restart_schedulers import RestartSchedulers
 from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 from lightning_fire.callbacks.use_muon import UseMuon
+from lightning_fire.callbacks.weight_projection import WeightProjection
 
 __all__ = [
     "DASH",
@@ -41,6 +42,7 @@ __all__ = [
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "UseMuon",
+    "WeightProjection",
     "announce_new_data",
     "module_curvature",
 ]

@@ -17,6 +17,7 @@ from lightning_fire.functional.penalties import (
     unit_scale_gradient,
     unit_scale_penalty,
 )
+from lightning_fire.functional.projection import project_to_norm
 from lightning_fire.functional.ranks import (
     entropy_rank,
     entropy_rank_of,
@@ -79,6 +80,7 @@ __all__ = [
     "parseval_gradient",
     "parseval_penalty",
     "polar",
+    "project_to_norm",
     "relu_hessian_bound",
     "sfe",
     "sfe_normalized",

@@ -18,6 +18,7 @@ from lightning_fire.methods.redo import ReDo
 from lightning_fire.methods.report import Report
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
+from lightning_fire.methods.weight_projection import WeightProjection
 
 __all__ = [
     "ContinualBackprop",
@@ -28,6 +29,7 @@ __all__ = [
     "ReDo",
     "Report",
     "SelfNormalizedReset",
+    "WeightProjection",
     "dash_",
     "fire_",
     "fresh_values",

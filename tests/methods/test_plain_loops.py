@@ -53,6 +53,7 @@ CALLBACKS = {
     "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
     "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
     "hare_and_tortoise": lambda: lf.HareAndTortoise(lf.AtNewData(), momentum=0.9),
+    "weight_projection": lambda: lf.WeightProjection(),
     "parseval": lambda: lf.Parseval(1e-2, norms=True),
     "l2_init": lambda: lf.L2Init(1e-1),
 }

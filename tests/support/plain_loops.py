@@ -146,6 +146,10 @@ def hare_and_tortoise(loop: Loop) -> None:
     loop.after_step, loop.at_new_data = method.step, method.reset_
 
 
+def weight_projection(loop: Loop) -> None:
+    loop.after_step = methods.WeightProjection(loop.model).step
+
+
 def parseval(loop: Loop) -> None:
     loop.before_step = methods.Parseval(loop.model, 1e-2, norms=True).add_gradients
 
@@ -171,6 +175,7 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         continual_backprop,
         snr,
         hare_and_tortoise,
+        weight_projection,
         parseval,
         l2_init,
     )

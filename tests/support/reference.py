@@ -145,6 +145,12 @@ def muon(weight: Tensor, gradients: list[Tensor], lr: float, momentum=0.95, deca
     return weight
 
 
+def project_to_norm(weight: Tensor, norm: float) -> Tensor:
+    """The weight times norm over the root of the sum of the squares of its entries, in float64."""
+    total = sum(value**2 for value in weight.double().flatten().tolist())
+    return weight.double() * (norm / total**0.5 if total else 1.0)
+
+
 def upgd(weights: list[Tensor], gradients: list[list[Tensor]], noises, lr, decay, beta) -> list[Tensor]:
     """UPGD's steps on several weights, entry by entry, in float64; gradients and noises by step and weight."""
     values = [[float(value) for value in weight.flatten()] for weight in weights]
