@@ -28,6 +28,7 @@ from lightning_fire import (
     EveryNSteps,
     FIRECallback,
     FullReset,
+    HareAndTortoise,
     L2Init,
     Log,
     OptimizerReset,
@@ -38,6 +39,7 @@ from lightning_fire import (
     ReDo,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    WeightProjection,
 )
 from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
@@ -404,15 +406,18 @@ REWRITING = {
     "DASH": DASH,
     "FullReset": FullReset,
     "PlasticityInjection": lambda: PlasticityInjection(head="net.5"),
+    "HareAndTortoise": lambda: HareAndTortoise(AtNewData(), momentum=0.5),
 }
 OTHERS = {
     "ReDo": lambda: ReDo(threshold=0.5),
+    "ReDo by gradient": lambda: ReDo(threshold=0.5, score="gradient"),
     "ContinualBackprop": lambda: ContinualBackprop(replacement_rate=0.3, maturity=1),
     "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
     "L2Init": lambda: L2Init(strength=0.1),
     "Parseval": lambda: Parseval(strength=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
+    "WeightProjection": WeightProjection,
 }
 
 
@@ -451,6 +456,7 @@ class LeavesOut(Validated):
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.filterwarnings("ignore:LeavesOut has no normalisation layer")
 @pytest.mark.parametrize("build", [*OTHERS.values(), *REWRITING.values()], ids=[*OTHERS, *REWRITING])
 def test_a_batch_that_training_leaves_out_spoils_nothing(build):
     """The methods that watch each batch have watched it as well."""

@@ -10,12 +10,14 @@ from lightning_fire import (
     EveryNEpochs,
     FIRECallback,
     FullReset,
+    HareAndTortoise,
     L2Init,
     Parseval,
     PlasticityInjection,
     ReDo,
     SelfNormalizedReset,
     ShrinkAndPerturb,
+    WeightProjection,
 )
 
 pytestmark = pytest.mark.slow
@@ -25,12 +27,16 @@ METHODS = {
     "dash": lambda: DASH(num_batches=2),
     "fire": lambda: FIRECallback(),
     "full_reset": lambda: FullReset(),
+    "hare_and_tortoise": lambda: HareAndTortoise(EveryNEpochs(2), momentum=0.7),
     "l2_init": lambda: L2Init(0.1),
     "parseval": lambda: Parseval(0.1),
     "plasticity_injection": lambda: PlasticityInjection("net.5"),
     "redo": lambda: ReDo(EveryNEpochs(1), threshold=0.7),
+    "redo_gradient": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="gradient"),
+    "redo_pre_activation": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="pre_activation"),
     "shrink_and_perturb": lambda: ShrinkAndPerturb(strength=0.5),
     "snr": lambda: SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20),
+    "weight_projection": lambda: WeightProjection(),
 }
 
 
