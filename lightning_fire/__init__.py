@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         FeatureRank,
         FIRECallback,
         FullReset,
+        HareAndTortoise,
         IsometryDecay,
         L2Init,
         Log,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         ShrinkAndPerturb,
         SpectralRegularization,
         UseMuon,
+        WeightProjection,
         announce_new_data,
         module_curvature,
     )
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
         shrink_and_perturb_,
         wrap_heads,
     )
-    from lightning_fire.optim import Muon, muon_groups
+    from lightning_fire.optim import UPGD, Muon, muon_groups
     from lightning_fire.when import (
         AnyOf,
         AtEpochs,
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DASH",
+    "UPGD",
     "AnyOf",
     "AtEpochs",
     "AtFraction",
@@ -70,6 +73,7 @@ __all__ = [
     "FIRECallback",
     "FeatureRank",
     "FullReset",
+    "HareAndTortoise",
     "HiddenMatrices",
     "HiddenUnits",
     "IsometryDecay",
@@ -88,6 +92,7 @@ __all__ = [
     "ShrinkAndPerturb",
     "SpectralRegularization",
     "UseMuon",
+    "WeightProjection",
     "Weights",
     "WhenMetric",
     "announce_new_data",

@@ -29,6 +29,7 @@ from lightning_fire import (
     FeatureRank,
     FIRECallback,
     FullReset,
+    HareAndTortoise,
     IsometryDecay,
     L2Init,
     Log,
@@ -41,6 +42,7 @@ from lightning_fire import (
     SelfNormalizedReset,
     ShrinkAndPerturb,
     SpectralRegularization,
+    WeightProjection,
 )
 from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
@@ -407,9 +409,11 @@ REWRITING = {
     "DASH": DASH,
     "FullReset": FullReset,
     "PlasticityInjection": lambda: PlasticityInjection(head="net.5"),
+    "HareAndTortoise": lambda: HareAndTortoise(AtNewData(), momentum=0.5),
 }
 OTHERS = {
     "ReDo": lambda: ReDo(threshold=0.5),
+    "ReDo by gradient": lambda: ReDo(threshold=0.5, score="gradient"),
     "ContinualBackprop": lambda: ContinualBackprop(replacement_rate=0.3, maturity=1),
     "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
     "L2Init": lambda: L2Init(strength=0.1),
@@ -419,6 +423,7 @@ OTHERS = {
     "FeatureRank": lambda: FeatureRank(lr=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
+    "WeightProjection": WeightProjection,
 }
 
 
@@ -457,6 +462,7 @@ class LeavesOut(Validated):
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+@pytest.mark.filterwarnings("ignore:LeavesOut has no normalisation layer")
 @pytest.mark.parametrize("build", [*OTHERS.values(), *REWRITING.values()], ids=[*OTHERS, *REWRITING])
 def test_a_batch_that_training_leaves_out_spoils_nothing(build):
     """The methods that watch each batch have watched it as well."""

@@ -9,6 +9,7 @@ from lightning_fire.callbacks.dash import DASH
 from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.full_reset import FullReset
+from lightning_fire.callbacks.hare_and_tortoise import HareAndTortoise
 from lightning_fire.callbacks.isometry_decay import IsometryDecay
 from lightning_fire.callbacks.l2_init import L2Init
 from lightning_fire.callbacks.optimizer_reset import OptimizerReset
@@ -22,6 +23,7 @@ from lightning_fire.callbacks.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.callbacks.shrink_and_perturb import ShrinkAndPerturb
 from lightning_fire.callbacks.spectral_regularization import SpectralRegularization
 from lightning_fire.callbacks.use_muon import UseMuon
+from lightning_fire.callbacks.weight_projection import WeightProjection
 
 __all__ = [
     "DASH",
@@ -31,6 +33,7 @@ __all__ = [
     "FIRECallback",
     "FeatureRank",
     "FullReset",
+    "HareAndTortoise",
     "IsometryDecay",
     "L2Init",
     "Log",
@@ -45,6 +48,7 @@ __all__ = [
     "ShrinkAndPerturb",
     "SpectralRegularization",
     "UseMuon",
+    "WeightProjection",
     "announce_new_data",
     "module_curvature",
 ]

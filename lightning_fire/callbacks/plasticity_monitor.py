@@ -29,8 +29,8 @@ from lightning_fire.functional import (
     stable_rank_of,
 )
 from lightning_fire.methods.change import measurable
-from lightning_fire.methods.redo import mean_activities
 from lightning_fire.methods.report import health
+from lightning_fire.methods.unit_scores import mean_activities
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 

@@ -11,8 +11,9 @@ from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
-from lightning_fire.callbacks.probing.batches import forward_on_new_data
+from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
 from lightning_fire.methods.change import Change
+from lightning_fire.methods.unit_scores import Score, check_score, incoming_weights, mean_gradients
 from lightning_fire.when import Clock, EveryNEpochs, Horizon, Schedule
 from lightning_fire.where import HiddenUnits
 
@@ -20,7 +21,8 @@ from lightning_fire.where import HiddenUnits
 class ReDo(EventCallback):
     """Re-initializes the dormant hidden units, see `methods.ReDo`.
 
-    At each event it runs the module on batches of the training data, without side effects. Logs
+    At each event it runs the module on batches of the training data, without side effects, and for
+    `score="gradient"` computes the gradient of the loss on each. Logs
     `redo/dormant_fraction`, of all units; `redo/units`, the number of units re-initialized; `redo/event`; and per layer
     `redo.layers/dormant_fraction/<layer>`.
 
@@ -32,6 +34,10 @@ class ReDo(EventCallback):
         num_batches: Batches to measure on, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
+        score: What decides whether a unit is dormant: `"activation"`, its output after normalisation and nonlinearity;
+            `"pre_activation"`, the positive part of its output before normalisation, as in the code of the paper's
+            authors; `"gradient"`, the gradient of the loss by its incoming weights (ReGraMa), whose resets keep
+            outgoing weights.
         log: What to log. Default: `Log()`.
 
     Raises:
@@ -50,6 +56,7 @@ class ReDo(EventCallback):
         num_batches: int = 1,
         where: HiddenUnits | None = None,
         seed: int = 0,
+        score: Score = "activation",
         log: Log | None = None,
     ):
         super().__init__(EveryNEpochs(1) if when is None else when, log)
@@ -59,9 +66,10 @@ class ReDo(EventCallback):
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         if num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
+        check_score(score)
         self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
         self.where = where if where is not None else HiddenUnits()
-        self.seed = seed
+        self.seed, self.score = seed, score
         self._method: methods.ReDo | None = None
 
     def show_selection(self, pl_module: LightningModule) -> str:
@@ -73,7 +81,7 @@ class ReDo(EventCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
-        self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed)
+        self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed, self.score)
         tell_units(self, self._method.layers)
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
@@ -81,8 +89,14 @@ class ReDo(EventCallback):
             super().at(trainer, pl_module, clock)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
-        return self._method.plan(run, trainer.optimizers, self.num_events)
+        if self.score == "gradient":
+            layers = self._method.layers
+            weights = incoming_weights(layers)
+            batches = gradients_on_new_data(trainer, pl_module, weights, self.num_batches)
+            measured = mean_gradients(layers, batches)
+        else:
+            measured = self._method.measure(partial(forward_on_new_data, trainer, pl_module, self.num_batches))
+        return self._method.plan(measured, trainer.optimizers, self.num_events)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._method = None

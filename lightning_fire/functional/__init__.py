@@ -22,6 +22,7 @@ from lightning_fire.functional.penalties import (
     unit_scale_gradient,
     unit_scale_penalty,
 )
+from lightning_fire.functional.projection import project_to_norm
 from lightning_fire.functional.ranks import (
     entropy_rank,
     entropy_rank_gradient,
@@ -89,6 +90,7 @@ __all__ = [
     "parseval_penalty",
     "polar",
     "power_iteration",
+    "project_to_norm",
     "relu_hessian_bound",
     "sfe",
     "sfe_normalized",

@@ -9,6 +9,7 @@ from lightning_fire.methods.dash import dash_
 from lightning_fire.methods.feature_rank import FeatureRank
 from lightning_fire.methods.fire import fire_
 from lightning_fire.methods.full_reset import full_reset_, isometric_values
+from lightning_fire.methods.hare_and_tortoise import HareAndTortoise
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.isometry_decay import IsometryDecay
 from lightning_fire.methods.l2_init import L2Init
@@ -20,10 +21,12 @@ from lightning_fire.methods.report import Report
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
 from lightning_fire.methods.spectral_regularization import SpectralRegularization
+from lightning_fire.methods.weight_projection import WeightProjection
 
 __all__ = [
     "ContinualBackprop",
     "FeatureRank",
+    "HareAndTortoise",
     "InjectedHead",
     "IsometryDecay",
     "L2Init",
@@ -32,6 +35,7 @@ __all__ = [
     "Report",
     "SelfNormalizedReset",
     "SpectralRegularization",
+    "WeightProjection",
     "dash_",
     "fire_",
     "fresh_values",

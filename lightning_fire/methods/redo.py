@@ -1,10 +1,7 @@
 """ReDo: recycling dormant neurons (Sokar et al., ICML 2023)."""
 
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
@@ -14,29 +11,41 @@ from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import Optimizers
 from lightning_fire.methods.report import Report
 from lightning_fire.methods.unit_reset import Forward, reset_units, select_units
-from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.methods.unit_scores import (
+    Score,
+    check_score,
+    gradients_of,
+    incoming_weights,
+    mean_activities,
+    mean_gradients,
+    mean_pre_activations,
+)
+from lightning_fire.where import HiddenUnits
 
 
 class ReDo:
     """Re-initializes the dormant hidden units of a model.
 
-    A unit is dormant if its mean |activation|, after normalisation and nonlinearity, is at most τ times that of its
-    layer. Incoming weights of a dormant unit are drawn by the layer's `reset_parameters`, its bias and entries of
-    normalisation layers return to their start, its outgoing weights become 0, and so do the matching entries of the
-    optimizer's moments.
+    A unit is dormant if its score is at most τ times the mean score of its layer. Incoming weights of a dormant unit
+    are drawn by the layer's `reset_parameters`, its bias and entries of normalisation layers return to their start, its
+    outgoing weights become 0, and so do the matching entries of the optimizer's moments. With `score="gradient"` its
+    outgoing weights stay: without them it would have no gradient.
 
     Args:
         model: Any module.
         forward: Runs it once, on any batch, to find its units.
-        threshold: τ, at least 0 (ReDo: 0.025; the FIRE paper: tuned, 0.01 to 0.5).
+        threshold: τ, at least 0 (ReDo: 0.025; the FIRE paper: tuned, 0.01 to 0.5; ReGraMa's code: 0).
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
+        score: `"activation"`: mean |h| of the unit's output h after normalisation and nonlinearity (ReDo).
+            `"pre_activation"`: mean max(0, z) of its output z before normalisation (the code of the FIRE paper's
+            authors). `"gradient"`: mean |∂loss/∂w| over its incoming weights w (ReGraMa, Liu et al., 2025).
 
     Attributes:
         layers: The layers of units.
 
     Raises:
-        ValueError: If `threshold` is below 0, or `where` finds no units.
+        ValueError: If `threshold` is below 0, `score` is not known, or `where` finds no units.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
@@ -54,29 +63,38 @@ class ReDo:
         threshold: float = 0.025,
         where: HiddenUnits | None = None,
         seed: int = 0,
+        score: Score = "activation",
     ):
         if threshold < 0:
             raise ValueError(f"`threshold` must be at least 0, got {threshold}")
-        self.threshold, self.seed, self.num_steps = threshold, seed, 0
+        check_score(score)
+        self.threshold, self.seed, self.score, self.num_steps = threshold, seed, score, 0
         self.layers = select_units(model, forward, where)
 
     def step(self, forward: Forward, optimizers: Optimizers = ()) -> Report:
         """Re-initialize the units that are dormant in one or several forward passes.
 
         Args:
-            forward: Runs the model, on batches of training data.
+            forward: Runs the model, on batches of training data; with `score="gradient"` it returns the loss, a scalar
+                with a graph. `.grad` of the parameters stays as it is.
             optimizers: The optimizers that train the model, one or several.
 
         Returns:
             `dormant_fraction`, in all layers and by layer, and `units`, the number of units that are new.
         """
-        report = self.plan(forward, optimizers, self.num_steps + 1).apply()
+        report = self.plan(self.measure(forward), optimizers, self.num_steps + 1).apply()
         self.num_steps += 1
         return report
 
-    def plan(self, forward: Forward, optimizers: Optimizers, number: int) -> Change:
+    def measure(self, forward: Forward) -> Tensor:
+        """Return what the scores of all units are made of, shape (units of all layers,); see `step`."""
+        if self.score == "gradient":
+            return mean_gradients(self.layers, [gradients_of(forward(), incoming_weights(self.layers))])
+        return (mean_pre_activations if self.score == "pre_activation" else mean_activities)(self.layers, forward)
+
+    def plan(self, measured: Tensor, optimizers: Optimizers, number: int) -> Change:
         """Compute what `step` does, as the step of this number, counted from 1, and change nothing yet."""
-        means = mean_over_ranks(mean_activities(self.layers, forward))
+        means = mean_over_ranks(measured)
         activities = means.split([layer.size for layer in self.layers])
         chosen = [
             (layer, dormant(activity, self.threshold).nonzero().flatten())
@@ -88,7 +106,8 @@ class ReDo:
             {"dormant_fraction": units / sum(layer.size for layer in self.layers), "units": float(units)},
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in chosen}},
         )
-        return Change(report, then=lambda: reset_units(chosen, seed, optimizers))
+        keep = self.score == "gradient"  # without outgoing weights a unit would have none
+        return Change(report, then=lambda: reset_units(chosen, seed, optimizers, keep))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, from which the next draw follows."""
@@ -97,28 +116,3 @@ class ReDo:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.num_steps = state["num_steps"]
-
-
-@torch.no_grad()
-def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
-    """Return the mean |h| of each unit of all layers over samples and positions; NaN where a layer has not run."""
-    sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
-    counts = [0] * len(layers)
-
-    def watch(index: int, layer: UnitLayer) -> Callable[..., None]:
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            if layer.counts_now():
-                activity = layer.activity(args[0].detach())
-                sums[index] += activity.abs().sum(0, dtype=torch.float32)
-                counts[index] += len(activity)
-
-        return hook
-
-    handles = [layer.observed.register_forward_pre_hook(watch(index, layer)) for index, layer in enumerate(layers)]
-    try:
-        with torch.enable_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

@@ -41,10 +41,12 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
 
 
 @torch.no_grad()
-def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers) -> None:
+def reset_units(
+    chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers, keep_outgoing: bool = False
+) -> None:
     """Re-initialize the units of each layer with the given indices, int64 (n,), in place.
 
-    All outgoing weights become 0, also those into other new units. The global random state stays as it is.
+    All outgoing weights become 0, also those into other new units, or stay. The global random state stays as it is.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
     drawn = [_fresh_weight(layer, seed + index) for index, (layer, _) in enumerate(chosen)]
@@ -63,7 +65,7 @@ def reset_units(chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizer
             entries.tensor[units] = entries.start
             for moment in moments_of(entries.tensor):
                 moment[units] = 0.0
-    for layer, units in chosen:
+    for layer, units in () if keep_outgoing else chosen:
         for outgoing in layer.outgoing:
             parameter = outgoing.view.parameter
             for tensor in (parameter, *moments_of(parameter)):

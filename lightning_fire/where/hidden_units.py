@@ -80,6 +80,14 @@ class UnitLayer:
             torch.unflatten(activation, self.dim, (self.size, self.observed_block)).movedim(self.dim, -1).flatten(0, -2)
         )
 
+    def pre_activity(self, output: Tensor) -> Tensor:
+        """Reshape an output of `layer` to `(samples, units)`; samples are batch entries and positions.
+
+        Args:
+            output: Shape `(..., units, *positions)`, as many positions as the layer has kernel dimensions.
+        """
+        return output.movedim(output.ndim + 1 - self.incoming.parameter.ndim, -1).flatten(0, -2)
+
 
 class UnitSelection(list[UnitLayer]):
     """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model."""

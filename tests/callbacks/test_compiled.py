@@ -11,6 +11,7 @@ from lightning_fire import (
     FeatureRank,
     FIRECallback,
     FullReset,
+    HareAndTortoise,
     IsometryDecay,
     L2Init,
     Parseval,
@@ -19,6 +20,7 @@ from lightning_fire import (
     SelfNormalizedReset,
     ShrinkAndPerturb,
     SpectralRegularization,
+    WeightProjection,
 )
 
 pytestmark = pytest.mark.slow
@@ -30,13 +32,17 @@ METHODS = {
     "fire": lambda: FIRECallback(),
     "full_reset": lambda: FullReset(),
     "isometry_decay": lambda: IsometryDecay(0.1),
+    "hare_and_tortoise": lambda: HareAndTortoise(EveryNEpochs(2), momentum=0.7),
     "l2_init": lambda: L2Init(0.1),
     "parseval": lambda: Parseval(0.1),
     "plasticity_injection": lambda: PlasticityInjection("net.5"),
     "redo": lambda: ReDo(EveryNEpochs(1), threshold=0.7),
+    "redo_gradient": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="gradient"),
+    "redo_pre_activation": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="pre_activation"),
     "shrink_and_perturb": lambda: ShrinkAndPerturb(strength=0.5),
     "spectral": lambda: SpectralRegularization(0.1),
     "snr": lambda: SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20),
+    "weight_projection": lambda: WeightProjection(),
 }
 
 

@@ -1,5 +1,7 @@
 """`ReDo` through real fits: which units it resets, what that is, and that nothing else moves."""
 
+from itertools import product
+
 import pytest
 import reference
 import torch
@@ -9,7 +11,8 @@ from small_training import PlainModule, assert_same_weights, dataset, fitted, st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo
+from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo, methods
+from lightning_fire.functional import dormant
 from lightning_fire.methods.unit_reset import reset_units
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
@@ -37,46 +40,58 @@ def moments_of(trainer, pl_module):
     }
 
 
-def activations(state, x):
-    """Post-activation outputs of both hidden layers, in training mode, by a plain network."""
+SCORES = ("activation", "pre_activation", "gradient")
+
+
+def measured(state, x, y, score):
+    """What the scores of both hidden layers are means of, in training mode, by a plain network: (samples, units)."""
     module = PlainModule()
     module.load_state_dict(state)
-    first = module.net[:3](x)
-    return {"net.0": first.detach(), "net.3": module.net[3:5](first).detach()}
+    net = module.net
+    before = net[0](x)
+    first = net[1:3](before)
+    second = net[3:5](first)
+    if score == "gradient":
+        nn.functional.cross_entropy(net[5](second), y).backward()
+        return {"net.0": net[0].weight.grad.T, "net.3": net[3].weight.grad.T}
+    outputs = (before.relu() if score == "pre_activation" else first, second)
+    return {name: output.detach() for name, output in zip(HIDDEN, outputs, strict=True)}
 
 
-def entries_of(dead):
+def entries_of(dead, score):
     """Every entry that may move: its key, and an index into it."""
     for layer, units in dead.items():
         norm, after = HIDDEN[layer]
         for unit in units:
             yield f"{layer}.weight", (unit,)
             yield f"{layer}.bias", (unit,)
-            yield f"{after}.weight", (slice(None), unit)
+            if score != "gradient":
+                yield f"{after}.weight", (slice(None), unit)
             for name in ("weight", "bias", "running_mean", "running_var") if norm else ():
                 yield f"{norm}.{name}", (unit,)
 
 
-@pytest.mark.parametrize("threshold", [0.3, 0.8, 1.5])
-def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(threshold):
-    callback = Snapshots(AtEpochs([1, 3]), threshold=threshold, num_batches=2)
+@pytest.mark.parametrize(("score", "threshold"), [*product(SCORES, [0.3, 0.8]), ("activation", 1.5)])
+def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(score, threshold):
+    callback = Snapshots(AtEpochs([1, 3]), threshold=threshold, num_batches=2, score=score)
     fitted(callback)
     for ((before, moments), (after, moments_after), values), size in zip(callback.seen, (12, 24), strict=True):
-        x = dataset(size=size).tensors[0]
+        x, y = dataset(size=size).tensors
         # training mode: BatchNorm takes each batch of 6 by itself
-        parts = [activations(before, batch) for batch in (x[:6], x[6:12])]
+        parts = [measured(before, x[batch], y[batch], score) for batch in (slice(6), slice(6, 12))]
         seen = {layer: torch.cat([part[layer] for part in parts]) for layer in HIDDEN}
         dead = {layer: reference.dormant(outputs, threshold) for layer, outputs in seen.items()}
         assert values["redo/units"] == sum(map(len, dead.values()))
         assert values["redo/dormant_fraction"] == values["redo/units"] / 16
         expected = {key: value.clone() for key, value in before.items()}
-        for key, where in entries_of(dead):
+        for key, where in entries_of(dead, score):
             start = 1.0 if key in ("net.1.weight", "net.1.running_var") else 0.0
             redrawn = key in ("net.0.weight", "net.3.weight") and len(where) == 1
             expected[key][where] = after[key][where] if redrawn else start
         for layer, units in dead.items():
             for unit in units:  # its column is zero also where it crosses a row that is drawn anew
-                expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
+                if score != "gradient":
+                    expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
                 drawn = after[f"{layer}.weight"][unit]
                 drawn = drawn[[i for i in range(len(drawn)) if layer == "net.0" or i not in dead["net.0"]]]
                 assert (drawn != 0).all()
@@ -84,7 +99,7 @@ def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(th
                 assert after[f"{layer}.weight"][unit].abs().max() <= after[f"{layer}.weight"].shape[1] ** -0.5
         for key, value in expected.items():
             assert torch.equal(after[key], value), key
-        for key, where in entries_of(dead):
+        for key, where in entries_of(dead, score):
             for moment in ("exp_avg", "exp_avg_sq"):
                 if f"{key} {moment}" in moments:
                     moments[f"{key} {moment}"][where] = 0.0
@@ -143,6 +158,44 @@ def test_a_flattened_channel_has_several_columns_in_any_memory_format(memory_for
             assert torch.equal(value[[0, 2, 4]], momentum[name][[0, 2, 4]])
 
 
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)), (3, 2, 6)),
+        (nn.Sequential(nn.Conv2d(1, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(20, 2)), (2, 1, 4, 4)),
+    ],
+    ids=["linear", "convolution"],
+)
+def test_a_pre_activation_is_that_of_the_layer_at_every_position(net, shape):
+    x = torch.randn(shape)
+    redo = methods.ReDo(net, lambda: net(x), score="pre_activation")
+    outputs = net[0](x).detach()
+    positions = [dim for dim in range(outputs.ndim) if outputs.shape[dim] != 5]
+    torch.testing.assert_close(redo.measure(lambda: net(x)), outputs.relu().mean(positions))
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_gradients_of_a_plain_loop_stay(score):
+    module = Convolutional()
+    batch = dataset(6).tensors
+    module.training_step(batch, 0).backward()
+    before = [parameter.grad.clone() for parameter in module.parameters()]
+    redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1.0, score=score)
+    assert redo.step(lambda: module.training_step(batch, 0))["units"] > 0
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(module.parameters(), before, strict=True))
+
+
+def test_a_saturated_unit_has_no_gradient_and_a_large_activation():
+    """Liu et al., section 3: the activation of such a unit hides that it cannot learn."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    nn.init.constant_(net[0].bias[:1], 30.0)
+    x = torch.randn(16, 3)
+    found = {score: methods.ReDo(net, lambda: net(x), score=score) for score in SCORES}
+    loss = lambda: net(x).square().mean()  # noqa: E731
+    dead = {score: dormant(redo.measure(loss), 0.025)[0].item() for score, redo in found.items()}
+    assert dead == {"activation": False, "pre_activation": False, "gradient": True}
+
+
 def test_a_reset_unit_says_nothing_at_first():
     """The outputs are those of the network without it."""
     module = Convolutional().eval()
@@ -153,6 +206,15 @@ def test_a_reset_unit_says_nothing_at_first():
     without = module.training_step(batch, 0)
     reset_units([(layer, torch.tensor([2]))], seed=0, optimizers=[])
     torch.testing.assert_close(module.training_step(batch, 0), without)
+
+
+def test_a_layer_that_is_reset_whole_has_gradients_again():
+    """With outgoing weights of 0 in two layers that follow each other, no weight would have one any more."""
+    module = PlainModule()
+    batch = dataset(6).tensors
+    redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1e9, score="gradient")
+    assert redo.step(lambda: module.training_step(batch, 0))["units"] == 16
+    assert redo.measure(lambda: module.training_step(batch, 0)).max() > 0
 
 
 def test_draws_are_reproducible_and_leave_the_global_random_state():
@@ -169,9 +231,10 @@ def test_draws_are_reproducible_and_leave_the_global_random_state():
     assert results[0][1] == torch.rand(1)
 
 
-def test_a_look_without_a_reset_changes_nothing_in_the_whole_run():
+@pytest.mark.parametrize("score", SCORES)
+def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     """No unit is below a threshold of 0 here."""
-    callback = ReDo(EveryNSteps(3), threshold=0.0, where=HiddenUnits(include=["net.0"]))
+    callback = ReDo(EveryNSteps(3), threshold=0.0, where=HiddenUnits(include=["net.0"]), score=score)
     assert_same_weights(fitted(callback), fitted())
     assert callback.num_events == 7
 
@@ -182,11 +245,11 @@ def test_it_begins_with_its_chunk():
     assert callback.num_events == 4  # epochs 2 to 5; chunk 1 begins with epoch 2
 
 
-@pytest.mark.parametrize("epoch", [0, 2, 3])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+@pytest.mark.parametrize(("score", "epoch"), [*product(["activation"], [0, 2, 3]), ("gradient", 2)])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score, epoch):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(ReDo(threshold=0.8), save)
-    resumed = fitted(ReDo(threshold=0.8), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(ReDo(threshold=0.8, score=score), save)
+    resumed = fitted(ReDo(threshold=0.8, score=score), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same_weights(resumed, whole)
 
 
@@ -232,6 +295,7 @@ def test_manual_optimization_says_how_the_module_runs():
         ({"threshold": -1}, "`threshold` must be at least 0, got -1"),
         ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
         ({"num_batches": 0}, "`num_batches` must be at least 1, got 0"),
+        ({"score": "output"}, "`score` must be 'activation', 'pre_activation' or 'gradient', got 'output'"),
     ],
 )
 def test_arguments_out_of_range(options, message):

@@ -34,6 +34,10 @@ METHODS = {
 }
 BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
+    "redo_gradient": {"ReDo"},
+    "upgd": set(),
+    "hare_and_tortoise": {"HareAndTortoise"},
+    "normalize_and_project": {"WeightProjection"},
     "fire_procrustes": {"FIRECallback"},
     "reset_head": {"FullReset"},
     "isometry_decay": {"IsometryDecay"},
@@ -42,7 +46,10 @@ BESIDE = {  # not in the paper's vision experiments
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
-pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning"),
+    pytest.mark.filterwarnings(r"ignore:.* has no normalisation layer:UserWarning"),  # the MLP of the streams
+]
 
 
 @pytest.fixture

@@ -121,6 +121,16 @@ def redo(loop: Loop) -> None:
     loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
 
 
+def redo_pre_activation(loop: Loop) -> None:
+    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="pre_activation")
+    loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
+
+
+def redo_gradient(loop: Loop) -> None:
+    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="gradient")
+    loop.at_each_epoch = lambda: method.step(lambda: next(loop.losses(1)), loop.optimizer)
+
+
 def continual_backprop(loop: Loop) -> None:
     method = methods.ContinualBackprop(loop.model, loop.look, replacement_rate=0.05, maturity=3, seed=5)
     loop.after_step = lambda: method.step(loop.optimizer)
@@ -130,6 +140,15 @@ def snr(loop: Loop) -> None:
     how = {"rejection": 0.2, "refresh_every": 3, "max_silence": 40}
     method = methods.SelfNormalizedReset(loop.model, loop.look, **how, seed=5)
     loop.after_step = lambda: method.step(loop.optimizer)
+
+
+def hare_and_tortoise(loop: Loop) -> None:
+    method = methods.HareAndTortoise(loop.model, momentum=0.9)
+    loop.after_step, loop.at_new_data = method.step, method.reset_
+
+
+def weight_projection(loop: Loop) -> None:
+    loop.after_step = methods.WeightProjection(loop.model).step
 
 
 def parseval(loop: Loop) -> None:
@@ -172,8 +191,12 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         dash,
         plasticity_injection,
         redo,
+        redo_pre_activation,
+        redo_gradient,
         continual_backprop,
         snr,
+        hare_and_tortoise,
+        weight_projection,
         parseval,
         spectral,
         isometry_decay,

@@ -176,3 +176,25 @@ def muon(weight: Tensor, gradients: list[Tensor], lr: float, momentum=0.95, deca
         step = factor * orthogonalize(matrix, 5, "muon")
         weight = (1 - lr * decay) * weight - lr * step.reshape(weight.shape)
     return weight
+
+
+def project_to_norm(weight: Tensor, norm: float) -> Tensor:
+    """The weight times norm over the root of the sum of the squares of its entries, in float64."""
+    total = sum(value**2 for value in weight.double().flatten().tolist())
+    return weight.double() * (norm / total**0.5 if total else 1.0)
+
+
+def upgd(weights: list[Tensor], gradients: list[list[Tensor]], noises, lr, decay, beta) -> list[Tensor]:
+    """UPGD's steps on several weights, entry by entry, in float64; gradients and noises by step and weight."""
+    values = [[float(value) for value in weight.flatten()] for weight in weights]
+    averages = [[0.0] * len(flat) for flat in values]
+    for step, (of_weights, noise) in enumerate(zip(gradients, noises, strict=True), 1):
+        for flat, average, gradient in zip(values, averages, of_weights, strict=True):
+            for i, g in enumerate(gradient.flatten().tolist()):
+                average[i] = beta * average[i] + (1 - beta) * -g * flat[i]
+        largest = max(max(average) for average in averages)
+        for flat, average, gradient, random in zip(values, averages, of_weights, noise, strict=True):
+            for i, (g, xi) in enumerate(zip(gradient.flatten().tolist(), random.flatten().tolist(), strict=True)):
+                scaled = 1 / (1 + math.exp(-average[i] / (1 - beta**step) / largest)) if largest else 0.5
+                flat[i] = (1 - lr * decay) * flat[i] - lr * (g + xi) * (1 - scaled)
+    return [torch.tensor(flat, dtype=torch.float64).view_as(w) for flat, w in zip(values, weights, strict=True)]

@@ -1,0 +1,103 @@
+"""Hare and Tortoise as a callback (Lee et al., ICML 2024)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_fire import methods
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.methods.change import Change
+from lightning_fire.methods.hare_and_tortoise import check_momentum
+from lightning_fire.when import EveryNEpochs, Horizon, Schedule
+
+
+class HareAndTortoise(EventCallback):
+    """Sets the module, the hare, back to its moving average, the tortoise, see `methods.HareAndTortoise`.
+
+    The tortoise follows each optimizer step. Validation, test and prediction run with its weights, training with those
+    of the hare. It is in checkpoints, as the state of this callback. Logs the same metrics as `FIRECallback`, of the
+    weights that `Weights()` selects, as `hare_and_tortoise/…`.
+
+    Args:
+        when: When the hare returns: a schedule, or several of which any may be due. Default: `EveryNEpochs(10)`.
+        momentum: μ in [0, 1), the fraction of the tortoise that a step keeps (the authors' code: 0.999).
+        log: What to log. Default: `Log()`.
+
+    Raises:
+        ValueError: If `momentum` is out of range; at an event, if the tortoise has a NaN or Inf: nothing has been
+            changed then.
+    """
+
+    name = "hare_and_tortoise"
+    remakes_network = False
+
+    def __init__(
+        self, when: Schedule | Sequence[Schedule] | None = None, momentum: float = 0.999, log: Log | None = None
+    ):
+        super().__init__(EveryNEpochs(10) if when is None else when, log)
+        check_momentum(momentum)
+        self.momentum = momentum
+        self._method: methods.HareAndTortoise | None = None
+        self._tortoise: Mapping[str, Tensor] = {}  # while there is no method
+        self._swapped: methods.HareAndTortoise | None = None
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return 0  # the tortoise follows from the first step
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._method = self._make(pl_module)
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._method.step()
+
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return self._method.plan(self.logs.weights)
+
+    @torch.inference_mode(False)  # what is cloned here is written to outside of it
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._method is not None or self._tortoise:
+            self._swapped = self._method or self._make(pl_module)
+            self._swapped.swap()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._swapped is not None:
+            self._swapped.swap()
+            self._swapped = None
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.on_validation_end(trainer, pl_module)
+        self._let_go()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._let_go()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "tortoise": self._state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._tortoise = state_dict["tortoise"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the module out of copies and pickles."""
+        return {**super().__getstate__(), "_method": None, "_swapped": None, "_tortoise": self._state()}
+
+    def _make(self, pl_module: LightningModule) -> methods.HareAndTortoise:
+        method = methods.HareAndTortoise(pl_module, self.momentum)
+        method.load_state_dict(self._tortoise)
+        return method
+
+    def _state(self) -> Mapping[str, Tensor]:
+        return self._tortoise if self._method is None else self._method.state_dict()
+
+    def _let_go(self) -> None:
+        """Keep what a later fit of the same training needs, and nothing of the module."""
+        self._tortoise, self._method = self._state(), None

@@ -1,0 +1,64 @@
+"""Weight projection as a callback, the second half of Normalize-and-Project (Lyle et al., NeurIPS 2024)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from lightning_fire import methods
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.methods.weight_projection import weights_but_the_output
+from lightning_fire.where import Weights
+
+
+class WeightProjection(MethodCallback):
+    """Rescales each weight to its initial norm after each optimizer step, see `methods.WeightProjection`.
+
+    For a network with a normalisation layer before each nonlinearity: together they are Normalize-and-Project. The
+    initial norms are those at the start of the first fit; the checkpoint keeps them. Logs nothing.
+
+    Args:
+        where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
+            which is taken for the output layer.
+
+    Raises:
+        ValueError: When training starts, if there are no weights to rescale.
+    """
+
+    name = "weight_projection"
+
+    def __init__(self, where: Weights | None = None):
+        super().__init__()
+        self.where = where
+        self._method: methods.WeightProjection | None = None
+        self._norms: Mapping[str, float] = {}  # while there is no method
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        if self.where is not None:
+            return super().show_selection(pl_module)
+        return f"WeightProjection rescales {', '.join(view.name for view in weights_but_the_output(pl_module))}"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        self._method = methods.WeightProjection(pl_module, self.where)
+        self._method.load_state_dict(self._norms)
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._method.step()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._norms, self._method = self._state(), None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "norms": self._state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._norms = state_dict["norms"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the weights of the module out of copies and pickles."""
+        return {**super().__getstate__(), "_method": None, "_norms": self._state()}
+
+    def _state(self) -> Mapping[str, float]:
+        return self._norms if self._method is None else self._method.state_dict()

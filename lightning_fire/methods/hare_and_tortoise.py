@@ -1,0 +1,98 @@
+"""Hare and Tortoise: a model that returns to its own moving average (Lee et al., ICML 2024)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire._lightning import lerp_
+from lightning_fire.methods.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.methods.report import Report
+
+
+class HareAndTortoise:
+    """Keeps an exponential moving average (EMA) of a model, and sets the model back to it.
+
+    The model is the hare, its EMA the tortoise: θ' ← μ·θ' + (1 − μ)·θ after each optimizer step, for trainable
+    parameters and floating-point buffers, and θ ← θ' when `reset_` is called. Optimizer state stays.
+
+    Args:
+        model: Any module; the tortoise begins with its present values.
+        momentum: μ in [0, 1), the fraction of the tortoise that a step keeps (the authors' code: 0.999).
+
+    Attributes:
+        hare: The tensors of the model, by name.
+        tortoise: Their EMA, by name.
+
+    Raises:
+        ValueError: If `momentum` is out of range.
+
+    Example:
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> both = HareAndTortoise(model, momentum=0.75)
+        >>> before = model.weight.item()
+        >>> with torch.no_grad():
+        ...     _ = model.weight.add_(4.0)  # an optimizer step
+        >>> both.step()
+        >>> _ = both.reset_()
+        >>> round(model.weight.item() - before, 4)
+        1.0
+    """
+
+    def __init__(self, model: nn.Module, momentum: float = 0.999):
+        check_momentum(momentum)
+        self.model, self.momentum = model, momentum
+        self.hare = {
+            name: tensor.detach()
+            for name, tensor in tensors_of(model).items()
+            if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, nn.Parameter))
+        }
+        self.tortoise = {name: tensor.clone() for name, tensor in self.hare.items()}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the tortoise; to be called after each optimizer step."""
+        lerp_(list(self.tortoise.values()), list(self.hare.values()), 1 - self.momentum)
+
+    def reset_(self) -> Report:
+        """Set the model to the tortoise, in place.
+
+        Returns:
+            What happened to the weights that `Weights()` selects, see `fire_`.
+
+        Raises:
+            ValueError: If the tortoise has a NaN or Inf. The model is unchanged then.
+        """
+        return self.plan().apply()
+
+    def plan(self, measure: bool = True) -> Change:
+        """Compute what `reset_` does, and change nothing yet."""
+        require_finite(self.tortoise)
+        tensors = tensors_of(self.model)
+        pairs = [(tensors[name], value) for name, value in self.tortoise.items()]
+        weights = measurable(self.model, {tensor for tensor, _ in pairs}) if measure else ()
+        return change_values(pairs, weights, (), "keep")
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the values of the model and of the tortoise, to evaluate it; a second call exchanges them back."""
+        for name, tensor in self.hare.items():
+            value = tensor.clone()
+            tensor.copy_(self.tortoise[name])
+            self.tortoise[name].copy_(value)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tortoise by name, copies on the CPU."""
+        return {name: tensor.cpu().clone() for name, tensor in self.tortoise.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned. Tensors that it does not know keep the values of the model."""
+        for name in self.tortoise.keys() & state.keys():
+            self.tortoise[name].copy_(state[name])
+
+
+def check_momentum(momentum: float) -> None:
+    """Refuse a momentum out of range."""
+    if not 0 <= momentum < 1:
+        raise ValueError(f"`momentum` must be in [0, 1), got {momentum}")

@@ -1,0 +1,101 @@
+"""What the scores of hidden units are made of: outputs before and after the nonlinearity, and gradients."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
+
+from lightning_fire.methods.unit_reset import Forward
+from lightning_fire.where import UnitLayer
+
+Score = Literal["activation", "pre_activation", "gradient"]
+
+
+def check_score(score: str) -> None:
+    """Refuse an unknown score."""
+    if score not in get_args(Score):
+        raise ValueError(f"`score` must be 'activation', 'pre_activation' or 'gradient', got {score!r}")
+
+
+def incoming_weights(layers: Sequence[UnitLayer]) -> list[Parameter]:
+    """Return the parameter that holds the incoming weights of each layer of units."""
+    return [layer.incoming.parameter for layer in layers]
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Parameter]) -> list[Tensor]:
+    """Return the gradient of a loss by each parameter, zeros where it does not depend on one; `.grad` stays."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
+
+
+def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tensor]]) -> Tensor:
+    """Return the mean |∂loss/∂w| over the incoming weights w of each unit and over batches.
+
+    Source: Liu et al., Measure gradients, not activations!, 2025, as their code computes it.
+
+    Args:
+        layers: Layers of units.
+        batches: At least one; for each the gradients of its loss by `incoming_weights(layers)`.
+
+    Returns:
+        Shape (units of all layers,), float32, at least 0.
+    """
+    means = [
+        torch.cat([layer.incoming.of(g).read().flatten(1).abs().mean(1, dtype=torch.float32) for layer, g in pairs])
+        for pairs in (zip(layers, gradients, strict=True) for gradients in batches)
+    ]
+    return torch.stack(means).mean(0)
+
+
+def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
+    """Return the mean |h| of each unit of all layers over samples and positions; NaN where a layer has not run."""
+
+    def watch(layer: UnitLayer, see: Callable[[Tensor], None]) -> RemovableHandle:
+        return layer.observed.register_forward_pre_hook(lambda module, args: see(args[0]))
+
+    return _means(layers, forward, watch, UnitLayer.activity)
+
+
+def mean_pre_activations(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
+    """Return the mean of max(0, z) of each unit, z its output before normalisation; NaN where a layer has not run.
+
+    Source: the code of the FIRE paper's authors.
+    """
+
+    def watch(layer: UnitLayer, see: Callable[[Tensor], None]) -> RemovableHandle:
+        return layer.layer.register_forward_hook(lambda module, args, output: see(output))
+
+    return _means(layers, forward, watch, lambda layer, output: layer.pre_activity(output).relu())
+
+
+@torch.no_grad()
+def _means(
+    layers: Sequence[UnitLayer],
+    forward: Forward,
+    watch: Callable[[UnitLayer, Callable[[Tensor], None]], RemovableHandle],
+    by_unit: Callable[[UnitLayer, Tensor], Tensor],
+) -> Tensor:
+    sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
+    counts = [0] * len(layers)
+
+    def adder(index: int, layer: UnitLayer) -> Callable[[Tensor], None]:
+        def see(tensor: Tensor) -> None:
+            if layer.counts_now():
+                values = by_unit(layer, tensor.detach())
+                sums[index] += values.abs().sum(0, dtype=torch.float32)
+                counts[index] += len(values)
+
+        return see
+
+    handles = [watch(layer, adder(index, layer)) for index, layer in enumerate(layers)]
+    try:
+        with torch.enable_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

@@ -1,0 +1,87 @@
+"""Optimizer: utility-based perturbed gradient descent (Elsayed & Mahmood, ICLR 2024)."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+from torch.optim import Optimizer
+
+
+class UPGD(Optimizer):
+    """Utility-based perturbed gradient descent, first-order and global: useful weights take small steps.
+
+    For each weight w with gradient g, the utility u is the EMA of −g·w, corrected for its start at 0, and
+    s = sigmoid(u / η), η being the largest EMA of all weights. Then w ← (1 − lr·λ)·w − lr·(g + ξ)·(1 − s), with noise
+    ξ ~ N(0, σ²) for each weight. A weight without utility has s = 1/2: it takes half the step of SGD.
+
+    Args:
+        params: Parameters, or parameter groups.
+        lr: Learning rate (the authors' code: 0.01 for permuted inputs and labels).
+        weight_decay: λ, decoupled (the authors' code: 0 to 0.01).
+        utility_decay: Decay rate of the EMA, in [0, 1) (the authors' code: 0.9 to 0.9999).
+        noise: σ, the standard deviation of the noise, on the scale of gradients (the authors' code: 0.001 to 0.1).
+        seed: Seed of the noise, the same on every rank. The noise of a step follows from it and the number of the step.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.tensor([1.0, -1.0]))
+        >>> optimizer = UPGD([weight], lr=0.1, weight_decay=0.0, utility_decay=0.0, noise=0.0)
+        >>> weight.grad = torch.tensor([-1.0, -1.0])  # a step raises both, which helps the first and harms the second
+        >>> optimizer.step()
+        >>> weight.data
+        tensor([ 1.0269, -0.9269])
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.01,
+        weight_decay: float = 0.001,
+        utility_decay: float = 0.999,
+        noise: float = 0.001,
+        seed: int = 0,
+    ):
+        for name, value in {"lr": lr, "weight_decay": weight_decay, "noise": noise}.items():
+            if value < 0:
+                raise ValueError(f"`{name}` must be at least 0, got {value}")
+        if not 0 <= utility_decay < 1:
+            raise ValueError(f"`utility_decay` must be in [0, 1), got {utility_decay}")
+        settings = {"lr": lr, "weight_decay": weight_decay, "utility_decay": utility_decay, "noise": noise}
+        super().__init__(params, {**settings, "seed": seed, "num_steps": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step all parameters that have a gradient; return the loss that `closure` computes with its gradients."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        stepped = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
+        utilities = [self._updated_utility(group, parameter) for group, parameter in stepped]
+        maxima = [utility.max().to(utilities[0].device) for utility in utilities]
+        largest = torch.stack(maxima).max().item() if maxima else 0.0
+        first = self.param_groups[0]
+        seed = first["seed"] + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
+        generators = {d: Generator(d).manual_seed(seed) for d in {parameter.device for _, parameter in stepped}}
+        for group, parameter in stepped:
+            self._step_one(group, parameter, largest, generators[parameter.device])
+        for group in self.param_groups:
+            group["num_steps"] += 1
+        return loss
+
+    def _updated_utility(self, group: dict[str, Any], parameter: Tensor) -> Tensor:
+        """Return the EMA of −g·w, of the shape of the parameter, before its correction."""
+        state, beta = self.state[parameter], group["utility_decay"]
+        if not state:
+            state["step"], state["utility"] = 0, torch.zeros_like(parameter)
+        state["step"] += 1
+        return state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)  # type: ignore[no-any-return]
+
+    def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: float, generator: Generator) -> None:
+        state = self.state[parameter]
+        utility = state["utility"] / (1 - group["utility_decay"] ** state["step"])
+        scaled = (utility / largest).sigmoid_() if largest else torch.full_like(utility, 0.5)
+        noise = torch.empty_like(parameter).normal_(generator=generator) * group["noise"]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_((parameter.grad + noise) * (1 - scaled), alpha=-group["lr"])

@@ -1,0 +1,85 @@
+"""`WeightProjection` through real fits over growing data."""
+
+import lightning.pytorch as pl
+import pytest
+import reference
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainModule, assert_same_weights, fitted, initial_state, state_of
+from tolerances import assert_near
+from torch import nn
+
+from lightning_fire import WeightProjection, Weights, methods
+
+
+class AfterEachStep(pl.Callback):
+    """Keeps the state after each optimizer step; stands before or after the method."""
+
+    def __init__(self):
+        self.states = []
+
+    def on_train_batch_end(self, trainer, pl_module, *args):
+        self.states.append(state_of(pl_module))
+
+
+@pytest.mark.parametrize(
+    ("where", "projected"),
+    [(None, {"net.0.weight", "net.3.weight"}), (Weights(preset="cnn", include=["net.3"]), {"net.3.weight"})],
+    ids=["default", "selected"],
+)
+def test_each_step_ends_at_the_initial_norm_and_nothing_else_moves(where, projected):
+    before, after = AfterEachStep(), AfterEachStep()
+    fitted(before, WeightProjection(where), after)
+    initial = initial_state()
+    assert len(after.states) == 24
+    for one, other in zip(before.states, after.states, strict=True):
+        for name, value in other.items():
+            if name in projected:
+                assert_near(value, reference.project_to_norm(one[name], initial[name].double().norm().item()).float())
+                assert not torch.equal(one[name], value)
+            else:
+                assert torch.equal(one[name], value), name
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 4])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    whole = fitted(WeightProjection(), save)
+    resumed = fitted(WeightProjection(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    assert_same_weights(resumed, whole)
+
+
+def test_a_second_fit_keeps_the_norms_of_the_first():
+    callback, module = WeightProjection(), PlainModule()
+    norm = module.net[0].weight.norm().item()
+    fitted(callback, module=module, max_epochs=1)
+    with torch.no_grad():
+        module.net[0].weight.mul_(3.0)
+    fitted(callback, module=module, max_epochs=1)
+    assert module.net[0].weight.norm().item() == pytest.approx(norm)
+
+
+def test_parts_of_a_fused_weight_have_norms_of_their_own():
+    model = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.LayerNorm(8), nn.Linear(8, 2)])
+    projection = methods.WeightProjection(model)
+    fused = model[0].in_proj_weight
+    before = [part.norm().item() for part in fused.chunk(3)]
+    with torch.no_grad():
+        fused[:8].mul_(5.0)
+    projection.step()
+    assert [part.norm().item() for part in fused.chunk(3)] == pytest.approx(before)
+
+
+def test_a_network_without_normalisation_is_warned_of():
+    with pytest.warns(UserWarning, match="Sequential has no normalisation layer"):
+        methods.WeightProjection(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+
+
+def test_a_single_weight_is_taken_for_the_output():
+    with pytest.raises(ValueError, match="Linear has no weight but weight, which is taken for its output layer"):
+        methods.WeightProjection(nn.Linear(2, 2))
+
+
+def test_what_it_shows():
+    assert WeightProjection().show_selection(PlainModule()) == "WeightProjection rescales net.0.weight, net.3.weight"
+    assert "net.5.weight" in WeightProjection(Weights(preset="cnn")).show_selection(PlainModule())
