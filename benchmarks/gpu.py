@@ -11,19 +11,18 @@ that file is removed. `--root` holds FashionMNIST/raw. Minutes of the plan are e
 
 import argparse
 import csv
-import json
 import os
-import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from gpu_tables import of_benchmark, of_comparison
 
 FOLDER = Path(__file__).parent
 RECIPE = "vision/warm_start/fashion_mnist_resnet18"
@@ -31,8 +30,6 @@ METHODS = ("vanilla", "full_reset", "small_reset", "fire", "shrink_and_perturb",
 LEFT = "MINUTES"  # of a command: what is left of the slice
 LEAST, AGAIN = 2.0, 0.5  # minutes: the shortest part of a comparison, and what it costs to take it up again
 SPARE = 0.3  # minutes of each slice, to end what is at work and print
-FLOPS_A_TOKEN = 6 * 124e6 + 12 * 12 * 768 * 1024  # GPT-2 124M, blocks of 1024, forward and backward, as nanoGPT counts
-PEAK = {"A100": 312e12, "H100": 989e12, "H200": 989e12}  # bf16, dense
 BENCHMARKS = {  # minutes, and words of the command
     "projection_cost": (3, "--rounds 5"),
     "event_cost": (4, "--batches 26 --rounds 2"),
@@ -42,9 +39,6 @@ BENCHMARKS = {  # minutes, and words of the command
         2,
         "--only gpt-2 --batch 12 --block 1024 --accumulate 4 --steps 10 --rounds 3 --precision bf16-mixed",
     ),
-}
-NOTES = {
-    "event_cost": "The paper, TITAN RTX: FIRE 0.06 s, 55 MB; S&P 0.002 s, 27 MB; DASH (all batches) 69 s, 2834 MB.",
 }
 
 
@@ -190,45 +184,6 @@ def end(child: subprocess.Popen) -> None:
             continue
 
 
-def markdown(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return rows of numbers as a table; memory in MB, ranges with a dash."""
-
-    def text(key: str, value: Any) -> str:
-        if isinstance(value, list):
-            return " – ".join(text(key, part) for part in value)
-        return f"{value / 1e6:.0f}" if key == "bytes" else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-    keys = list(dict.fromkeys(key for row in rows.values() for key in row))
-    lines = [f"| | {' | '.join('MB' if key == 'bytes' else key for key in keys)} |", f"|---|{'--:|' * len(keys)}"]
-    for name, row in rows.items():
-        lines.append(f"| {name} | {' | '.join(text(key, row[key]) if key in row else '–' for key in keys)} |")
-    return "\n".join(lines)
-
-
-def tables(steps: Sequence[Step]) -> Iterator[str]:
-    """Return what is there: a table for each benchmark, and that of the comparison."""
-    for step in steps:
-        if step.result.suffix != ".json" or not step.result.is_file():
-            continue
-        result = json.loads(step.result.read_text())
-        named = result.get("nets") or {"": result.get("models") or result.get("medians") or result.get("ways") or {}}
-        peak = next((flops for card, flops in PEAK.items() if card in str(result.get("device"))), None)
-        for net, rows in named.items():
-            for row in rows.values():
-                if net == "gpt-2" and peak:
-                    row["MFU"] = row["tokens_a_second"] * FLOPS_A_TOKEN / peak
-            title = f"## {step.name} {net}".rstrip()
-            about = f"`{result.get('command')}`, {result.get('device')}"
-            yield "\n\n".join(filter(None, (title, about, markdown(rows), NOTES.get(step.name)))) + "\n"
-    for result in dict.fromkeys(step.result for step in steps if step.runs):
-        if (table := result.with_name("table.txt")).is_file():
-            head, _, *rows = (
-                re.split(" {2,}", line.strip()) for line in table.read_text().splitlines() if line.strip()
-            )
-            lines = [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
-            yield f"## {result.parent.name}\n\n" + "\n".join(lines) + "\n"
-
-
 def report(steps: Sequence[Step], output: Path) -> str:
     """Return all tables, and what is left."""
     failed = [step.name for step in steps if not step.done and (output / f"{step.name}.failed").exists()]
@@ -239,7 +194,10 @@ def report(steps: Sequence[Step], output: Path) -> str:
     lines.append(
         f"Left: {names}; {minutes:.0f} minutes at most. The same command goes on." if left else "Nothing is left."
     )
-    return "\n".join([*tables(steps), *lines])
+    results = [step.result for step in steps if not step.runs and step.result.is_file()]
+    folders = dict.fromkeys(step.result.parent for step in steps if step.runs)
+    tables = [*map(of_benchmark, results), *(of_comparison(f) for f in folders if (f / "table.txt").is_file())]
+    return "\n".join([*tables, *lines])
 
 
 def main(words: Sequence[str] | None = None) -> None:

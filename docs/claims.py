@@ -140,7 +140,7 @@ def written(claims: list[dict[str, Any]]) -> str:
     """Return the totals and the table, as Markdown."""
     count = Counter(map(status, claims))
     totals = ", ".join(f"{count[name]} {name}" for name in ("confirmed", "refuted", "undecided", "untried"))
-    rows = [f"{len(claims)} claims: {totals}.", "", "| | the paper says | where | status | what we measured |"]
+    rows = [f"{len(claims)} claims: {totals}.", "", "| | the paper says | where it does | status | what we measured |"]
     rows.append("|--:|---|---|---|---|")
     for number, claim in enumerate(claims, 1):
         lines = [*map(shown, claim.get("evidence", [])), *([claim["note"]] if "note" in claim else [])]

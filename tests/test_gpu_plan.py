@@ -18,11 +18,13 @@ FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 @pytest.fixture
 def gpu(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
     spec = importlib.util.spec_from_file_location("gpu", FOLDER / "gpu.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "gpu", module)
     spec.loader.exec_module(module)
-    return module
+    yield module
+    sys.modules.pop("gpu_tables")
 
 
 @pytest.fixture
@@ -202,5 +204,5 @@ def test_the_share_of_a_cards_peak(gpu, tmp_path):
     result = {"device": "NVIDIA H100 80GB HBM3", "nets": {"gpt-2": {"loop": {"tokens_a_second": 100000.0}}}}
     (step,) = [step for step in gpu.plan(tmp_path, "data", 1) if step.name == "language_speed"]
     step.result.write_text(json.dumps(result))
-    (text,) = gpu.tables([step])
-    assert "| loop | 1e+05 | 0.08668 |" in text  # 8.57e8 operations a token, of 989e12 a second
+    text = gpu.of_benchmark(step.result)
+    assert "| loop | 100,000 | 0.08668 |" in text  # 8.57e8 operations a token, of 989e12 a second
