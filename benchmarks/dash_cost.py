@@ -24,7 +24,7 @@ from functools import partial
 
 import torch
 from data_pipeline import CHANNELS, OneByOne
-from machine import parser_of, publish
+from machine import parser_of, publish, refuse
 from networks import NETS
 from paired import in_turn, ratio, seconds
 from quiet_trainer import quiet_trainer
@@ -187,7 +187,7 @@ def table(event: Event, rounds: int, batches: int) -> dict[str, dict[str, float 
         print(text, flush=True)
     for name, bound in ((same, 1e-5), (label, 5e-3)):
         if rows[name]["difference"] > bound:
-            raise SystemExit(f"the weights of {name!r} differ by more than {bound:.0e} from ours")
+            refuse(f"the weights of {name!r} differ by more than {bound:.0e} from ours")
     return rows
 
 
@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.3, help="weight of a batch in the running average")
     parser.add_argument("--rounds", type=int, default=3, help="events timed of each way, in turn")
     options = parser.parse_args()
+    torch.backends.cudnn.deterministic = True  # so that weights can be compared
     event = Event(options.net, options.batch, options.batches, options.alpha)
     rows = table(event, options.rounds, options.batches)
     publish(

@@ -2,6 +2,7 @@
 
     python benchmarks/epoch_speed.py [--only resnet-18 small] [--rounds 5] [--epochs 2] [--json FILE]
     python benchmarks/epoch_speed.py --only small --batches 79   # the small warm start's second chunk
+    python benchmarks/epoch_speed.py --only resnet-18 --batch 256 --batches 100 --precision bf16-mixed --channels-last
 
 The loop indexes uint8 images, normalises them, and does what training takes: Adam, clipping at 0.5, warm-up. Against
 it a Trainer with our `Classifier` and `ChunkedDataModule`: alone; with an idle `FIRECallback` and a TensorBoard
@@ -25,7 +26,7 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor
-from machine import parser_of, wait_for_device
+from machine import parser_of, refuse, wait_for_device
 from networks import NETS
 from paired import in_turn, publish_each, share_of_loop
 from timed_fit import timed_fit
@@ -45,7 +46,7 @@ WARMUP, CLIP = 0.1, 0.5
 
 
 class Setting(NamedTuple):
-    """What is trained on what; the channels, height and width of an image, and the batches of an epoch."""
+    """What is trained on what, and how; the channels, height and width of an image, and the batches of an epoch."""
 
     net: str
     shape: tuple[int, int, int]
@@ -53,6 +54,7 @@ class Setting(NamedTuple):
     batches: int
     epochs: int
     channels_last: bool
+    precision: str = "32-true"
 
 
 SETTINGS = {
@@ -96,7 +98,8 @@ def loop(setting: Setting) -> Trained:
         sampler.set_epoch(epoch)
         for rows in numbers[sampler.order()].split(setting.batch):
             x = (images[rows].to(device).float() / 255 - mean) / std
-            loss = cross_entropy(net(x.contiguous(memory_format=layout)), labels[rows].to(device))
+            with torch.autocast(device, torch.bfloat16, enabled=setting.precision == "bf16-mixed"):
+                loss = cross_entropy(net(x.contiguous(memory_format=layout)), labels[rows].to(device))
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), CLIP)
@@ -110,7 +113,8 @@ def loop(setting: Setting) -> Trained:
 def lightning(setting: Setting, callbacks: Callable[[], list[Callback]]) -> Trained:
     """Train with Lightning."""
     module = Classifier(net_of(setting), 10, warmup=WARMUP, channels_last=setting.channels_last)
-    times = timed_fit(module, data_of(setting), callbacks(), 1 + setting.epochs, gradient_clip_val=CLIP)
+    options = {"gradient_clip_val": CLIP, "precision": setting.precision}
+    times = timed_fit(module, data_of(setting), callbacks(), 1 + setting.epochs, **options)
     return times, module.net.state_dict()
 
 
@@ -132,7 +136,7 @@ def table(setting: Setting, rounds: int) -> dict[str, dict]:
     for name, trainings in found.items():
         for _, state in trainings:
             if any(not torch.equal(value, expected[key]) for key, value in state.items()):
-                raise SystemExit(f"{name!r} ends with other weights than the loop: it is not the same work")
+                refuse(f"{name!r} ends with other weights than the loop: it is not the same work")
     medians = {name: [statistics.median(epochs) for epochs, _ in trainings] for name, trainings in found.items()}
     rows = {}
     for name, epochs in medians.items():
@@ -154,6 +158,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=2, help="epochs timed of each training")
     parser.add_argument("--batch", type=int, help="images in a batch")
     parser.add_argument("--batches", type=int, help="batches of an epoch")
+    parser.add_argument("--precision", choices=("32-true", "bf16-mixed"), help="of the computations")
+    parser.add_argument("--channels-last", action="store_true", help="store images with the channels innermost")
     torch.backends.cudnn.deterministic = True  # so that weights can be compared
     publish_each(table, SETTINGS, parser.parse_args())
 

@@ -111,7 +111,7 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
 def in_a_process(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
     """Return what `measured` does, from a process that has held nothing else before."""
     words = ["--one", name, "--net", net, "--size", str(size), "--batch", str(batch), "--batches", str(batches)]
-    run = subprocess.run([sys.executable, __file__, *words], check=True, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(run.stdout.strip().splitlines()[-1])
 
 

@@ -22,6 +22,13 @@ def wait_for_device() -> None:
         torch.cuda.synchronize()
 
 
+def refuse(problem: str) -> None:
+    """End, as the sides did not do the same work; on a GPU, whose kernels add in any order, only say so."""
+    if not _GPU:
+        raise SystemExit(problem)
+    print(f"on this GPU not bit for bit: {problem}", flush=True)
+
+
 def device() -> str:
     """Return the name of the GPU, or else that of the processor and the number of its cores."""
     if _GPU:

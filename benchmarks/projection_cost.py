@@ -12,7 +12,8 @@ A ratio is the time of the loop by that of `fire`, of the sums over a model: of 
 smallest and largest of the rounds. Errors are the worst over the shapes, of one slice each: of paper mode, relative in
 the Frobenius norm, against the recursion in float64; of exact mode, the residual ‖QᵀQ − I‖_F / √r.
 
-`--memory` prints what each takes beyond the weights of VGG-16 at its peak, weight by weight in place (Linux).
+On the GPU, if there is one. `--memory` prints what each takes beyond the weights of VGG-16 at its peak, weight by
+weight in place (Linux, on the CPU).
 """
 
 import argparse
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from lightning_fire.functional import as_matrices, fire
 from lightning_fire.nets import VGG, ResNet
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPT2_BLOCK = {(768, 768): 4, (3072, 768): 1, (768, 3072): 1}  # q, k, v and projection; the two of the MLP
 
 
@@ -95,14 +97,14 @@ def errors(weight: Tensor, steps: int) -> tuple[float, float]:
     tall = weight.shape[0] >= weight.shape[1]
     paper, exact = (as_matrices(fire(weight, n, scale="none"))[0, 0].double() for n in (steps, "exact"))
     paper, exact = (y if tall else y.T for y in (paper, exact))
-    residual = (exact.T @ exact - torch.eye(x.shape[1]).double()).norm() / math.sqrt(x.shape[1])
+    residual = (exact.T @ exact - torch.eye(x.shape[1]).to(exact)).norm() / math.sqrt(x.shape[1])
     return float((paper - expected).norm() / expected.norm()), float(residual)
 
 
 def measured(shape: tuple[int, ...], steps: int, rounds: int) -> dict:
     """Times of the three, in turn, and errors. Small weights are repeated within a round."""
     torch.manual_seed(0)
-    weight = trained_like(shape)
+    weight = trained_like(shape).to(DEVICE)
     ways = {"loop": (published, steps), "paper": (fire, steps), "exact": (fire, "exact")}
     repeats = max(1, round(0.02 / seconds(published, weight, steps)))
     for function, n in ways.values():

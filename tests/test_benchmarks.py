@@ -120,7 +120,7 @@ def run(monkeypatch, capsys, tmp_path):
 
 
 def test_every_benchmark_is_among_them():
-    assert {*CASES, "make_small_fashion_mnist"} == SCRIPTS
+    assert {*CASES, "gpu", "make_small_fashion_mnist"} == SCRIPTS  # test_gpu_plan.py
 
 
 @pytest.mark.parametrize("name", sorted(CASES))

@@ -22,18 +22,23 @@ class FashionMNISTDataModule(ChunkedDataModule):
         root: Folder that holds, or shall hold, `FashionMNIST/raw`.
         download: Download what is missing.
         subset: Train on the first so many images of a fixed seeded permutation; None: on all. The test set stays whole.
+        pad: Black pixels on each side of an image: with 2 it is (1, 32, 32), as networks for CIFAR-10 take it.
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
             `ChunkedDataModule`.
 
     Raises:
-        ValueError: If `subset` is below 1, or more than there are (when the data is loaded).
+        ValueError: If `subset` is below 1, or more than there are (when the data is loaded); if `pad` is below 0.
     """
 
-    def __init__(self, root: str = "data", download: bool = False, subset: int | None = None, **options: Any):
+    def __init__(
+        self, root: str = "data", download: bool = False, subset: int | None = None, pad: int = 0, **options: Any
+    ):
         super().__init__(train=None, test=None, mean=_MEAN, std=_STD, num_classes=10, **options)
         if subset is not None and subset < 1:
             raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
-        self.root, self.download, self.subset = root, download, subset
+        if pad < 0:
+            raise ValueError(f"`pad` must be at least 0, got {pad}")
+        self.root, self.download, self.subset, self.pad = root, download, subset, pad
 
     def prepare_data(self) -> None:
         """Download the files if asked to; Lightning calls this in one process only."""
@@ -67,7 +72,7 @@ class FashionMNISTDataModule(ChunkedDataModule):
         images, labels = tensors
         if len(images) != len(labels):
             raise damaged(path, f"{len(labels)} labels for {len(images)} images")
-        return TensorDataset(images.unsqueeze(1), labels)
+        return TensorDataset(torch.nn.functional.pad(images.unsqueeze(1), [self.pad] * 4), labels)
 
 
 class SmallFashionMNISTDataModule(ChunkedDataModule):

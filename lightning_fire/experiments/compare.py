@@ -15,7 +15,7 @@ import yaml
 from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan, reference_of
-from lightning_fire.recipe.recipe import Recipe, find_recipe
+from lightning_fire.recipe.recipe import Recipe, find_overlay, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
         metavar="KEY=VALUE",
         help="override recipe keys in every run; keys under intervention only where every method has them",
     )
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file with keys that override the recipe's in every run, below --set: vision/gpu, or your own",
+    )
     parser.add_argument("--metric", metavar="KEY", help="what validation logs and is compared (default: val/accuracy)")
     parser.add_argument(
         "--mode", choices=["max", "min"], default="max", help="whether more of --metric is better, or less"
@@ -130,7 +135,8 @@ def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path,
             raise ValueError(f"--{name} must be at least 1, got {value}")
     recipe = find_recipe(options.recipe)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    return recipe, options.output or Path("runs", f"{recipe.name}{ending}"), seeds, nested(options.set)
+    extra = merged(find_overlay(options.config) if options.config else {}, nested(options.set))
+    return recipe, options.output or Path("runs", f"{recipe.name}{ending}"), seeds, extra
 
 
 def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
@@ -278,6 +284,7 @@ def title_of(recipe: Recipe) -> str:
 def _command_of(run: Run, options: argparse.Namespace) -> str:
     words = ["lightning-fire", "compare", str(options.recipe), "--methods", run.method, "--seeds", "1"]
     words += ["--first-seed", str(run.seed), "--output", str(run.folder.parent.parent), "--jobs", "1", "--no-report"]
+    words += ["--config", options.config] if options.config else []
     return shlex.join([*words, *(["--set", *options.set] if options.set else [])])
 
 

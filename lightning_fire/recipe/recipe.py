@@ -14,6 +14,7 @@ from lightning_fire.recipe.strict_yaml import read_yaml
 SHIPPED = Path(__file__).parents[1] / "recipes"
 VANILLA = "vanilla"  # the recipe without a method
 SEARCH_SPACE = "search_space.yaml"
+_BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are none
 BEST = "best"
 _OWN_KEYS = ("methods", "starts", "resources")
 
@@ -63,8 +64,20 @@ def find_recipe(name: str | Path) -> Recipe:
 
 def shipped_recipes() -> list[str]:
     """Return the short names of the recipes that come with the package."""
-    paths = (path for path in SHIPPED.rglob("*.yaml") if path.name != SEARCH_SPACE)
+    paths = (path for path in SHIPPED.rglob("*.yaml") if path.name not in _BESIDE)
     return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in paths)
+
+
+def find_overlay(name: str | Path) -> Mapping[str, Any]:
+    """Read configuration to be laid over a recipe: a file, or the short name of one that comes with the package."""
+    for path in (Path(name), SHIPPED / f"{name}.yaml"):
+        if path.is_file():
+            content = read_yaml(path, load=get_loader("yaml"))
+            refuse_own_keys(path, content)
+            if not isinstance(content, dict):
+                raise ValueError(f"{path} must hold keys with values, got {content!r}")
+            return content
+    raise FileNotFoundError(f"there is no file {name} to lay over a recipe")
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:

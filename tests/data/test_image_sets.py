@@ -96,6 +96,19 @@ def test_fashion_mnist(fashion_mnist):
     assert first_batch(dm)[0].shape == (8, 1, 28, 28)
 
 
+def test_padded_fashion_mnist_has_black_margins(fashion_mnist):
+    plain, padded = (
+        ready(data.FashionMNISTDataModule(str(fashion_mnist), pad=pad, subset=30, protocol=ONE_PASS)) for pad in (0, 2)
+    )
+    images = padded.train_set.tensors[0]
+    assert images.shape == (30, 1, 32, 32) and images.dtype == torch.uint8
+    assert torch.equal(images[..., 2:-2, 2:-2], plain.train_set.tensors[0])
+    assert images.sum() == plain.train_set.tensors[0].sum()
+    assert padded.test_set.tensors[0].shape == (20, 1, 32, 32)
+    with pytest.raises(ValueError, match="`pad` must be at least 0, got -1"):
+        data.FashionMNISTDataModule(pad=-1)
+
+
 def test_a_subset_of_fashion_mnist_is_fixed(fashion_mnist):
     whole = ready(data.FashionMNISTDataModule(str(fashion_mnist), protocol=ONE_PASS)).train_set.tensors[0]
     parts = [

@@ -28,13 +28,15 @@ from lightning_fire.cli import main
 from lightning_fire.experiments import branching, engines, runner, runs
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
+from lightning_fire.experiments.compare import common
+from lightning_fire.experiments.compare import parser as compare_parser
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
 from lightning_fire.experiments.pictures import band, colors, draw, write_page
 from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.training import Progress
-from lightning_fire.recipe.recipe import Recipe, find_recipe
+from lightning_fire.recipe.recipe import Recipe, find_recipe, shipped_recipes
 
 
 @pytest.fixture
@@ -286,6 +288,8 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
         (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
         (["--set", "trainer.max_epochs=[1"], "while parsing a flow sequence"),
         (["--set", "trainer=1", "trainer.max_epochs=1"], "gives 'trainer' a value and, in 'trainer.max_epochs=1'"),
+        (["--config", "vision/none"], "there is no file vision/none to lay over a recipe"),
+        (["--config", "quick_start"], "quick_start.yaml is a recipe with methods"),
     ],
 )
 def test_wrong_arguments(recipe, words, message, capsys):
@@ -626,6 +630,21 @@ def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
         assert settings["trainer"]["max_epochs"] == 3
         assert settings["trainer"]["enable_progress_bar"] is False
+
+
+def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe, tmp_path, capsys):
+    Path("more.yaml").write_text("trainer: {precision: bf16-mixed, max_epochs: 3}\n")
+    words = [str(recipe), "--config", "more.yaml", "--set", "trainer.max_epochs=5"]
+    extra = common(compare_parser().parse_args(words))[3]
+    assert extra == {"trainer": {"precision": "bf16-mixed", "max_epochs": 5}}
+    compare(recipe, "--methods", "fire", "--seeds", "1", "--config", "more.yaml", "--list")
+    assert " --config more.yaml" in capsys.readouterr().out
+
+
+def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_no_recipe():
+    extra = common(compare_parser().parse_args(["quick_start", "--config", "vision/gpu"]))[3]
+    assert extra["trainer"]["precision"] == "bf16-mixed" and extra["model"]["init_args"]["compile"] is True
+    assert "vision/gpu" not in shipped_recipes()
 
 
 SHARING = {

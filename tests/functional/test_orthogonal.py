@@ -209,6 +209,14 @@ def test_paper_scale_is_root_of_out_over_in_by_taps():
     assert_near(singular_values, torch.full((9, 2), 2.0 / 9))
 
 
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+def test_paper_scale_shrinks_white_signals_by_the_size_of_the_kernel(kernel):
+    """The factor divides by the taps, k², where a sum of k² independent terms grows by k: the output has RMS 1 / k."""
+    weight = fire(torch.randn(16, 16, kernel, kernel), steps="exact")
+    rms = weight.square().sum((1, 2, 3)).mean().sqrt()  # of an output of white input, with variance 1
+    assert_near(rms, torch.tensor(1 / kernel))
+
+
 @settings(max_examples=30, deadline=None)
 @given(sizes, sizes, seeds, st.floats(-3, 3))
 def test_procrustes_has_the_smallest_error_among_all_scaled_isometries(m, n, seed, other):

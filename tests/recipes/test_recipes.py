@@ -14,6 +14,7 @@ from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
 from torch import nn
 
 from lightning_fire.cli import main
+from lightning_fire.nets import ResNet
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
 
@@ -121,6 +122,29 @@ def settings_of(path: Path) -> tuple[str, dict]:
 
 
 FASTER = re.compile(r"# (channels_last|compile|precision): ")
+
+
+@pytest.mark.parametrize("recipe", [path for path in OF_IMAGES if path.stem not in STREAMS], ids=name_of)
+def test_the_configuration_for_a_gpu_suits_every_recipe_of_images(parser, recipe):
+    """It is laid over each, and validates at the end of each chunk."""
+    words = ["-c", find_recipe(recipe).layers("vanilla")[0], "-c", str(ROOT / "vision" / "gpu.yaml")]
+    config = parser.parse_args(words)
+    assert config.model.init_args.compile and config.trainer.precision == "bf16-mixed"
+    epochs = find_recipe(recipe).base["data"]["init_args"]["protocol"]["init_args"]["epochs"]
+    if "small" not in recipe.stem:
+        assert all(
+            n % config.trainer.check_val_every_n_epoch == 0 for n in (epochs if isinstance(epochs, list) else [epochs])
+        )
+
+
+def test_the_small_reset_shrinks_every_matrix_of_resnet18():
+    recipe = find_recipe("vision/warm_start/fashion_mnist_resnet18")
+    cli = Unbuilt(["-c", recipe.layers("vanilla")[0]], run=False)
+    net = ResNet(**cli.config.model.init_args.net.init_args)
+    (pattern,) = recipe.methods["small_reset"]["intervention"][1]["init_args"]["where"]["init_args"]["include"]
+    matrices = {name for name, weight in net.named_parameters() if weight.ndim > 1}
+    assert {name for name, _ in net.named_parameters() if re.search(pattern, name)} == matrices
+    assert len(matrices) == 22
 
 
 @pytest.mark.slow

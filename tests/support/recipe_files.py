@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED, find_recipe
+from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
 
 ROOT = SHIPPED
-EVERY = sorted(path for path in ROOT.rglob("*.yaml") if path.name != SEARCH_SPACE)
+EVERY = [ROOT / f"{name}.yaml" for name in shipped_recipes()]
 
 
 def methods_of(path: Path) -> list[str]:

@@ -1,0 +1,158 @@
+"""The table of docs/claims.md, from docs/claims.yaml and the numbers on the pages that it names.
+
+python docs/claims.py   # writes the table into claims.md
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import yaml
+from scipy.stats import t
+
+ROOT = Path(__file__).parents[1]
+PAGE, DATA = ROOT / "docs" / "claims.md", ROOT / "docs" / "claims.yaml"
+BEGIN, END = "<!-- written by docs/claims.py -->\n", "<!-- end -->"
+SIGNS = {"confirmed": "✓", "refuted": "✗", "undecided": "?"}
+Interval = tuple[float, float]
+
+
+def plain(text: str) -> str:
+    """Return a text with a hyphen for each minus sign, without marks of Markdown and double spaces."""
+    return " ".join(re.sub(r"[*`]", "", text.replace("−", "-")).split())
+
+
+def slug(heading: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def section(link: str) -> str:
+    """Return the text below the heading that `page.md#anchor` names, up to the next one; the whole page without one."""
+    page, _, anchor = link.partition("#")
+    text = (ROOT / "docs" / page).read_text()
+    for part in re.split(r"^#+ ", text, flags=re.MULTILINE):
+        if not anchor or slug(part.partition("\n")[0]) == anchor:
+            return part if anchor else text
+    raise ValueError(f"there is no heading {link}")
+
+
+def tables(text: str) -> Iterator[list[list[str]]]:
+    """Return the tables of a text, in Markdown or as `compare` prints them, as rows of cells, the header first."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if re.fullmatch(r"\|[-:| ]+\||─+", line):
+            body = takewhile(lambda row: row.strip() and not row.startswith("```"), lines[number + 1 :])
+            rows = [row.strip("|") for row in (lines[number - 1], *body)]
+            yield [[plain(cell) for cell in re.split(r"\|| {2,}", row.strip())] for row in rows]
+
+
+def cell(link: str, row: str, column: str, table: int) -> str:
+    """Return the cell of the row that begins with some words, in the n-th table of a section that has the column."""
+    found = [rows for header, *rows in tables(section(link)) if column in header]
+    headers = [header for header, *_ in tables(section(link)) if column in header]
+    for cells in found[table - 1] if len(found) >= table else []:
+        if " ".join(cells).startswith(f"{row} "):
+            return cells[headers[table - 1].index(column)]
+    raise ValueError(f"{link}: there is no row {row!r} in a table {table} with a column {column!r}")
+
+
+def numbers(text: str) -> list[float]:
+    """Return all numbers of a text."""
+    return [float(number) for number in re.findall(r"(?<![\d.])[-+]?\d+(?:\.\d+)?", plain(text))]
+
+
+def estimate(entry: Mapping[str, Any]) -> tuple[float, Interval | None]:
+    """Return what an entry has measured, and its 95 % interval, of which a row without spread has none.
+
+    Read from the page: an interval that stands there; differences of the same seed, by Student's t; or two means with
+    standard deviations, by Welch's t.
+    """
+    link, seeds = entry["link"], entry["seeds"]
+    if "quote" in entry:
+        if plain(entry["quote"]) not in plain(section(link)):
+            raise ValueError(f"{link} does not say {entry['quote']!r}")
+        values = numbers(entry["quote"])
+        if " to " in entry["quote"]:
+            return values[-3], (values[-2], values[-1])
+        middle = sum(values) / len(values)
+        spread = math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1) / len(values))
+        return middle, around(middle, spread, len(values) - 1)
+    column, table = entry["column"], entry.get("table", 1)
+    first = numbers(cell(link, entry["row"], column, table))
+    if "minus" not in entry:
+        return first[0], (first[1], first[2])
+    other = numbers(cell(link, entry["minus"], column, entry.get("minus_table", table)))
+    if len(first) < 2 or len(other) < 2:
+        return first[0] - other[0], None
+    parts = [first[1] ** 2 / seeds, other[1] ** 2 / seeds]
+    freedom = sum(parts) ** 2 / sum(part**2 for part in parts) * (seeds - 1)
+    return first[0] - other[0], around(first[0] - other[0], math.sqrt(sum(parts)), freedom)
+
+
+def around(middle: float, error: float, freedom: float) -> Interval:
+    """Return the 95 % Student-t interval."""
+    half = float(t.ppf(0.975, freedom)) * error
+    return middle - half, middle + half
+
+
+def verdict(entry: Mapping[str, Any]) -> str:
+    """Return what one entry says of its claim, by the rule on the page."""
+    if "holds" in entry:
+        return "confirmed" if entry["holds"] else "refuted"
+    interval = estimate(entry)[1]
+    if interval is None:
+        return "undecided"
+    low, high = interval
+    if "within" in entry:
+        least, most = -entry["within"], entry["within"]
+    elif "above" in entry:
+        least, most = entry["above"], math.inf
+    else:
+        least, most = -math.inf, entry["below"]
+    return "confirmed" if least < low and high < most else "refuted" if high < least or low > most else "undecided"
+
+
+def status(claim: Mapping[str, Any]) -> str:
+    """Return the status of a claim, by the rule on the page."""
+    verdicts = {verdict(entry) for entry in claim.get("evidence", [])}
+    return "untried" if not verdicts else verdicts.pop() if len(verdicts) == 1 else "undecided"
+
+
+def shown(entry: Mapping[str, Any]) -> str:
+    """Return an entry as a line of a cell."""
+    link = entry["link"] if entry["link"].partition("#")[0].endswith(".md") else f"../{entry['link'].split('::')[0]}"
+    text = f"{SIGNS[verdict(entry)]} [{entry['scale']}]({link})"
+    if "holds" in entry:
+        return f"{text}: {entry['what']}"
+    middle, interval = estimate(entry)
+    digits = 0 if abs(middle) >= 10 else 1 if abs(middle) >= 1 or entry.get("unit") == "points" else 3
+    ends = f"{interval[0]:+.{digits}f} to {interval[1]:+.{digits}f}" if interval else "no interval"
+    value = f"{middle:+.{digits}f} ({ends})".replace("-", "−")
+    return f"{text}, n = {entry['seeds']}: {entry['what']} {value}"
+
+
+def written(claims: list[dict[str, Any]]) -> str:
+    """Return the totals and the table, as Markdown."""
+    count = Counter(map(status, claims))
+    totals = ", ".join(f"{count[name]} {name}" for name in ("confirmed", "refuted", "undecided", "untried"))
+    rows = [f"{len(claims)} claims: {totals}.", "", "| | the paper says | where it does | status | what we measured |"]
+    rows.append("|--:|---|---|---|---|")
+    for number, claim in enumerate(claims, 1):
+        lines = [*map(shown, claim.get("evidence", [])), *([claim["note"]] if "note" in claim else [])]
+        rows.append(f"| {number} | {claim['claim']} | {claim['source']} | {status(claim)} | {'<br>'.join(lines)} |")
+    return "\n".join(rows) + "\n"
+
+
+def page() -> str:
+    """Return the page as it should be."""
+    head, rest = PAGE.read_text().split(BEGIN)
+    return head + BEGIN + written(yaml.safe_load(DATA.read_text())) + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

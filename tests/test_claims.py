@@ -1,0 +1,127 @@
+"""docs/claims.md is up to date with its data and the pages that it reads; links and statuses are right."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SCRIPT = runpy.run_path(str(ROOT / "docs" / "claims.py"))
+CLAIMS = yaml.safe_load((ROOT / "docs" / "claims.yaml").read_text())
+EVIDENCE = [entry for claim in CLAIMS for entry in claim.get("evidence", [])]
+ROW = re.compile(r"^\| (\d+) \| (.+?) \| (.+?) \| (\w+) \| (.*) \|$", re.MULTILINE)
+
+
+def test_the_page_is_up_to_date():
+    assert SCRIPT["page"]() == (ROOT / "docs" / "claims.md").read_text(), "run python docs/claims.py"
+
+
+def test_every_claim_has_a_row_with_its_status_by_the_rule():
+    rows = ROW.findall((ROOT / "docs" / "claims.md").read_text())
+    assert [int(number) for number, *_ in rows] == list(range(1, 34))
+    for (_, text, source, status, measured), claim in zip(rows, CLAIMS, strict=True):
+        signs = re.findall(r"(?:^|<br>)([✓✗?]) \[", measured)
+        assert (text, source, len(signs)) == (claim["claim"], claim["source"], len(claim.get("evidence", [])))
+        kinds = set(signs)
+        assert status == ({"✓": "confirmed", "✗": "refuted"}.get("".join(kinds), "undecided") if kinds else "untried")
+
+
+@pytest.mark.parametrize("link", sorted({entry["link"] for entry in EVIDENCE}))
+def test_links_lead_somewhere(link):
+    if ".py::" in link:
+        path, name = link.split("::")
+        assert f"def {name}(" in (ROOT / path).read_text()
+    else:
+        assert SCRIPT["section"](link)
+
+
+def test_links_of_the_page_lead_somewhere():
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / "claims.md").read_text()):
+        assert SCRIPT["section"](link) if ".md" in link else (ROOT / "docs" / link).is_file()
+
+
+def test_entries_have_what_they_need_and_no_more():
+    for entry in EVIDENCE:
+        keys = entry.keys() - {"scale", "link", "what", "unit", "table", "minus_table"}
+        sides = keys & {"above", "below", "within"}
+        assert keys == {"holds"} or (
+            len(sides) == 1 and keys - sides - {"minus"} in ({"seeds", "quote"}, {"seeds", "row", "column"})
+        )
+
+
+@pytest.fixture
+def page(tmp_path, monkeypatch):
+    """A page with both kinds of table, and words with numbers."""
+    text = """# Title
+## A section: words, and more
+| method | final | minus vanilla (95 %) |
+|---|--:|--:|
+| `vanilla` | 0.50 ± 0.10 | – |
+| `fire` | 0.80 ± 0.10 | +0.3 (**+0.1** to +0.5) |
+
+FIRE is ahead by
+1.0, 2.0 and 3.0 points, and elsewhere by 2 (−1 to +5).
+
+## Printed
+```text
+start  method   final
+─────────────────────
+best   vanilla  1.0
+best   fire     0.4
+```
+"""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "page.md").write_text(text)
+    monkeypatch.setitem(SCRIPT["section"].__globals__, "ROOT", tmp_path)
+    return "page.md#a-section-words-and-more"
+
+
+def test_estimates_are_read_from_the_page(page):
+    """Welch: 4 and 4 seeds with equal spreads have 6 degrees of freedom, t = 2.447; three differences t = 4.303."""
+    cell = {"link": page, "seeds": 4, "row": "fire"}
+    assert SCRIPT["estimate"](cell | {"column": "minus vanilla (95 %)"}) == (0.3, (0.1, 0.5))
+    middle, (low, high) = SCRIPT["estimate"](cell | {"column": "final", "minus": "vanilla"})
+    assert (middle, low, high) == pytest.approx((0.3, 0.3 - 2.447 * 0.1 / 2**0.5, 0.3 + 2.447 * 0.1 / 2**0.5), abs=1e-4)
+    quote = {"link": page, "seeds": 3, "quote": "FIRE is ahead by 1.0, 2.0 and 3.0 points"}
+    middle, (low, high) = SCRIPT["estimate"](quote)
+    assert (middle, low, high) == pytest.approx((2, 2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5), abs=1e-3)
+    assert SCRIPT["estimate"](quote | {"quote": "elsewhere by 2 (-1 to +5)"}) == (2, (-1, 5))
+    printed = {"link": "page.md#printed", "seeds": 3, "row": "best fire", "minus": "best vanilla", "column": "final"}
+    assert SCRIPT["estimate"](printed) == (pytest.approx(-0.6), None)
+
+
+def test_what_is_not_on_the_page_is_an_error(page):
+    cell = {"link": page, "seeds": 3, "row": "fire", "column": "minus vanilla (95 %)"}
+    for wrong in ({"row": "dash"}, {"column": "first"}, {"table": 2}, {"link": "page.md#none"}):
+        with pytest.raises(ValueError, match=r"page\.md"):
+            SCRIPT["estimate"](cell | wrong)
+    with pytest.raises(ValueError, match="does not say"):
+        SCRIPT["estimate"]({"link": page, "seeds": 3, "quote": "ahead by 9.0, 2.0 and 3.0 points"})
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [
+        ({"above": 0}, "confirmed"),
+        ({"above": 0.2}, "undecided"),
+        ({"above": 0.6}, "refuted"),
+        ({"below": 0}, "refuted"),
+        ({"below": 0.6}, "confirmed"),
+        ({"within": 0.6}, "confirmed"),
+        ({"within": 0.3}, "undecided"),
+        ({"within": 0.05}, "refuted"),
+    ],
+)
+def test_verdicts(page, side, expected):
+    """The interval is 0.1 to 0.5."""
+    entry = {"link": page, "seeds": 3, "row": "fire", "column": "minus vanilla (95 %)", **side}
+    assert SCRIPT["verdict"](entry) == expected
+
+
+def test_a_claim_is_undecided_where_settings_disagree():
+    yes, no = {"holds": True}, {"holds": False}
+    status = SCRIPT["status"]
+    assert [status({"evidence": e}) for e in ([yes], [no, no], [yes, no])] == ["confirmed", "refuted", "undecided"]
+    assert status({}) == "untried"
