@@ -21,7 +21,7 @@ from studies.streams import STREAMS, Stream
 
 NAMES = ("vanilla", "full_reset", "fire", "fire_procrustes")
 RATES, WIDTHS = (3e-4, 1e-3, 3e-3, 1e-2), (30, 100, 200)
-EPOCHS, FRACTIONS = (3, 10, 25, 50), (0.1, 0.3, 1.0)
+EPOCHS, FRACTIONS = (3, 10, 30), (0.1, 0.3, 1.0)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ python -m studies.signs   # tables, results.csv and signs.png in runs/signs
 
 Of each run of vanilla there are copies in which FIRE acts once, at the start of one task. The gain of an event is the
 online accuracy of that task minus that of vanilla, whose weights were the same until then; the metrics are vanilla's at
-the start of the task. Settings: three streams, three learning rates, with and without LayerNorm.
+the start of the task. Settings: three streams, three learning rates.
 """
 
 import json
@@ -19,7 +19,7 @@ from studies.methods import fire, vanilla
 from studies.runs import Setting, arguments, markdown, run
 
 CHUNKS = {"random_labels": (1, 4, 8, 14), "permuted_inputs": (1, 4, 8, 14), "permuted_labels": (1, 9, 19, 39)}
-RATES, NORMALIZATIONS = (1e-3, 3e-3, 1e-2), ("none", "layer")
+RATES = (1e-3, 3e-3, 1e-2)
 SIGNS = ("accuracy_lost", "dfi", "norm", "dormant", "effective_rank", "chunk")
 
 
@@ -36,7 +36,7 @@ class AtChunk(Schedule):
 
 def events(runs: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each event, with its gain in points and the metrics before it."""
-    keys, rows = ["stream", "normalization", "rate", "seed"], []
+    keys, rows = ["stream", "rate", "seed"], []
     for key, group in runs.groupby(keys):
         record = {method: json.loads(own) for method, own in zip(group.method, group.by_chunk, strict=True)}
         online = record["vanilla"]["online"]
@@ -51,7 +51,7 @@ def events(runs: pd.DataFrame) -> pd.DataFrame:
 def correlations(found: pd.DataFrame) -> str:
     """Return Spearman's rank correlations with the gain: of all events, and of those of each stream."""
     groups = {"all": found} | {name.replace("_", " "): own for name, own in found.groupby("stream", sort=False)}
-    groups |= {f"{name} norm": own for name, own in found.groupby("normalization", sort=False)}
+    groups |= {f"rate {rate:g}": own for rate, own in found.groupby("rate")}
     rows = [
         [f"`{sign}`", *(f"{own[sign].corr(own.gain, method='spearman'):+.2f}" for own in groups.values())]
         for sign in SIGNS
@@ -77,15 +77,13 @@ def main() -> None:
     options, start = arguments(__doc__, "signs"), time.perf_counter()
     settings = []
     for stream, chunks in CHUNKS.items():
-        for normalization in NORMALIZATIONS:
-            for rate in RATES:
-                for seed in options.seed_range:
-                    common = {"normalization": normalization, "rate": rate, "signs": True}
-                    settings.append(Setting(stream, "vanilla", seed, vanilla, **common))
-                    settings += [
-                        Setting(stream, f"fire_at_{chunk}", seed, fire, when=AtChunk(chunk), **common)
-                        for chunk in chunks
-                    ]
+        for rate in RATES:
+            for seed in options.seed_range:
+                common = {"rate": rate, "signs": True}
+                settings.append(Setting(stream, "vanilla", seed, vanilla, **common))
+                settings += [
+                    Setting(stream, f"fire_at_{chunk}", seed, fire, when=AtChunk(chunk), **common) for chunk in chunks
+                ]
     runs = run(settings, options.folder, options.jobs)
     found = events(runs)
     found.to_csv(options.folder / "events.csv", index=False)

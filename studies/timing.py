@@ -41,7 +41,14 @@ TRIED = {
     "when_norm": [WhenMetric("norm", above=value) for value in (22, 26, 32)],
     "every_n_epochs": [EveryNEpochs(value) for value in (10, 25, 50)],
 }
-CHOSEN = {name: 1 for name in TRIED}  # index of the threshold
+CHOSEN = {  # index of the threshold
+    "when_accuracy": 2,
+    "when_dfi": 3,
+    "when_dormant": 2,
+    "when_effective_rank": 2,
+    "when_norm": 1,
+    "every_n_epochs": 1,
+}
 ACTS: dict[str, Act] = {"": fire, "procrustes_": partial(fire, scale="procrustes")}
 
 
@@ -64,7 +71,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
                 found += [
                     Setting(stream, f"{prefix}{name}", seed, act, when=when)
                     for name, when in group.items()
-                    for prefix, act in (ACTS.items() if not options.all else [("", fire)])
+                    for prefix, act in (ACTS.items() if name == "every_change" else [("", fire)])
                 ]
     return found
 

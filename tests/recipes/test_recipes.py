@@ -49,7 +49,6 @@ BESIDE = {  # not in the paper's vision experiments
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning"),
-    pytest.mark.filterwarnings(r"ignore:.* has no normalisation layer:UserWarning"),  # the MLP of the streams
 ]
 
 
