@@ -23,9 +23,8 @@ def methods() -> dict[str, Act]:
     for names in SETS:
         layers, label = tuple(LAYERS[name] for name in names), "all" if len(names) == 3 else "_".join(names)
         found[f"fire_{label}"] = partial(fire, layers=layers)
-        if len(names) != 2:
-            found[f"fire_procrustes_{label}"] = partial(fire, layers=layers, scale="procrustes")
-            found[f"reset_{label}"] = partial(reset, layers=layers)
+        found[f"fire_procrustes_{label}"] = partial(fire, layers=layers, scale="procrustes")
+        found[f"reset_{label}"] = partial(reset, layers=layers)
     return found
 
 
@@ -36,7 +35,7 @@ def main() -> None:
     runs = runs.sort_values(
         "method", key=lambda column: column.map({m: i for i, m in enumerate(methods())}), kind="stable"
     )
-    print(tables(runs, STREAMS, (None, "vanilla", "fire_all", "fire_procrustes_all", "reset_all")))
+    print(tables(runs, STREAMS, (None, "vanilla", "reset_all")))
     draw_bars(
         {tasks.title: runs[runs.stream == stream] for stream, tasks in STREAMS.items()}, options.folder / "layers.png"
     )

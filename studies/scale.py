@@ -55,7 +55,7 @@ def has_norm(member: Member) -> bool:
 METHODS: dict[str, Act] = {"vanilla": vanilla} | {
     f"{direction}_{norm}": partial(act, direction=direction, norms=(norm, norm))
     for direction in DIRECTIONS
-    for norm in (NORMS if direction != "vanilla" else ("paper", "procrustes"))
+    for norm in NORMS
 }
 METHODS["fire_auto"] = partial(act, direction="fire", norms=("paper", "procrustes"))
 

@@ -8,8 +8,7 @@ from torch import nn
 from lightning_fire.distributed import warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
 from lightning_fire.where import Weights, WeightView
-
-_NORMS = ("BatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
+from lightning_fire.where.normalized import normalization_layers
 
 
 class WeightProjection:
@@ -44,7 +43,7 @@ class WeightProjection:
     def __init__(self, model: nn.Module, where: Weights | None = None):
         self.weights = weights_but_the_output(model) if where is None else where.select(model)
         self.norms = {view.name: float(frobenius_norm(view.grid())) for view in self.weights}
-        if not any(norm in type(part).__name__ for part in model.modules() for norm in _NORMS):
+        if not normalization_layers(model):
             warn(
                 f"{type(model).__name__} has no normalisation layer: fixing the norms of its weights limits what it can"
                 " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity."

@@ -10,8 +10,7 @@ from lightning_fire.where.weight_view import WeightView
 def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str]:
     """Find the weights after which a normalization layer comes in the order of modules, at once or later.
 
-    A normalization layer is a module with `norm` in the name of its class. The order of modules is that in which they
-    were assigned, which in most networks is that of the computation.
+    The order of modules is that in which they were assigned, which in most networks is that of the computation.
 
     Args:
         model: Any module.
@@ -26,11 +25,21 @@ def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str
         >>> normalized_weights(model, Weights().select(model))
         {'0.weight'}
     """
-    last = -1
     place: dict[nn.Parameter, int] = {}
-    for index, (name, module) in enumerate(model.named_modules()):
-        if "norm" in type(module).__name__.lower() and ".parametrizations." not in f".{name}.":
-            last = index
+    for index, module in enumerate(model.modules()):
         for parameter in module.parameters(recurse=False):
             place.setdefault(parameter, index)
+    last = max(normalization_layers(model), default=-1)
     return {view.name for view in views if place[view.parameter] < last}
+
+
+def normalization_layers(model: nn.Module) -> list[int]:
+    """Return the places of the normalization layers of a model in the order of its modules, from 0.
+
+    A normalization layer is a module with `norm` in the name of its class; the parametrization `weight_norm` is none.
+    """
+    return [
+        index
+        for index, (name, module) in enumerate(model.named_modules())
+        if "norm" in type(module).__name__.lower() and ".parametrizations." not in f".{name}."
+    ]

@@ -5,11 +5,13 @@ import copy
 import pytest
 import torch
 from small_training import fitted
+from torch import nn
 
 from lightning_fire import FIRECallback, fire_
 from lightning_fire.functional import fire
 from lightning_fire.nets import GPT, MLP, VGG, ResNet
 from lightning_fire.where import Weights, normalized_weights
+from lightning_fire.where.normalized import normalization_layers
 
 NETWORKS = {  # with the weights that nothing normalizes later
     "mlp": (lambda: MLP(8, 3, [6, 5]), ["layers.1.weight", "layers.3.weight", "head.weight"]),
@@ -33,6 +35,12 @@ def test_weights_before_the_last_normalization_layer_are_normalized(name):
     model = make()
     views = Weights().select(model)
     assert [view.name for view in views if view.name not in normalized_weights(model, views)] == expected
+
+
+def test_a_norm_of_the_weight_is_no_normalization_layer():
+    layers = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.LayerNorm(4)
+    assert len(normalization_layers(nn.Sequential(*layers))) == 1
+    assert normalization_layers(nn.Sequential(*layers[:2])) == []
 
 
 def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_size():
