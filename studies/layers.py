@@ -30,11 +30,10 @@ def methods() -> dict[str, Act]:
 
 def main() -> None:
     """Run the study."""
-    options, start = arguments(__doc__, "layers"), time.perf_counter()
-    runs = run(settings_of(STREAMS, methods(), options.seed_range), options.folder, options.jobs)
-    runs = runs.sort_values(
-        "method", key=lambda column: column.map({m: i for i, m in enumerate(methods())}), kind="stable"
-    )
+    every, start = methods(), time.perf_counter()
+    options = arguments(__doc__, "layers", lambda p: p.add_argument("--methods", nargs="+", default=list(every)))
+    settings = settings_of(STREAMS, {name: every[name] for name in options.methods}, options.seed_range)
+    runs = run(settings, options.folder, options.jobs)
     print(tables(runs, STREAMS, (None, "vanilla", "reset_all")))
     draw_bars(
         {tasks.title: runs[runs.stream == stream] for stream, tasks in STREAMS.items()}, options.folder / "layers.png"

@@ -22,6 +22,7 @@ METHODS = {
     "fire_procrustes": "FIRECallback",
     "fire_query_key": "FIRECallback",
     "full_reset": "FullReset",
+    "isometry_of_initial": "FullReset",
     "shrink_and_perturb": "ShrinkAndPerturb",
 }
 RUNS = [(path, method) for path in PATHS for method in methods_of(path)]
@@ -53,7 +54,9 @@ def test_there_are_recipes():
 
 @pytest.mark.parametrize("path", PATHS, ids=name_of)
 def test_every_recipe_has_its_methods_and_starts(path):
-    own = set() if path.stem == "king_james_python_small_gpt" else {"fire_procrustes"}  # of the study of sizes
+    own = (
+        set() if path.stem == "king_james_python_small_gpt" else {"fire_procrustes", "isometry_of_initial"}
+    )  # of studies
     assert {kind_of(method) for method in methods_of(path)} == {"vanilla", *METHODS} - own
     starts = find_recipe(path).starts
     epochs = find_recipe(path).base["data"]["init_args"]["epochs"]

@@ -44,6 +44,11 @@ BESIDE = {  # not in the paper's vision experiments
     "isometry_decay": {"IsometryDecay"},
     "l2_er": {"FeatureRank"},
     "spectral": {"SpectralRegularization"},
+    "layer_norm": set(),
+    "batch_norm": set(),
+    "crelu": set(),
+    "fire_layer_norm": {"FIRECallback"},
+    "weight_decay": set(),
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
@@ -110,8 +115,8 @@ def test_every_method_of_every_recipe_is_parsed(parser, path, method):
     """Every class that it names is in the configuration."""
     layers = find_recipe(path).layers(method)
     config = str(parser.parse_args([word for layer in layers for word in ("-c", layer)]))
-    named = re.findall(r"class_path: ([\w.]+)", layers[-1])
-    assert named or method == "muon"
+    named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", layers[-1])
+    assert named
     assert all(name.rsplit(".", 1)[-1] in config for name in named)
 
 
