@@ -101,8 +101,10 @@ def main() -> None:
             axes.imshow(means, cmap="RdBu", vmin=-50, vmax=50, aspect="auto")
             for i, values in enumerate(means):
                 for j, value in enumerate(values):
-                    axes.text(j, i, f"{value:+.1f}", ha="center", va="center")
-            axes.set_xticks(range(len(columns)), list(columns))
+                    axes.text(
+                        j, i, f"{value:+.1f}", ha="center", va="center", color="white" if abs(value) > 30 else "black"
+                    )
+            axes.set_xticks(range(len(columns)), [label.replace(" of labels", "\nof labels") for label in columns])
             axes.set_yticks(range(len(rows)), list(rows))
             axes.set_title(f"{name.replace('_', ' ')} minus vanilla, points", fontsize=10)
     figure.tight_layout()

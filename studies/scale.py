@@ -74,7 +74,7 @@ def main() -> None:
         references = (None, "vanilla", "reset_initial", "fire_paper")
         print(f"\n### Normalization: {normalization}\n\n{tables(own, STREAMS, references)}")
     panels = {
-        f"{stream.replace('_', ' ')},\n{normalization} norm": runs[
+        f"{stream.replace('_', ' ')},\n{normalization.replace('none', 'no')} normalization": runs[
             (runs.stream == stream) & (runs.normalization == normalization)
         ]
         for normalization in NORMALIZATIONS
