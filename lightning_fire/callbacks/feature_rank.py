@@ -7,17 +7,16 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire import methods
+from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_output
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.methods.feature_rank import check
-from lightning_fire.when import Horizon
 from lightning_fire.where import HiddenUnits
 
 
-class FeatureRank(MethodCallback):
+class FeatureRank(FromChunkCallback):
     """Steps the parameters, every some batches, up the mean entropy rank of the hidden features on these batches.
 
     Beside an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
@@ -38,23 +37,15 @@ class FeatureRank(MethodCallback):
     name = "feature_rank"
 
     def __init__(self, lr: float, every_n_batches: int = 10, start_chunk: int = 0, where: HiddenUnits | None = None):
-        super().__init__()
+        super().__init__(start_chunk)
         check(lr)
         if every_n_batches < 1:
             raise ValueError(f"`every_n_batches` must be at least 1, got {every_n_batches}")
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
-        self.lr, self.every_n_batches, self.start_chunk = lr, every_n_batches, start_chunk
+        self.lr, self.every_n_batches = lr, every_n_batches
         self.where = where if where is not None else HiddenUnits()
         self._method: methods.FeatureRank | None = None
         self._batches: list[Any] = []  # since the last step
         self._rank = math.nan
-
-    def idle_epochs(self, horizon: Horizon) -> float:
-        return math.inf if self.start_chunk >= 1 else 0
-
-    def describe(self) -> str:
-        return f"start_chunk={self.start_chunk}, {self.where!r}"
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return units_shown_later(self)
@@ -73,7 +64,7 @@ class FeatureRank(MethodCallback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self.chunk < self.start_chunk:
+        if not self.acts_now:
             return
         self._batches.append(batch)
         if len(self._batches) >= self.every_n_batches or trainer.is_last_batch:
@@ -82,7 +73,7 @@ class FeatureRank(MethodCallback):
                 self._rank = self._method.step(lambda: [training_output(pl_module, each, 0) for each in batches])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.chunk >= self.start_chunk:
+        if self.acts_now:
             log_now(trainer, {f"{self.name}/rank": self._rank}, at_epoch_end=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -33,5 +33,5 @@ class IsometryDecay(PenaltyCallback):
         return methods.IsometryDecay(pl_module, self.strength, self.where)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self.chunk >= self.start_chunk:
+        if self.acts_now:
             self._method.decay(optimizer)

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.from_chunk import check_start_chunk
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
 from lightning_fire.methods.change import Change
@@ -62,8 +63,7 @@ class ReDo(EventCallback):
         super().__init__(EveryNEpochs(1) if when is None else when, log)
         if threshold < 0:
             raise ValueError(f"`threshold` must be at least 0, got {threshold}")
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        check_start_chunk(start_chunk)
         if num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
         check_score(score)

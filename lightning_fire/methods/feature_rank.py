@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
+from lightning_fire.methods.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
-
-Forward = Callable[[], Any]
 
 
 class FeatureRank:
@@ -72,12 +71,7 @@ class FeatureRank:
             layer.observed.register_forward_pre_hook(_keep(layer, rows))
             for layer, rows in zip(self.layers, seen, strict=True)
         ]
-        try:
-            with torch.enable_grad():
-                forward()
-        finally:
-            for handle in handles:
-                handle.remove()
+        run_watched(forward, handles)
         if missing := [layer.name for layer, rows in zip(self.layers, seen, strict=True) if not rows]:
             raise ValueError(f"`forward` has not run {', '.join(missing)}")
         return [torch.cat(rows) for rows in seen]

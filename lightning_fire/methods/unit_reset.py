@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
 from lightning_fire.contracts import HasResetParameters, offers
@@ -27,6 +28,16 @@ def ignored_passes() -> Iterator[None]:
         yield
     finally:
         _ignoring = before
+
+
+def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
+    """Run a model with gradients, then remove the hooks that watched it, also if it raises."""
+    try:
+        with torch.enable_grad():
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.methods.unit_reset import Forward
+from lightning_fire.methods.unit_reset import Forward, run_watched
 from lightning_fire.where import UnitLayer
 
 Score = Literal["activation", "pre_activation", "gradient"]
@@ -92,10 +92,5 @@ def _means(
         return see
 
     handles = [watch(layer, adder(index, layer)) for index, layer in enumerate(layers)]
-    try:
-        with torch.enable_grad():
-            forward()
-    finally:
-        for handle in handles:
-            handle.remove()
+    run_watched(forward, handles)
     return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

@@ -1,19 +1,17 @@
 """The base of the regularizers: a penalty whose gradient is added before each optimizer step."""
 
-import math
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lightning_fire._lightning import loss_scaler, unscales_gradients
+from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.methods.penalty import Penalty
-from lightning_fire.when import Horizon
 
 
-class PenaltyCallback(MethodCallback):
+class PenaltyCallback(FromChunkCallback):
     """Adds the gradient of a penalty to the gradients of the loss, once for each optimizer step.
 
     That equals the penalty in the loss, without a graph of it: after gradient accumulation and the unscaling of mixed
@@ -26,35 +24,27 @@ class PenaltyCallback(MethodCallback):
     name = "penalty"
 
     def __init__(self, strength: float, start_chunk: int = 0):
-        super().__init__()
+        super().__init__(start_chunk)
         if strength < 0:
             raise ValueError(f"`strength` must be at least 0, got {strength}")
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
-        self.strength, self.start_chunk = strength, start_chunk
+        self.strength = strength
         self._method: Penalty | None = None
 
     def make(self, pl_module: LightningModule) -> Penalty:
         """Return the penalty."""
         raise NotImplementedError
 
-    def idle_epochs(self, horizon: Horizon) -> float:
-        return math.inf if self.start_chunk >= 1 else 0
-
-    def describe(self) -> str:
-        return f"start_chunk={self.start_chunk}, {self.where!r}"
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._method = self.make(pl_module)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if self.chunk >= self.start_chunk:
+        if self.acts_now:
             stepped = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             self._method.add_gradients(stepped, loss_scale(trainer, optimizer))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.chunk >= self.start_chunk:
+        if self.acts_now:
             log_now(trainer, {f"{self.name}/penalty": self._method.penalty()}, at_epoch_end=True)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,6 +1,5 @@
 """The base of methods that watch hidden units during training, and what all methods on units say."""
 
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -9,16 +8,15 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
+from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.callbacks.probing.side_effects import is_compiled
 from lightning_fire.methods.unit_reset import StepwiseReset
-from lightning_fire.when import Horizon
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
-class UnitCallback(MethodCallback):
+class UnitCallback(FromChunkCallback):
     """Lets a `StepwiseReset` watch the batches of training, and calls its `step` after each optimizer step.
 
     A method subclasses it and writes `make`. Logs what `report` returns at the end of each epoch in which it acts.
@@ -26,11 +24,9 @@ class UnitCallback(MethodCallback):
     """
 
     def __init__(self, where: HiddenUnits | None, start_chunk: int, seed: int):
-        super().__init__()
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        super().__init__(start_chunk)
         self.where = where if where is not None else HiddenUnits()
-        self.start_chunk, self.seed = start_chunk, seed
+        self.seed = seed
         self._method: StepwiseReset[Any] | None = None
         self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # while there is no method
         self._watched = False  # since the last step
@@ -48,12 +44,6 @@ class UnitCallback(MethodCallback):
         """Units reset so far."""
         return self._state["num_reset"] if self._method is None else self._method.num_reset
 
-    def idle_epochs(self, horizon: Horizon) -> float:
-        return math.inf if self.start_chunk >= 1 else 0
-
-    def describe(self) -> str:
-        return f"start_chunk={self.start_chunk}, {self.where!r}"
-
     def show_selection(self, pl_module: LightningModule) -> str:
         return units_shown_later(self)
 
@@ -69,7 +59,7 @@ class UnitCallback(MethodCallback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
-        self._method.watching = self.chunk >= self.start_chunk
+        self._method.watching = self.acts_now
         self._watched |= self._method.watching
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
@@ -82,7 +72,7 @@ class UnitCallback(MethodCallback):
             self._method.step(trainer.optimizers)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.chunk >= self.start_chunk:
+        if self.acts_now:
             log_now(trainer, self.report(), at_epoch_end=True)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

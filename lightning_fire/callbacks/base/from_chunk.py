@@ -1,0 +1,44 @@
+"""The base of methods that act all the time, from a change of the data on."""
+
+import math
+
+from lightning_fire.callbacks.base.method import MethodCallback
+from lightning_fire.when import Horizon
+from lightning_fire.where import HiddenUnits, Parameters, Weights
+
+
+class FromChunkCallback(MethodCallback):
+    """Does nothing before the data has changed `start_chunk` times.
+
+    A method subclasses it, sets `where`, and asks `acts_now`.
+
+    Args:
+        start_chunk: Number of changes, at least 0.
+
+    Raises:
+        ValueError: If `start_chunk` is below 0.
+    """
+
+    where: HiddenUnits | Parameters | Weights
+
+    def __init__(self, start_chunk: int):
+        super().__init__()
+        check_start_chunk(start_chunk)
+        self.start_chunk = start_chunk
+
+    @property
+    def acts_now(self) -> bool:
+        """Whether the data has changed often enough."""
+        return self.chunk >= self.start_chunk
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
+
+    def describe(self) -> str:
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
+
+
+def check_start_chunk(start_chunk: int) -> None:
+    """Refuse a number out of range."""
+    if start_chunk < 0:
+        raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
