@@ -64,10 +64,9 @@ class Ensemble:
 
     Args:
         members: Networks of one shape. Their parameters and buffers become views of stacked tensors `(members, ...)`.
-        decay: Decoupled weight decay of all members, as AdamW's.
     """
 
-    def __init__(self, members: Sequence[Member], decay: float = 0.0):
+    def __init__(self, members: Sequence[Member]):
         self._network = copy.deepcopy(members[0].network)  # its own tensors are never used
         named = [dict(member.network.named_parameters()) for member in members]
         self.parameters = {name: _stacked([each[name] for each in named]).requires_grad_() for name in named[0]}
@@ -81,7 +80,7 @@ class Ensemble:
         for member, each in zip(members, named, strict=True):
             rates.setdefault(member.rate, []).extend(each.values())
         groups = [{"params": parameters, "lr": rate} for rate, parameters in rates.items()]
-        self.optimizer = torch.optim.AdamW(groups, weight_decay=decay, fused=True)  # without decay it is Adam
+        self.optimizer = torch.optim.Adam(groups, fused=True)
 
     def forward(self, inputs: Tensor, training: bool = True) -> Tensor:
         """Return the outputs `(members, batch, classes)` of inputs `(members, batch, ...)`."""
@@ -127,18 +126,15 @@ class Ensemble:
         return torch.stack(right).sum(0) / labels.shape[1]
 
 
-def train(
-    members: Sequence[Member], data: Callable[[int], ChunkedDataModule], decay: float = 0.0, signs: bool = False
-) -> None:
+def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], signs: bool = False) -> None:
     """Train members through all chunks of their data, and fill in what they record.
 
     Args:
         members: All of one shape.
         data: From a seed to the data; all have chunks of one size.
-        decay: Decoupled weight decay.
         signs: Whether to record `signs_of` where a chunk begins.
     """
-    ensemble = Ensemble(members, decay)
+    ensemble = Ensemble(members)
     seeds = list(dict.fromkeys(member.seed for member in members))
     sources = {seed: data(seed) for seed in seeds}
     row = torch.tensor([seeds.index(member.seed) for member in members])  # of each member's data

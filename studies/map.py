@@ -58,7 +58,7 @@ def settings(seeds: range) -> list[Setting]:
 
 
 def gains(runs: pd.DataFrame, rows: dict[str, pd.Series], columns: dict[str, pd.Series], corner: str) -> str:
-    """Return a table with vanilla's accuracy and FIRE's difference to vanilla and to a full reset in each cell."""
+    """Return a table of vanilla's accuracy, and the differences of the other methods to it, in each cell."""
     lines = []
     for row, of_row in rows.items():
         cells = []

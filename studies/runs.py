@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -17,14 +18,14 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
-from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.report import difference_cell, with_spread
 from lightning_fire.nets import MLP
 from lightning_fire.when import AtNewData, Schedule
 from studies.ensemble import Act, Member, train
-from studies.streams import CLASSES, PIXELS, STREAMS, Stream, data_by_seed
+from studies.streams import CLASSES, PIXELS, STREAMS, Stream, data_of
 
 MOST = 40  # members of a batch: more are not faster
-COLUMNS = ("stream", "method", "seed", "normalization", "width", "activation", "decay", "rate")
+COLUMNS = ("stream", "method", "seed", "normalization", "width", "rate")
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,6 @@ class Setting:
         seed: Of initial weights and data.
         normalization: Of the hidden layers of the MLP.
         width: Of its two hidden layers.
-        activation: Between them.
-        decay: Decoupled weight decay.
         rate: Learning rate; None: that of the stream.
         act: The method.
         when: When it acts.
@@ -52,8 +51,6 @@ class Setting:
     act: Act = field(compare=False, repr=False)
     normalization: str = "none"
     width: int = 100
-    activation: str = "relu"
-    decay: float = 0.0
     rate: float | None = None
     when: Schedule = field(default_factory=AtNewData)
     signs: bool = field(default=False, compare=False, repr=False)
@@ -62,7 +59,7 @@ class Setting:
     @property
     def shape(self) -> tuple[object, ...]:
         """What members of one batch have in common."""
-        return self.stream, self.normalization, self.width, self.activation, self.decay
+        return self.stream, self.normalization, self.width
 
     def row(self, member: Member) -> dict[str, object]:
         """Return a row of the table of results; accuracies are means over the first or last fifth of the chunks."""
@@ -85,9 +82,9 @@ def run_batch(settings: Sequence[Setting]) -> list[dict[str, object]]:
     stream, members = settings[0].tasks or STREAMS[settings[0].stream], []
     for setting in settings:
         torch.manual_seed(setting.seed)
-        network = MLP(PIXELS, CLASSES, [setting.width] * 2, setting.normalization, setting.activation)
+        network = MLP(PIXELS, CLASSES, [setting.width] * 2, setting.normalization)
         members.append(Member(network, setting.seed, setting.act, setting.when, setting.rate or stream.rate))
-    train(members, data_by_seed(stream), settings[0].decay, settings[0].signs)
+    train(members, partial(data_of, stream), settings[0].signs)
     return [setting.row(member) for setting, member in zip(settings, members, strict=True)]
 
 
@@ -135,15 +132,10 @@ def settings_of(streams: Iterable[str], methods: Mapping[str, Act], seeds: Itera
 def cell(runs: pd.DataFrame, method: str, reference: str | None = None, measure: str = "online_last") -> str:
     """Format mean ± standard deviation of a method in percent, or its paired difference to a reference with 95 %."""
     own = runs[runs.method == method].set_index("seed")[measure] * 100
-    if not len(own):
-        return "–"
     if reference is None:
-        return f"{own.mean():.1f} ± {own.std():.1f}"
+        return with_spread(list(own), digits=1)
     other = runs[runs.method == reference].set_index("seed")[measure] * 100
-    if method == reference:
-        return "0"
-    mean, low, high = difference(own.to_dict(), other.to_dict())
-    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+    return difference_cell(own.to_dict(), other.to_dict(), digits=1)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -205,7 +197,7 @@ def draw_bars(panels: Mapping[str, pd.DataFrame], path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: str = "") -> None:
+def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: str) -> None:
     """Draw the accuracies of methods along a column, in panels of one stream each: means as lines, seeds as points."""
     figure, grid = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3.4), squeeze=False)
     for axes, (title, runs) in zip(grid[0], panels.items(), strict=True):
@@ -217,7 +209,7 @@ def draw_lines(panels: Mapping[str, pd.DataFrame], x: str, path: Path, label: st
             axes.plot(
                 [values.index(value) for value in own[x]], own[measure] * 100, ".", color=line.get_color(), alpha=0.5
             )
-        axes.set(title=title, xlabel=label or x)
+        axes.set(title=title, xlabel=label)
         axes.set_xticks(range(len(values)), [str(value) for value in values])
         axes.grid(alpha=0.3)
     grid[0, 0].set_ylabel("accuracy, %")

@@ -16,13 +16,14 @@ from torch.optim import Optimizer
 
 from lightning_fire.functional import fire
 from lightning_fire.methods import reset_optimizer_state
+from lightning_fire.where import normalized_weights
 from studies.ensemble import Act, Member
 from studies.methods import WHERE, reset, vanilla
 from studies.runs import arguments, draw_bars, finish, run, settings_of, tables
 from studies.streams import STREAMS
 
 NORMS = ("paper", "none", "procrustes", "initial", "small")
-DIRECTIONS = {"vanilla": "current weights", "reset": "initial weights", "fire": "nearest isometry"}
+DIRECTIONS = ("vanilla", "reset", "fire")  # current weights, initial weights, nearest isometries
 NORMALIZATIONS = ("none", "layer", "batch")
 
 
@@ -37,19 +38,16 @@ def norm_of(weight: Tensor, initial: Tensor, name: str) -> Tensor:
 def act(member: Member, optimizer: Optimizer, direction: str, norms: tuple[str, str]) -> None:
     """Give every weight a direction and a norm: the first where a normalisation layer comes later, else the second."""
     views = WHERE.select(member.network)
-    targets = {view.name: norms[0 if view.name != "head" and has_norm(member) else 1] for view in views}
-    found = {view.name: norm_of(view.read(), member.initial[view.name], targets[view.name]) for view in views}
+    normalized = normalized_weights(member.network, views)
+    found = {
+        view.name: norm_of(view.read(), member.initial[view.name], norms[view.name not in normalized]) for view in views
+    }
     if direction == "reset":
         reset(member, optimizer)
     for view in views:
         weight = fire(view.read()) if direction == "fire" else view.read()
         view.write(weight * (found[view.name] / weight.norm()))
     reset_optimizer_state(optimizer, [view.parameter for view in views])
-
-
-def has_norm(member: Member) -> bool:
-    """Return whether the hidden layers of a member are normalized."""
-    return any(isinstance(part, torch.nn.LayerNorm | torch.nn.BatchNorm1d) for part in member.network.modules())
 
 
 METHODS: dict[str, Act] = {"vanilla": vanilla} | {

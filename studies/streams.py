@@ -1,6 +1,6 @@
 """The sequences of tasks of the studies: packaged Fashion-MNIST at 14×14 pixels, small enough for seconds a run."""
 
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from torch.nn.functional import avg_pool2d
@@ -47,11 +47,6 @@ class SmallImages(SmallFashionMNISTDataModule):
 def data_of(stream: Stream, seed: int) -> SmallImages:
     """Return the data of a stream, a pure function of the seed."""
     return SmallImages(protocol=stream.protocol, batch_size=stream.batch_size, seed=seed)
-
-
-def data_by_seed(stream: Stream) -> partial:
-    """Return the function from a seed to the data of a stream."""
-    return partial(data_of, stream)
 
 
 @cache
