@@ -14,7 +14,7 @@ WHERE = Weights(preset="cnn")  # every Linear weight
 
 
 def vanilla(member: Member, optimizer: Optimizer) -> None:
-    """Go on training."""
+    """Continue without an event."""
 
 
 def fire(member: Member, optimizer: Optimizer, layers: tuple[str, ...] = (), **options: object) -> None:
