@@ -50,7 +50,7 @@ class ReDo:
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> _ = nn.init.constant_(model[0].bias, -100.0)
-        >>> x = torch.rand(16, 2)
+        >>> x = model[0].weight.new_ones(16, 2)
         >>> redo = ReDo(model, lambda: model(x))
         >>> redo.step(lambda: model(x))["units"]
         8.0
