@@ -57,7 +57,7 @@ def main() -> None:
     panels = {}
     for recipe in RECIPES:
         for normalization in NORMALIZATIONS:
-            stream = Path(recipe).name.replace("quick_start", "random_labels")
+            stream = Path(recipe).stem.replace("quick_start", "random_labels")
             folder = options.folder / f"{stream}_{normalization}"
             title = f"{stream.replace('_', ' ')}, {normalization.replace('none', 'no')} normalization"
             panels[title] = run(recipe, normalization, folder, options.seed_range, options.jobs)

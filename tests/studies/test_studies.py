@@ -5,9 +5,11 @@ import sys
 
 import pandas as pd
 import pytest
+import yaml
 
 from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
-from studies import runs, streams
+from lightning_fire.recipe.recipe import find_recipe
+from studies import runs, streams, units
 
 TINY = {
     "random_labels": streams.Stream("random labels", RandomLabels(3, 60, 2), 30, 3e-3),
@@ -49,6 +51,26 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
     module.main()  # nothing is run again
     again = capsys.readouterr().out
     assert "batches" not in again and shows in again
+
+
+@pytest.mark.slow
+def test_methods_that_reset_units_are_tuned_and_compared(tmp_path, capsys, monkeypatch):
+    recipe = yaml.safe_load(find_recipe("quick_start").path.read_text())
+    recipe["data"]["init_args"]["protocol"]["init_args"] = {"num_tasks": 3, "samples_per_task": 100, "epochs": 2}
+    recipe["trainer"]["check_val_every_n_epoch"] = 2
+    recipe["trainer"]["callbacks"][0]["init_args"] = {"every_n_epochs": 2, "data_every_n_steps": 4}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.setattr(units, "RECIPES", (str(tmp_path / "tiny.yaml"),))
+    monkeypatch.setattr(units, "NORMALIZATIONS", ("batch",))
+    monkeypatch.setattr(units, "REFERENCES", ("vanilla", "full_reset"))
+    monkeypatch.setattr(units, "TUNED", ("redo", "redo_gradient"))
+    monkeypatch.setattr(sys, "argv", ["units", str(tmp_path / "out"), "--seeds", "2", "--jobs", "1"])
+    units.main()
+    printed = capsys.readouterr().out
+    assert "### Tiny, batch normalization" in printed and "| `redo_gradient` | threshold 0" in printed
+    results = pd.read_csv(tmp_path / "out" / "results.csv")
+    assert set(results.seed) == {0, 1} and set(results.method) == {"vanilla", "full_reset", "redo", "redo_gradient"}
+    assert (tmp_path / "out" / "units.png").stat().st_size > 5_000
 
 
 def test_differences_are_paired_by_seed():
