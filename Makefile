@@ -58,15 +58,14 @@ $(VENV)/.dev: $(VENV)/.test
 	@touch $@
 
 docs: $(VENV)/.docs  ## the site, into site/: warnings, dead links and dead anchors are errors
-	$(MKDOCS) build --strict --quiet
+	$(MKDOCS) build --strict
 
 docs-serve: $(VENV)/.docs  ## the site while you write, on http://127.0.0.1:8000
 	$(MKDOCS) serve
 
 $(VENV)/.docs: $(VENV)/.package
 	@$(call INSTALL,-e '.[docs]')
-	@if command -v npm >/dev/null; then npm install --silent --no-save --prefix $(VENV)/npm katex@0.16; \
-		else echo "there is no npm: formulas stay as TeX, without KaTeX"; fi
+	@npm install --silent --no-save --prefix $(VENV)/npm katex@0.16 || echo "no KaTeX, which npm installs: formulas stay as TeX"
 	@touch $@
 
 clean:

@@ -5,6 +5,7 @@ KATEX is the `dist` folder of KaTeX; without it formulas stay as TeX.
 
 import html
 import json
+import logging
 import os
 import posixpath
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 from mkdocs.structure.files import File
 
+log = logging.getLogger("mkdocs.hooks")
 ROOT, KATEX = Path(__file__).parents[1], os.environ.get("KATEX")
 INCLUDED = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 RENDER = (
@@ -56,6 +58,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         elif path.startswith("docs/") and not path.endswith((".py", ".yaml")):
             return link[0]
         else:
+            if not (ROOT / path).exists():
+                log.warning(f"Doc file '{page.file.src_uri}' contains a link '{link[1]}', but there is no {path}.")
             path = f"{config.repo_url.rstrip('/')}/blob/main/{path}"
         return f"]({path}{hash_}{anchor})"
 
@@ -63,7 +67,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Typeset formulas; one that KaTeX does not know ends the build."""
+    """Keep numbers and their spread together; typeset formulas: one that KaTeX does not know ends the build."""
+    content = re.sub(r"(\d) (±|to) (?=[-+−\d])", "\\1\u00a0\\2\u00a0", content)
     pattern = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
     formulas = [(html.unescape(match[2]), match[1] == "div") for match in pattern.finditer(content)]
     if not (KATEX and formulas):
