@@ -39,7 +39,8 @@ def on_config(config: Any) -> None:
 def on_files(files: Any, config: Any) -> None:
     """Add the pages from the root of the repository."""
     for name, page in INCLUDED.items():
-        text = re.sub(r"(?<!`)\bdocs/(\w+)\.md(?!`)", r"[docs/\1.md](\1.md)", (ROOT / name).read_text())
+        text = re.sub(r"\]\((?![a-z]+:|#)", "](../", (ROOT / name).read_text()).replace("](../docs/", "](")
+        text = re.sub(r"(?<![`(\[/])\bdocs/(\w+)\.md(?!`)", r"[docs/\1.md](\1.md)", text)
         files.append(File.generated(config, page, content=text))
 
 
