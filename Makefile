@@ -1,5 +1,5 @@
-# Each command sets itself up: `make quickstart`, `make test`, `make test-all` and `make lint`; `make test-lowest` is for
-# those who change the bounds of versions.
+# Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
+# `make test-lowest` is for those who change the bounds of versions.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,7 +14,10 @@ TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods
 # on as many processes as there are cores
 PYTEST := python -m pytest -n auto --dist worksteal
 
-.PHONY: quickstart test test-all test-lowest lint clean
+# KaTeX typesets formulas while the site is built; what is said of another site generator is left out
+MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
+
+.PHONY: quickstart test test-all test-lowest lint docs docs-serve clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -54,5 +57,16 @@ $(VENV)/.dev: $(VENV)/.test
 	@$(call INSTALL,-e '.[dev]')
 	@touch $@
 
+docs: $(VENV)/.docs  ## the site, into site/: warnings, dead links and dead anchors are errors
+	$(MKDOCS) build --strict
+
+docs-serve: $(VENV)/.docs  ## the site while you write, on http://127.0.0.1:8000
+	$(MKDOCS) serve
+
+$(VENV)/.docs: $(VENV)/.package
+	@$(call INSTALL,-e '.[docs]')
+	@npm install --silent --no-save --prefix $(VENV)/npm katex@0.16 || echo "no KaTeX, which npm installs: formulas stay as TeX"
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(LOWEST) runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) site runs build dist *.egg-info

@@ -1,0 +1,83 @@
+"""The site of `make docs`: all pages in its navigation, all public names in its reference, no invented messages."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+LONG = re.compile(r"results\.md|claims\.md|reference/.*")
+FROM_ROOT = {"changelog.md", "contributing.md"}  # docs/hooks.py makes them
+
+
+def leaves(nav):
+    for entry in nav.values() if isinstance(nav, dict) else nav:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from leaves(entry)
+
+
+def exported(package: Path) -> list[str]:
+    """Return `__all__` of a package or module, read from its source; none if it has none."""
+    for node in ast.parse(package.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return ast.literal_eval(node.value)
+    return []
+
+
+def source_of(module: str) -> Path:
+    path = ROOT / module.replace(".", "/")
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
+def test_every_page_is_in_the_navigation_once():
+    nav = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(nav) == sorted([*PAGES, *FROM_ROOT])
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not LONG.fullmatch(page)])
+def test_no_page_is_longer_than_200_lines(page):
+    assert len((DOCS / page).read_text().splitlines()) <= 200
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = [path.read_text() for path in (DOCS / "reference").glob("*.md")]
+    shown = {name for page in pages for name in re.findall(r"^::: ([\w.]+)$", page, re.MULTILINE)}
+    for name in shown:
+        module = name if source_of(name).is_file() else name.rpartition(".")[0]
+        assert source_of(module).is_file(), f"there is no {name}"
+    for source in (ROOT / "lightning_fire").rglob("*.py"):
+        module = ".".join(source.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        if module != "lightning_fire" and exported(source):
+            assert module in shown, f"{module} has __all__, and no page of the reference"
+
+
+def test_every_name_of_the_package_is_in_the_index_of_the_reference():
+    listed = re.findall(
+        r"`(\w+)`", "".join(re.findall(r"^\|.*\|$", (DOCS / "reference/index.md").read_text(), re.MULTILINE))
+    )
+    assert sorted(listed) == sorted(exported(ROOT / "lightning_fire" / "__init__.py"))
+
+
+def texts(tree: ast.AST):
+    """Return all strings of a source, with … for what is filled in."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_every_message_is_one_of_the_package():
+    messages = re.findall(r"^\*\*`{1,2}(.+?)`{1,2}\*\*", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert len(messages) >= 20
+    sources = [text for path in (ROOT / "lightning_fire").rglob("*.py") for text in texts(ast.parse(path.read_text()))]
+    for message in messages:
+        pieces = [piece.strip() for piece in message.split("…") if len(piece) > 3]
+        pattern = ".*".join(map(re.escape, pieces))
+        assert any(re.search(pattern, text, re.DOTALL) for text in sources), message
