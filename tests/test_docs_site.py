@@ -10,6 +10,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
+NOTEBOOKS = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.ipynb"))
 LONG = re.compile(r"results\.md|claims\.md|reference/.*")
 FROM_ROOT = {"changelog.md", "contributing.md"}  # docs/hooks.py makes them
 
@@ -37,7 +38,7 @@ def source_of(module: str) -> Path:
 
 def test_every_page_is_in_the_navigation_once():
     nav = list(leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
-    assert sorted(nav) == sorted([*PAGES, *FROM_ROOT])
+    assert sorted(nav) == sorted([*PAGES, *NOTEBOOKS, *FROM_ROOT])
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if not LONG.fullmatch(page)])

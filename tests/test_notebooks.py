@@ -1,0 +1,38 @@
+"""The notebooks of the site: run from top to bottom, with their own checks at the end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs" / "notebooks").glob("*.ipynb"))
+
+
+def code_of(path):
+    cells = json.loads(path.read_text())["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_there_are_three_notebooks_that_end_in_a_check_and_show_what_they_did():
+    assert len(NOTEBOOKS) == 3
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text())["cells"]
+        assert "assert " in "".join(cells[-1]["source"])
+        outputs = [output for cell in cells for output in cell.get("outputs", [])]
+        assert any("image/png" in output.get("data", {}) for output in outputs)
+        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    pytest.importorskip({"fire": "timm", "continual": "transformers"}.get(path.stem.split("_")[0], "torch"))
+    (tmp_path / "notebook.py").write_text(code_of(path))
+    environment = {**os.environ, "MPLBACKEND": "Agg"}
+    done = subprocess.run(
+        [sys.executable, "notebook.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
