@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     )
     from lightning_fire.where import HiddenMatrices, HiddenUnits, Parameters, Weights
 
+    __version__: str
+
 __all__ = [
     "DASH",
     "UPGD",
@@ -114,7 +116,11 @@ __all__ = [
 _HOMES = tuple(f"lightning_fire.{room}" for room in ("when", "where", "optim", "callbacks", "methods"))
 
 
-def __getattr__(name: str) -> Any:
+def _imported(name: str) -> Any:
+    if name == "__version__":  # of pyproject.toml; to look it up takes longer than all else here
+        from importlib import metadata
+
+        return metadata.version("lightning-fire")
     if name not in __all__:
         raise AttributeError(f"module 'lightning_fire' has no attribute {name!r}")
     if name in ("functional", "methods"):
@@ -130,6 +136,10 @@ def __getattr__(name: str) -> Any:
         if hasattr(module, name):
             return getattr(module, name)
     raise AssertionError(f"{name} is in __all__ and nowhere else")
+
+
+if not TYPE_CHECKING:  # a type checker would take any name, misspelt ones too
+    __getattr__ = _imported
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,6 @@
 """The `lightning-fire` program: which command, from which module. Imports it alone."""
 
 import importlib
-import importlib.metadata
 import io
 import os
 import sys
@@ -9,6 +8,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import lightning_fire
 
 # command: module, function, whether it is given the name of the command too, and what it does
 _RECIPE = "lightning_fire.recipe.cli"
@@ -77,7 +78,7 @@ def main(args: Sequence[str] | None = None) -> Any:
 def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
     """Return the function of a command, and what it is called with."""
     if words[:1] in (["-h"], ["--help"], ["--version"]):
-        print(importlib.metadata.version("lightning-fire") if words[0] == "--version" else _HELP)
+        print(lightning_fire.__version__ if words[0] == "--version" else _HELP)
         raise SystemExit(0)
     if not words or words[0] not in COMMANDS:
         given = f"no command {words[0]!r}" if words else "a command is needed"
