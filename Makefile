@@ -1,14 +1,23 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
-# `make test-lowest` is for those who change the bounds of versions.
+# `make test-lowest` is for those who change the bounds of versions, `make dist` for those who publish a release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
-PYTHON ?= python3
+# On Windows it takes a make that finds sh, as in Git Bash.
 VENV ?= .venv
-BIN := $(VENV)/bin
+ifeq ($(OS),Windows_NT)
+PYTHON ?= python
+SCRIPTS := Scripts
+EXE := .exe
+else
+PYTHON ?= python3
+SCRIPTS := bin
+endif
+BIN := $(VENV)/$(SCRIPTS)
 INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python -c constraints.txt $(1); \
 	else $(BIN)/python -m pip install --quiet -c constraints.txt $(1); fi
 
 LOWEST := $(VENV)-lowest
 LOWEST_PYTHON ?= 3.10
+BUILD := $(VENV)-build
 
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods))
 # on as many processes as there are cores
@@ -17,7 +26,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; what is said of another site generator is left out
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-lowest lint docs docs-serve clean
+.PHONY: quickstart test test-all test-lowest lint docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -30,27 +39,27 @@ test-all: $(VENV)/.test  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
 
 test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproject.toml allows, which may warn; needs uv
-	OMP_NUM_THREADS=1 $(LOWEST)/bin/$(PYTEST) -W default
+	OMP_NUM_THREADS=1 $(LOWEST)/$(SCRIPTS)/$(PYTEST) -W default
 
 lint: $(VENV)/.dev  ## style, and types where they are strict
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)
 
-$(VENV)/bin/python:
+$(BIN)/python$(EXE):
 	if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi
 
-$(VENV)/.package: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.package: $(BIN)/python$(EXE) pyproject.toml constraints.txt
 	@echo "installing lightning-fire into $(VENV) (PyTorch is large: one to five minutes)"
 	@$(call INSTALL,-e .)
 	@touch $@
 
-$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.test: $(BIN)/python$(EXE) pyproject.toml constraints.txt
 	@echo "installing lightning-fire and its tests into $(VENV) (PyTorch is large: one to five minutes)"
 	@$(call INSTALL,-e '.[test]')
 	@touch $@
 
 $(LOWEST)/.test: pyproject.toml
 	uv venv --quiet --allow-existing --python $(LOWEST_PYTHON) $(LOWEST)
-	uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct -e '.[test]'
+	uv pip install --quiet --python $(LOWEST)/$(SCRIPTS)/python --resolution lowest-direct -e '.[test]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.test
@@ -68,5 +77,15 @@ $(VENV)/.docs: $(VENV)/.package
 	@npm install --silent --no-save --prefix $(VENV)/npm katex@0.16 || echo "no KaTeX, which npm installs: formulas stay as TeX"
 	@touch $@
 
+dist: $(BUILD)/.build  ## what is published: dist/ with the source distribution and the wheel that is built from it
+	rm -rf dist build *.egg-info
+	$(BUILD)/$(SCRIPTS)/python -m build
+	$(BUILD)/$(SCRIPTS)/python -m twine check --strict dist/*
+
+$(BUILD)/.build:
+	$(PYTHON) -m venv $(BUILD)
+	$(BUILD)/$(SCRIPTS)/python -m pip install --quiet build twine
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(LOWEST) site runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(BUILD) site runs build dist *.egg-info
