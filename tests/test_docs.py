@@ -1,5 +1,6 @@
 """The Python in the README and in docs/ runs, with the names that a reader would have."""
 
+import os
 import re
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import torch
 from small_training import GrowingData, PlainData, PlainModule
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 OWN_TEST = {"huggingface", "your_own_training"}  # test_huggingface_page.py, test_your_own_training.py
+REPOSITORY = "lightning-fire/lightning-fire"
+ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
@@ -48,7 +51,18 @@ def test_code_runs(page, monkeypatch, tmp_path):
         exec(compile(code, str(page), "exec"), names)
 
 
-def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+\.md)", page.read_text()):
-            assert (page.parent / target).is_file(), f"{page.name} links to {target}"
+def links_of(page: Path) -> list[str]:
+    """Return what a page links to or shows, without anchors; addresses of this repository as paths in it."""
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text())]
+    return [ABSOLUTE.sub(f"{os.path.relpath(ROOT, page.parent)}/", link) for link in links]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_between_pages_lead_somewhere(page):
+    for target in links_of(page):
+        assert re.match("https?:", target) or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_links_of_the_readme_hold_on_every_site():
+    """An index of packages shows it without the files beside it."""
+    assert not re.findall(r"\]\((?!https:|#)", (ROOT / "README.md").read_text())
