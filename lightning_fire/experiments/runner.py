@@ -181,7 +181,8 @@ def _stoppable() -> Iterator[None]:
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
-    heeded = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]  # nohup
+    ending = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+    heeded = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
     former = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield

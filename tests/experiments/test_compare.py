@@ -801,6 +801,12 @@ def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
         signal.signal(signal.SIGHUP, former)
 
 
+def test_a_system_without_sighup_heeds_sigterm(monkeypatch):
+    monkeypatch.delattr(signal, "SIGHUP", raising=False)
+    with runner._stoppable():
+        assert callable(signal.getsignal(signal.SIGTERM))
+
+
 def test_a_file_keeps_few_lines_of_the_bar(monkeypatch, capsys):
     """500 reports of progress at once: a terminal would show some of them, a log file gets the first line alone."""
 
