@@ -73,7 +73,7 @@ def test_every_extra_that_is_named_exists():
     texts = [*ROOT.glob("*.md"), *files_of(ROOT / "docs"), *files_of(PACKAGE), *files_of(ROOT / "examples")]
     named = {}
     for path in texts:
-        if path.suffix in {".md", ".py", ".yaml"}:
+        if path.suffix in {".md", ".py", ".yaml", ".ipynb"}:
             for extras in re.findall(r"lightning-fire\[([\w,-]+)\]", path.read_text()):
                 named |= dict.fromkeys(extras.split(","), path.relative_to(ROOT))
     extras = set(PROJECT["optional-dependencies"])
