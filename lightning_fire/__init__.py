@@ -125,7 +125,7 @@ def __getattr__(name: str) -> Any:
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError
             raise ImportError(
                 f"lightning cannot be imported: {error}. torch and torchvision are of different builds; install both"
-                " anew, from one place, into a fresh environment. lightning_fire.functional works without them."
+                " again, from one source, into a fresh environment. lightning_fire.functional works without them."
             ) from error
         if hasattr(module, name):
             return getattr(module, name)

@@ -180,7 +180,7 @@ def set_random_states(states: dict[str, Any]) -> None:
 def draw_seeds_of_loaders(trainer: "Trainer") -> None:
     """Draw from the random generators what the DataLoaders of a resumed training drew before it began.
 
-    In a whole training they draw a seed when an epoch begins, and one more where they were made anew.
+    In an uninterrupted training each draws one seed per epoch, and one more at each epoch that re-creates the loaders.
     """
     anew = bool(trainer.reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
     loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]

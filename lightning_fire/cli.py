@@ -15,12 +15,12 @@ _RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
     "init": ("lightning_fire.recipe.init:main", "write a recipe to begin with, for your own data and network"),
     "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
-    "validate": (f"{_RECIPE}:run", "measure a model of a recipe on the validation data"),
-    "test": (f"{_RECIPE}:run", "measure a model of a recipe on the test data"),
+    "validate": (f"{_RECIPE}:run", "evaluate a model of a recipe on the validation data"),
+    "test": (f"{_RECIPE}:run", "evaluate a model of a recipe on the test data"),
     "select": (f"{_RECIPE}:select", "show which weights a recipe's method would act on, and why not on the others"),
     "compare": (
         "lightning_fire.experiments.compare:main",
-        "run a recipe with several methods and seeds; print a table, draw a picture",
+        "run a recipe with several methods and seeds; print a table, draw a figure",
     ),
     "sweep": (
         "lightning_fire.experiments.sweep:main",
@@ -95,10 +95,10 @@ def is_ours(file: str) -> bool:
 
 
 def ask_cuda_itself() -> None:
-    """Where there is no GPU, let PyTorch, which looks for one at each step of an optimizer, ask CUDA and not NVML.
+    """Make PyTorch look for a GPU with CUDA instead of NVML, which it does at each optimizer step, if none exists.
 
-    Lightning has it ask NVML, so that a process with a GPU may fork afterwards. Without one, the search for a library
-    that is not there takes 0.15 ms each time, a tenth of an update of a small network.
+    Lightning selects NVML, so that a process with a GPU may fork afterwards. Without a GPU, the search for the missing
+    NVML library takes 0.15 ms each time, a tenth of an update of a small network.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What your own module and data may offer. Every member is optional: the package uses it where it exists.
+"""Optional members of your own module and data: the package uses each one that exists.
 
 Nothing has to inherit from these protocols. `docs/contracts.md` is written from them.
 """
@@ -39,7 +39,7 @@ class HasReport(Protocol):
 
     @property
     def report(self) -> str:
-        """What `compare` reports: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
+        """Kind of report of `compare`: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
 
 
 class HasStepsPerChunk(Protocol):
@@ -54,7 +54,7 @@ class HasOnline(Protocol):
 
     @property
     def online(self) -> bool:
-        """Whether `Classifier` logs the accuracy on each batch before its update, as on streams."""
+        """True to let `Classifier` log the accuracy on each batch before its update, as on streams."""
 
 
 class HasSeenClasses(Protocol):

@@ -21,9 +21,9 @@ _NEGLIGIBLE = 1e-4
 
 
 class DASH(EventCallback):
-    """Shrinks, when new data arrives, the weights that do not point to where the new data moves them.
+    """Shrinks, when new data arrives, the weights that are not aligned with the negative gradient on it.
 
-    The direction g of each weight is the exponential moving average of its negative gradients on batches of the new
+    The direction g of each weight is the exponential moving average (EMA) of its negative gradients on batches of new
     data, g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a
     matrix and each bias. Nothing else changes: normalisation layers and their statistics stay, and training sees the
     same batches again. Logs the same metrics as `FIRECallback` as `dash/…`, and `dash/batches`.

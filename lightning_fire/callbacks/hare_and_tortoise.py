@@ -16,7 +16,7 @@ from lightning_fire.when import EveryNEpochs, Horizon, Schedule
 
 
 class HareAndTortoise(EventCallback):
-    """Sets the module, the hare, back to its moving average, the tortoise, see `methods.HareAndTortoise`.
+    """Sets the module, the hare, back to the EMA of its weights, the tortoise, see `methods.HareAndTortoise`.
 
     The tortoise follows each optimizer step. Validation, test and prediction run with its weights, training with those
     of the hare. It is in checkpoints, as the state of this callback. Logs the same metrics as `FIRECallback`, of the
@@ -42,7 +42,7 @@ class HareAndTortoise(EventCallback):
         check_momentum(momentum)
         self.momentum = momentum
         self._method: methods.HareAndTortoise | None = None
-        self._tortoise: Mapping[str, Tensor] = {}  # while there is no method
+        self._tortoise: Mapping[str, Tensor] = {}  # until the method is built
         self._swapped: methods.HareAndTortoise | None = None
 
     def idle_epochs(self, horizon: Horizon) -> float:

@@ -53,11 +53,11 @@ class PlasticityMonitor(MethodCallback):
     each epoch: `plasticity/chunk`, the number of changes of the data.
 
     Args:
-        where: The weights to measure. Default: `Weights()`.
-        every_n_epochs: Measure the weights at the end of every n-th epoch.
+        where: The weights to evaluate. Default: `Weights()`.
+        every_n_epochs: Evaluate the weights at the end of every n-th epoch.
         data_every_n_steps: Steps between measurements on data; None: never.
-        num_batches: Batches to measure on, at most an epoch of them.
-        units: The hidden units to measure. Default: `HiddenUnits()`, all that can be resolved.
+        num_batches: Number of batches for a measurement on data, at most an epoch of them.
+        units: The hidden units to evaluate. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
 
@@ -107,13 +107,13 @@ class PlasticityMonitor(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
-        self._last_look = min(self._last_look, self.progress.step)  # that of another Trainer counts anew
+        self._last_look = min(self._last_look, self.progress.step)  # another Trainer counts steps from 0
         if self.data_every_n_steps is None:
             return
         reason = why_not_look(trainer, pl_module)
         self._looks = not reason
         if reason:
-            rank_zero_info(f"PlasticityMonitor measures weights only: {reason}.")
+            rank_zero_info(f"PlasticityMonitor logs metrics of the weights only: {reason}.")
         else:
             self._find_units(trainer, pl_module)
 
@@ -169,7 +169,7 @@ class PlasticityMonitor(MethodCallback):
         log_now(trainer, values, at_epoch_end=True)
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        """Return the measures of the network on data."""
+        """Return the metrics of the network on data."""
         means, gram, failure = None, None, None
         try:
             with evaluating(pl_module):
@@ -181,7 +181,7 @@ class PlasticityMonitor(MethodCallback):
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
-            rank_zero_info(f"PlasticityMonitor measures weights only from now on: {failure or 'another rank failed'}.")
+            rank_zero_info(f"PlasticityMonitor logs only weights from now on: {failure or 'another rank failed'}.")
             return {}
         values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
         gram = trainer.strategy.reduce(gram, reduce_op="sum")

@@ -32,7 +32,7 @@ class ReDo(EventCallback):
             do; ReDo's own code: `EveryNSteps(1000)`.
         threshold: τ, at least 0 (ReDo: 0.025; the paper: tuned, 0.01 to 0.5).
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        num_batches: Batches to measure on, at most an epoch of them.
+        num_batches: Number of batches to compute the scores on, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
         score: What decides whether a unit is dormant: `"activation"`, its output after normalisation and nonlinearity;

@@ -22,7 +22,7 @@ class WeightProjection(MethodCallback):
             which is taken for the output layer.
 
     Raises:
-        ValueError: When training starts, if there are no weights to rescale.
+        ValueError: When training starts, if it finds no weights to rescale.
     """
 
     name = "weight_projection"
@@ -31,7 +31,7 @@ class WeightProjection(MethodCallback):
         super().__init__()
         self.where = where
         self._method: methods.WeightProjection | None = None
-        self._norms: Mapping[str, float] = {}  # while there is no method
+        self._norms: Mapping[str, float] = {}  # until the method is built
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:

@@ -143,8 +143,8 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
         "diagnose",
         "Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
-        " convolution: means over the kernel positions, the condition number of the worst. Ends in a verdict: whether"
-        " the weights are further from isometries than those of a reference.",
+        " convolution: means over the kernel positions, the condition number of the worst. Ends with a conclusion:"
+        " whether the weights are further from isometries than those of a reference.",
     )
     parser.add_argument(
         "--reference",

@@ -30,7 +30,7 @@ class ModelConfig:
 
     @property
     def is_causal_language_model(self) -> bool:
-        """Whether the model predicts each token from those before it."""
+        """True for a model that predicts each token from those before it."""
         return self.architecture.endswith(("ForCausalLM", "LMHeadModel"))
 
     def attention(self) -> object:

@@ -1,4 +1,4 @@
-"""What the commands `diagnose` and `reinit` share: arguments, and errors in one line."""
+"""Arguments and one-line errors shared by the commands `diagnose` and `reinit`."""
 
 import argparse
 from collections.abc import Callable, Sequence

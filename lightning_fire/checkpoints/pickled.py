@@ -66,7 +66,7 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
     if compressed:  # torch maps what is packed as if it were the values, and unpacks without a limit
         raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it again without compression")
     try:
-        # files from before torch 1.6 are no zip archives, and cannot be mapped
+        # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
         reason = f"is not a complete checkpoint of torch: {_first_line(error)}"

@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace) -> Tally:
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
     checkpoint.save(options.output, names, change)
     if tally.zeros:
-        notes.append(f"left at zero, where there is no nearest isometry: {some(tally.zeros)}")
+        notes.append(f"left at zero, which does not have a nearest isometry: {some(tally.zeros)}")
     matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
     print(
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
@@ -191,7 +191,7 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
     states = [state for state in states if state["state"]]
     if not states:
-        return ["there are no optimizer states to drop"] if drop else []
+        return ["the file has no optimizer states to drop"] if drop else []
     if not drop:
         return ["optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"]
     for state in states:

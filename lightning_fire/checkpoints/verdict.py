@@ -1,4 +1,4 @@
-"""What a diagnosis says of a checkpoint: how much further its weights are from isometries than those of a reference."""
+"""Conclusion of a diagnosis: how much further the weights are from isometries than those of a reference."""
 
 from collections.abc import Iterable
 from math import exp, isfinite, log
@@ -23,16 +23,16 @@ def drift(ratios: Iterable[float]) -> float | None:
 
 
 def verdict(ratio: float | None, against_checkpoint: bool) -> str:
-    """Return in one sentence what a drift says, with the reason.
+    """Return the conclusion from a drift in one sentence, with the reason.
 
-    The bounds are those of two streams on which small networks were watched (docs/checkpoints.md).
+    The bounds come from small networks trained on two streams (docs/checkpoints.md).
 
     Args:
         ratio: What `drift` returned.
         against_checkpoint: Whether the reference is a checkpoint; otherwise it is new weights.
     """
     if ratio is None:
-        return "no verdict: no weight has a reference"
+        return "no conclusion: no weight has a reference"
     found = f"DfI × {ratio:.3g} that of {'the reference' if against_checkpoint else 'new weights'} (geometric mean)"
     if against_checkpoint:
         if ratio > _DRIFTED:

@@ -69,7 +69,7 @@ def select_weights(
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = Selection([view for view, reason in reasons.items() if not reason], rows)
     if not selection:
-        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'there are no tensors'}")
+        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
     return selection
 
 

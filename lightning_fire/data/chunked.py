@@ -89,7 +89,7 @@ class ChunkedDataModule(ArrivingData):
 
     @property
     def online(self) -> bool:
-        """Whether the metric is the accuracy during training, as on streams."""
+        """True if the metric is the accuracy during training, as on streams."""
         return self.protocol.online
 
     @property

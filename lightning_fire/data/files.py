@@ -14,4 +14,4 @@ def require_file(path: Path, datamodule: str) -> None:
 
 def damaged(path: Path, reason: object) -> RuntimeError:
     """Return the error for a truncated or otherwise damaged file."""
-    return RuntimeError(f"{path.absolute()} is truncated or damaged: {reason}. Delete it and get it anew.")
+    return RuntimeError(f"{path.absolute()} is truncated or damaged: {reason}. Delete it and get it again.")

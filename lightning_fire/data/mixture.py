@@ -1,4 +1,4 @@
-"""Which blocks of which text make up a batch: plain arithmetic on token numbers, a pure function of seed and number.
+"""Choice of texts and blocks for a batch: plain arithmetic on token numbers, a pure function of seed and number.
 
 A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks come without replacement: a
 *pass* cuts it into blocks, from a new offset, and goes through them in a new order. Micro-batches are numbered over all

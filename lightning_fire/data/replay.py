@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ReplayDataModule(pl.LightningDataModule):
     """Steps environments with the module that is trained, and draws its batches from what they have done.
 
-    A batch is a round: `steps_per_round` steps of each environment, then minibatches for as many updates as
+    A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
     `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
     for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
     ones, and None where the module is evaluated. If it has `observe(observations)`, it is shown all that is met in
@@ -34,9 +34,9 @@ class ReplayDataModule(pl.LightningDataModule):
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
     `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
 
-    A resumed training goes on with the same buffer, and in the midst of the same episodes, if the environments are
-    deterministic: it replays the actions of each since its episode began. All that is drawn is a function of the seed
-    and the round, so that it is then equal to an uninterrupted one.
+    A resumed training continues with the same buffer and, if the environments are deterministic, within the same
+    episodes: it replays the actions of each since its episode began. All random draws are a function of the seed and
+    the number of the batch, so that it is then equal to an uninterrupted one.
 
     Args:
         environment: Makes an environment of gymnasium: `Gymnasium` or `Atari` of `lightning_fire.experience`, or any
@@ -196,7 +196,7 @@ class ReplayDataModule(pl.LightningDataModule):
         return 0 if self._rounds is None else self._rounds.collector.environment_steps
 
     def train_dataloader(self) -> "Rounds":
-        """Take what is left of the initial steps, so that callbacks may look at them, and return an epoch's rounds."""
+        """Collect the remaining initial steps, so that callbacks may use them, and return the rollouts of an epoch."""
         begin_next_epoch(self.trainer)
         self._rounds.collect_initial()
         return self._rounds
@@ -232,12 +232,12 @@ class ReplayDataModule(pl.LightningDataModule):
         return {"rounds": self._rounds.state(), "environment_steps": self.environment_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; to test a checkpoint needs none of it."""
+        """Continue from the state of a checkpoint; only fits use it."""
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if not fitting or self._rounds is None or "rounds" not in state_dict:
             return
         if self._rounds.restore(state_dict["rounds"]):
-            rank_zero_info(f"Training goes on after {self.environment_steps} environment steps.")
+            rank_zero_info(f"Training continues after {self.environment_steps} environment steps.")
         else:
             rank_zero_warn(
                 "The environments did not return to where they were when the checkpoint was written, as they are not"

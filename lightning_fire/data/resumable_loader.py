@@ -11,17 +11,17 @@ _SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: keep the epo
 
 
 class EpochSampler(DistributedSampler):
-    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its share.
+    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its part.
 
-    As in torch, the shares are made equal by repeating up to (number of ranks − 1) samples. Lightning leaves such a
-    sampler alone and tells it the epoch.
+    As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning does
+    not replace such a sampler, and sets its epoch.
 
     Args:
         dataset: Any data set with a length.
         shuffle: Permute; otherwise in order.
         seed: Seed of the permutations.
         num_replicas: Number of ranks; None: of the running process group, 1 without one.
-        rank: This rank; None likewise.
+        rank: This rank; None: in the running process group, 0 without one.
 
     Attributes:
         skip: Samples to leave out at the start of the epoch, because they were seen before a resume.
@@ -85,7 +85,7 @@ class ResumableLoader(DataLoader):
         shuffle: New order in each epoch; otherwise always in order.
         seed: Seed of the order.
         num_workers: Worker processes; they are kept from epoch to epoch.
-        sampler: Draws the order in the place of `shuffle` and `seed`.
+        sampler: Draws the order instead of `shuffle` and `seed`.
     """
 
     def __init__(

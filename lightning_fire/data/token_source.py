@@ -23,7 +23,7 @@ class Tokens:
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If its size is no multiple of that of a token, or `dtype` is unknown.
+        ValueError: If its size is not a multiple of that of a token, or `dtype` is unknown.
     """
 
     def __init__(self, place: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
@@ -37,7 +37,7 @@ class Tokens:
             size = self._file.stat().st_size
             self._size, rest = divmod(size, self._dtype.itemsize)
             if rest:
-                multiple = f"its {size} bytes are no multiple of {self._dtype.itemsize}"
+                multiple = f"its {size} bytes are not a multiple of {self._dtype.itemsize}"
                 raise ValueError(f"{self._file} is truncated, or not of {dtype}: {multiple}")
 
     @property
@@ -105,7 +105,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
             )
     meta = _read_meta(folder / "meta.json")
     if not meta and (folder / "progress.json").exists():
-        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` goes on with it")
+        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}
     for split, found in tokens.items():

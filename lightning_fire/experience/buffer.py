@@ -17,7 +17,7 @@ _SEGMENTS = 16  # of which a full buffer consists
 
 
 class ReplayBuffer:
-    """The last steps of several environments that go in step.
+    """The last steps of several environments that are stepped together.
 
     An observation is stored once, and stacked with those before it when it is drawn: frames from before the beginning
     of its episode are zeros. A step of an environment that begins a new episode, whatever the action
@@ -267,7 +267,7 @@ class ReplayBuffer:
 
 
 def _delete(own: set[Path], kept: Iterable[set[Path]]) -> None:
-    """Delete files that nobody needs."""
+    """Delete files that no buffer needs."""
     for path in own - set().union(*kept):
         path.unlink(missing_ok=True)
         own.discard(path)

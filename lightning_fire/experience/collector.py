@@ -15,7 +15,7 @@ from lightning_fire.experience.vector import Environment, VectorEnvironments
 
 
 class Collector:
-    """Environments that go in step, and the replay buffer of what they did.
+    """Environments that are stepped together, and the replay buffer of their steps.
 
     Args:
         environment: Makes one; actions in a box are scaled to [−1, 1].
@@ -26,7 +26,7 @@ class Collector:
         in_processes: Step each in a process of its own.
 
     Raises:
-        ValueError: If the observations or actions of the environment are no arrays and no whole numbers from 0.
+        ValueError: If the observations or actions of the environment are neither arrays nor whole numbers from 0.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Collector:
         )
         self.steps = 0  # of each environment
         self._begun = False
-        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the episodes that go on
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the unfinished episodes
         self._finished: list[tuple[float, int, int]] = []
 
     @property

@@ -61,7 +61,7 @@ class Atari:
     Args:
         game: Such as `Asterix`, `BeamRider` or `DemonAttack`.
         frame_skip: Frames that an action lasts.
-        sticky: Chance that the last action is done once more in the place of the new one, in each frame.
+        sticky: Probability, in each frame, that the last action is repeated instead of the new one.
         size: Height and width of the frames.
         max_steps: Actions after which an episode is cut short (half an hour of play).
         render_mode: `"rgb_array"` to record videos.
@@ -79,7 +79,7 @@ class Atari:
 
         Raises:
             ImportError: If ale-py or OpenCV is not installed.
-            ValueError: If there is no such game.
+            ValueError: If the game does not exist.
         """
         try:
             import ale_py

@@ -1,4 +1,4 @@
-"""Loaders whose batches are made when they are asked for: by acting, storing and drawing, and by evaluating."""
+"""Loaders that make each batch on request: by acting, storing and sampling, or by evaluating."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -57,28 +57,28 @@ Playing = Callable[[], AbstractContextManager[Player]]
 
 
 class Pace(NamedTuple):
-    """How collecting and learning take turns."""
+    """Schedule by which collecting and learning alternate."""
 
     rounds: int  # in an epoch
-    steps: int  # of each environment in a round
-    updates: int  # in a round
+    steps: int  # of each environment in a rollout
+    updates: int  # after a rollout
     batch_size: int  # of an update
-    initial_steps: int  # of all environments together, before the first round
+    initial_steps: int  # of all environments together, before the first rollout
 
 
 class Rounds:
-    """An epoch of rounds: some steps of the environments, then minibatches from all that is stored.
+    """Rollouts of an epoch: some steps of the environments, each time followed by minibatches from the buffer.
 
-    Whatever is drawn is a function of `seed` and the number of the round; `epoch` returns the Trainer's present one.
+    All random draws are a function of `seed` and the number of the rollout; `epoch` returns that of the Trainer.
     """
 
     def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
         self.collector, self.pace = collector, pace
         self.returns = (1, 1.0)  # steps and discount of those that an update learns from
         self._playing, self._epoch, self._seed = playing, epoch, seed
-        self._position = (-1, 0)  # epoch, rounds handed out in it
+        self._position = (-1, 0)  # epoch, rollouts yielded in it
         self._resumed = (-1, 0)
-        self._number = 0  # of the round, over all epochs
+        self._number = 0  # of the rollout, over all epochs
 
     def __len__(self) -> int:
         return self.pace.rounds
@@ -94,7 +94,7 @@ class Rounds:
             yield made
 
     def collect_initial(self) -> None:
-        """Take what is left of the initial steps; to be done before the first round."""
+        """Collect the remaining initial steps; to be called before the first rollout."""
         collector = self.collector
         with self._playing() as player:
             while collector.environment_steps < self.pace.initial_steps:
@@ -114,7 +114,7 @@ class Rounds:
         return self._of(draws, *collector.finished())
 
     def peek_batches(self) -> Iterator[Round]:
-        """Yield rounds for measuring, drawn from what is stored: nobody acts, and training sees what it would have.
+        """Yield minibatches for measurements, sampled from the buffer without acting and without a change of training.
 
         Raises:
             ValueError: If nothing is stored yet.
@@ -208,7 +208,7 @@ class Evaluation:
         return Episode(torch.tensor(total, dtype=torch.float32), torch.tensor(length))
 
     def close(self) -> None:
-        """Close the environment; it is made anew when next needed."""
+        """Close the environment; it is created again when next needed."""
         if self._env is not None:
             self._env.close()
             self._env = None

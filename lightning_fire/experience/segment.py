@@ -14,7 +14,7 @@ def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.nda
     """Return rows that are still to be written, `(steps,)`: of a file of a new name in a folder, or those given.
 
     Raises:
-        OSError: If there is no room for all of the file.
+        OSError: If the disk has no room for all of the file.
     """
     if isinstance(place, np.ndarray):
         return place

@@ -1,4 +1,4 @@
-"""What a reinforcement learning module is trained on."""
+"""Batches on which a reinforcement learning module is trained."""
 
 from collections.abc import Callable
 from operator import methodcaller
@@ -11,7 +11,7 @@ from torch import Tensor
 class Transitions(NamedTuple):
     """Steps of an environment, drawn from a replay buffer.
 
-    Leading dimensions `…` are the minibatches of a round and the samples of each.
+    Leading dimensions `…` are the minibatches of a `Round` and the samples of each.
 
     Attributes:
         observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.
@@ -36,7 +36,7 @@ class Transitions(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What follows some environment steps: minibatches, one for each update.
+    """Minibatches that follow some environment steps, one for each update.
 
     Attributes:
         transitions: Leading dimensions `(updates, batch)`.

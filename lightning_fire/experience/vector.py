@@ -23,14 +23,14 @@ Stepped = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class VectorEnvironments:
     """Environments of `gymnasium.vector` whose episodes are seeded by their numbers and can be returned to.
 
-    Where each is, is known here: after an interruption in the midst of a step, an error of an environment or the death
-    of its process, new environments go on from there. A step of an environment whose episode has ended begins the next
+    The position of each is kept here: after an interruption within a step, an error of an environment or the death of
+    its process, new environments continue from it. A step of an environment whose episode has ended begins the next
     one, whatever the action, with reward 0. Processes end with this object, or with its own process.
 
     Args:
         make: Makes one; goes to its process pickled.
         seeds: Of the episodes of each.
-        moments: Where each is to begin, as `moments()` told; default: with its first episode.
+        moments: Where each is to begin, as returned by `moments()`. Default: with its first episode.
         in_processes: Step all at once, each in a process of its own; else one after another. The same steps, of
             environments that draw from their own seeds alone and share nothing.
 
@@ -63,7 +63,7 @@ class VectorEnvironments:
         except (EOFError, OSError) as error:
             if not self._in_processes:
                 raise
-            warnings.warn(f"A process of an environment has ended ({error!r}); new ones go on.", stacklevel=2)
+            warnings.warn(f"A process of an environment has ended ({error!r}); new ones continue.", stacklevel=2)
             stepped = self._step(actions)
         for i, (action, *ended) in enumerate(zip(actions, *stepped[2:], strict=True)):
             if self._ended[i]:

@@ -44,8 +44,8 @@ class EventCallback(MethodCallback):
 
     Attributes:
         replaces_weights: Whether an event changes the output of the network.
-        remakes_network: Whether what it replaces makes another network: averages of weights and best scores of other
-            callbacks begin anew with it.
+        remakes_network: Whether the result counts as another network: averages of weights and best scores of other
+            callbacks start again with it.
         logs_curvature: Whether λ_max is logged by default.
 
     Args:
@@ -155,8 +155,8 @@ class EventCallback(MethodCallback):
         known = {*self.progress.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
-                f"{name} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
-                f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
+                f"{name} waits for {', '.join(unseen)}, which was not logged at the end of any epoch;"
+                f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}."
             )
 
     def aim_at(self, fresh_seed: int | None) -> None:
@@ -203,8 +203,8 @@ class EventCallback(MethodCallback):
             why = "they already have the values that it gives them"
             if self.initial is not None:
                 why = (
-                    "they are the initial values, with which the first fit of this callback began; if that fit went on"
-                    " from weights trained before, use fresh_seed=0"
+                    "they are the initial values, with which the first fit of this callback began; if that fit"
+                    " continued from weights trained before, use fresh_seed=0"
                 )
             rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
@@ -228,12 +228,12 @@ class EventCallback(MethodCallback):
 
 
 def announce_new_data(trainer: Trainer) -> None:
-    """Tell every method of this Trainer that its data has changed: the next epoch to begin is the first to use it.
+    """Notify each method of this Trainer that the data has changed: the next epoch to begin is the first to use it.
 
     For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
     that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
-    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it says nothing, as there is no
-    older data.
+    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it has no effect, as there is
+    no older data.
 
     Args:
         trainer: The Trainer whose callbacks are told.

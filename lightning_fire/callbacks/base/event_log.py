@@ -1,11 +1,11 @@
-"""What the callbacks log."""
+"""Options of what the callbacks log."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Log:
-    """What a callback logs.
+    """Options of what a callback logs.
 
     Args:
         name: Prefix of the logged keys instead of the method's own, to distinguish two callbacks of one class.

@@ -1,4 +1,4 @@
-"""The base of methods that act all the time, from a change of the data on."""
+"""Base class of methods that act at each step, from a given change of the data on."""
 
 import math
 
@@ -28,7 +28,7 @@ class FromChunkCallback(MethodCallback):
 
     @property
     def acts_now(self) -> bool:
-        """Whether the data has changed often enough."""
+        """True once the data has changed `start_chunk` times."""
         return self.chunk >= self.start_chunk
 
     def idle_epochs(self, horizon: Horizon) -> float:

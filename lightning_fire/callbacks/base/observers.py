@@ -1,4 +1,4 @@
-"""What an event logs beside its report: λ_max, validation metrics, and histograms of singular values."""
+"""Values that an event logs in addition to its report: λ_max, validation metrics, and histograms of singular values."""
 
 import time
 
@@ -46,7 +46,7 @@ class LambdaMax:
 
 
 class Validation:
-    """What `validation_step` logs, before and after, and a warning if an accuracy falls to chance."""
+    """Metrics of `validation_step` before and after an event, and a warning if an accuracy falls to chance."""
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, num_batches: int):
         self._trainer, self._module, self._prefix, self._num_batches = trainer, pl_module, prefix, num_batches

@@ -48,7 +48,7 @@ class Progress:
 
     @property
     def has_seen_data(self) -> bool:
-        """Whether an epoch has begun, in this fit or in one before."""
+        """True once an epoch has begun, in this fit or in an earlier one."""
         return self._chunk is not None
 
     def prepare(self) -> None:

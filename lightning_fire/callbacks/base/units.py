@@ -28,7 +28,7 @@ class UnitCallback(FromChunkCallback):
         self.where = where if where is not None else HiddenUnits()
         self.seed = seed
         self._method: StepwiseReset[Any] | None = None
-        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # while there is no method
+        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # until the method is built
         self._watched = False  # since the last step
 
     def make(self, pl_module: LightningModule, run: Any) -> StepwiseReset[Any]:

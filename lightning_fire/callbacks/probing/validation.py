@@ -1,4 +1,4 @@
-"""What `validation_step` logs, at any time of training and without side effects."""
+"""Metrics of `validation_step`, computed at any time of training and without side effects."""
 
 import contextlib
 from collections import defaultdict

@@ -17,7 +17,7 @@ from lightning_fire import (
 )
 
 ON_FIRST = AtNewData(skip_first=False)
-ADVICE = "If this process goes on from weights trained before, use when=AtNewData(skip_first=False)"
+ADVICE = "If this process continues from weights trained before, use when=AtNewData(skip_first=False)"
 
 
 class Recorder(EventCallback):
