@@ -282,7 +282,7 @@ class WhenMetric(Schedule):
 
 @dataclass(frozen=True)
 class AnyOf(Schedule):
-    """When at least one of several schedules is due.
+    """At the times when at least one of several schedules is due.
 
     Args:
         schedules: One or more schedules.

@@ -75,7 +75,7 @@ def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
     ("words", "message"),
     [
         (["tiny.yaml", "--method", "fier"], "tiny.yaml has no method fier; there are vanilla, fire"),
-        (["tinny.yaml"], "there is no recipe tinny.yaml; its file, or one of "),
+        (["tinny.yaml"], "unknown recipe tinny.yaml: give its file, or one of "),
         (["permuted"], "one of streams/permuted_inputs, streams/permuted_labels"),
         (["-c", "tiny.yaml"], "is a recipe with methods: give it without -c, as in fit tiny.yaml --method NAME"),
         (["broken.yaml"], "broken.yaml, line 1: "),

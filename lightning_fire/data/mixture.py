@@ -1,8 +1,8 @@
 """Choice of texts and blocks for a batch: plain arithmetic on token numbers, a pure function of seed and number.
 
 A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks come without replacement: a
-*pass* cuts it into blocks, from a new offset, and goes through them in a new order. Micro-batches are numbered over all
-ranks; as each is of other blocks, ranks see disjoint data within a pass.
+*pass* cuts it into blocks, from a new offset, and visits them in a new order. Micro-batches are numbered over all
+ranks. Each has other blocks, so that ranks see disjoint data within a pass.
 """
 
 from collections.abc import Sequence

@@ -23,8 +23,8 @@ class ReplayBuffer:
     of its episode are zeros. A step of an environment that begins a new episode, whatever the action
     (gymnasium's `AutoresetMode.NEXT_STEP`), is never drawn.
 
-    With a folder, the buffer lies in files there. A full file is never changed: a training that goes on from a
-    checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in memory.
+    With a folder, the buffer lies in files there. A full file is never changed: a training that continues from
+    a checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in RAM.
     Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and with the
     buffer itself those that no checkpoint needs; those of the training before it are never deleted.
 

@@ -67,7 +67,7 @@ class ReinitCallback(BaseCallback):
             print(f"{name} acted at timestep {now} ({report})")
 
     def _on_step(self) -> bool:
-        return True  # go on
+        return True  # continue training
 
 
 def _optimizers_of(policy: nn.Module) -> Iterator[Optimizer]:

@@ -59,7 +59,7 @@ def find_recipe(name: str | Path) -> Recipe:
             return _read(path)
     shipped = shipped_recipes()
     near = [one for one in shipped if str(name) in one] or difflib.get_close_matches(str(name), shipped)
-    raise FileNotFoundError(f"there is no recipe {name}; its file, or one of {', '.join(near or shipped)}")
+    raise FileNotFoundError(f"unknown recipe {name}: give its file, or one of {', '.join(near or shipped)}")
 
 
 def shipped_recipes() -> list[str]:
@@ -77,11 +77,11 @@ def find_overlay(name: str | Path) -> Mapping[str, Any]:
             if not isinstance(content, dict):
                 raise ValueError(f"{path} must hold keys with values, got {content!r}")
             return content
-    raise FileNotFoundError(f"there is no file {name} to lay over a recipe")
+    raise FileNotFoundError(f"the configuration file {name} does not exist")
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
-    """Refuse a recipe where plain configuration is needed."""
+    """Raise an error for a recipe where plain configuration is needed."""
     if isinstance(content, Mapping) and any(key in content for key in _OWN_KEYS):
         raise ValueError(f"{path} is a recipe with methods: give it without -c, as in fit {path} --method NAME")
 

@@ -32,7 +32,7 @@ class TextFiles:
         self._found = {path: path.stat() for name in names for path in _files(name)}
         sizes = {path: stat.st_size for path, stat in self._found.items() if stat.st_size}
         if not sizes:
-            raise ValueError(f"there is no text in {', '.join(names)}: {len(self._found)} files, all empty")
+            raise ValueError(f"no text in {', '.join(names)}: {len(self._found)} files, all empty")
         if len(sizes) == 1:
             ((path, size),) = sizes.items()
             cut_at = _start_of_last_lines(path, size, val_share)
@@ -186,7 +186,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _start_of_last_lines(path: Path, size: int, share: float) -> int:
-    """Return the byte after the first line end in the last share of a file; without one, after the last one before."""
+    """Return the byte after the first line end in the last fraction of a file, or else after the last one before."""
     target = size - max(1, round(size * share))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         start = text.find(b"\n", target) + 1

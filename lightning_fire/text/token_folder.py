@@ -1,4 +1,4 @@
-"""A folder of token files that is complete or says that it is not, and that a killed process leaves fit to go on."""
+"""Folder of token files: complete or marked as incomplete; after a killed process it can be continued."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from lightning_fire.text.sources import SPLITS, Piece
 
 SECONDS_BETWEEN_SAVES = 5.0
 _PROGRESS = "progress.json"
-_FORCE = "--force begins anew"
+_FORCE = "--force starts again"
 
 
 class TokenFolder:
     """Writes `train.bin`, `val.bin` and `meta.json`, which get their names at the end of the `with` block.
 
-    Until then the tokens are in `train.bin.part` and `val.bin.part`; `progress.json` says how many of them count and
-    where the text goes on. What a killed process has written after that is cut off.
+    Until then the tokens are in `train.bin.part` and `val.bin.part`; `progress.json` has the number that counts and
+    the next position in the text. What a killed process has written after that is cut off.
 
     Attributes:
-        state: What `progress.json` says.
-        meta: What `meta.json` says if the folder is complete, and was made with these settings; else None.
+        state: Content of `progress.json`.
+        meta: Content of `meta.json` if the folder is complete, and was made with these settings; else None.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], settings: dict[str, Any], force: bool = False):
@@ -105,13 +105,13 @@ class TokenFolder:
         for name in (_PROGRESS, f"{_PROGRESS}.part", *(f"{split}.bin.part" for split in SPLITS)):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:
-            with suppress(OSError):  # somebody else's file is in it
+            with suppress(OSError):  # it has a file of another program
                 self.folder.rmdir()
         if kind is None:
             documents = sum(count["documents"] for count in self.state["splits"].values())
             left = f"no document is left for {'training' if empty == ['train'] else 'validation'}, of {documents}:"
             advice = f"{left} try another --val-share, --seed or --val-split"
-            raise ValueError(advice if self.tokens else "there is no text in the input")
+            raise ValueError(advice if self.tokens else "no text in the input")
 
     def _finish(self) -> None:
         if not self.state["finished"]:

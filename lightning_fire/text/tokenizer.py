@@ -71,4 +71,4 @@ def _open(name: str) -> tuple[str, Any]:
         if name == "gpt2":
             problem = f"the tokenizer of gpt2 cannot be downloaded ({brief}): give its file, --tokenizer FILE.json"
             raise RuntimeError(problem) from error
-        raise ValueError(f"{name} is no tokenizer.json of the `tokenizers` library ({brief})") from error
+        raise ValueError(f"{name} is not a tokenizer.json of the `tokenizers` library ({brief})") from error
