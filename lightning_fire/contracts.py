@@ -39,7 +39,7 @@ class HasReport(Protocol):
 
     @property
     def report(self) -> str:
-        """Kind of report of `compare`: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
+        """Metric that `compare` reports: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
 
 
 class HasStepsPerChunk(Protocol):

@@ -113,7 +113,7 @@ class PlasticityMonitor(MethodCallback):
         reason = why_not_look(trainer, pl_module)
         self._looks = not reason
         if reason:
-            rank_zero_info(f"PlasticityMonitor logs metrics of the weights only: {reason}.")
+            rank_zero_info(f"PlasticityMonitor logs weights only: {reason}.")
         else:
             self._find_units(trainer, pl_module)
 
@@ -181,7 +181,7 @@ class PlasticityMonitor(MethodCallback):
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
-            rank_zero_info(f"PlasticityMonitor logs only weights from now on: {failure or 'another rank failed'}.")
+            rank_zero_info(f"PlasticityMonitor from now on logs weights only: {failure or 'another rank failed'}.")
             return {}
         values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
         gram = trainer.strategy.reduce(gram, reduce_op="sum")

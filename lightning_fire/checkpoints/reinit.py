@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace) -> Tally:
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
     checkpoint.save(options.output, names, change)
     if tally.zeros:
-        notes.append(f"left at zero, which does not have a nearest isometry: {some(tally.zeros)}")
+        notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
     matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
     print(
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
