@@ -68,7 +68,7 @@ def test_each_month_but_the_first_has_one_event_also_if_its_process_is_killed(tm
     shutil.copy(whole / "month1.ckpt", killed)
     assert len(month_in_a_process(killed, 2, way, kill_after=130)) == 2  # it was in the third of its four epochs
     assert month_in_a_process(killed, 2, way)[1:] == [
-        f"FIRECallback did not act in this fit; it has acted before it, in all {events} time(s).",
+        f"FIRECallback did not act in this fit; in earlier fits it acted {events} time(s).",
         end,
     ]
     expected = weights_of(whole / "month2.ckpt")

@@ -102,7 +102,7 @@ class PlasticityMonitor(MethodCallback):
             self.where.select(pl_module)  # raises before training where nothing is matched
 
     def show_selection(self, pl_module: LightningModule) -> str:
-        return ""  # it acts on nothing
+        return ""  # it changes nothing
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -122,7 +122,7 @@ class PlasticityMonitor(MethodCallback):
         try:
             with evaluating(pl_module):
                 self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1))
-        except Exception as error:  # what watches a training must not end it
+        except Exception as error:  # a monitor must not end a training
             failure = error
         if on_all_ranks(trainer, failure is None):
             return
@@ -177,7 +177,7 @@ class PlasticityMonitor(MethodCallback):
                     run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
                     means = mean_activities(self._layers, run)
                 gram = gram_of_last_features(trainer, pl_module, self.num_batches)
-        except Exception as error:  # what watches a training must not end it
+        except Exception as error:  # a monitor must not end a training
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
@@ -197,7 +197,7 @@ class PlasticityMonitor(MethodCallback):
         return values
 
     def _dormant(self, means: Tensor) -> dict[str, float]:
-        """Return the dormant fractions, of layers that have run."""
+        """Return the dormant fractions of the layers that have run."""
         activities = means.split([layer.size for layer in self._layers])
         ran = [(layer, a) for layer, a in zip(self._layers, activities, strict=True) if not a.isnan().any()]
         counts = {layer: int(dormant(activity, self.dormancy_threshold).sum()) for layer, activity in ran}
@@ -212,7 +212,7 @@ class PlasticityMonitor(MethodCallback):
         return f"{self.where!r}, name={self.name!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the layers of the module out of copies and pickles."""
+        """Exclude the layers of the module from copies and pickles."""
         return {**super().__getstate__(), "_layers": (), "_gradients": {}}
 
     def state_dict(self) -> dict[str, Any]:

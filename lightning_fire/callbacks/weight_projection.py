@@ -19,7 +19,7 @@ class WeightProjection(MethodCallback):
 
     Args:
         where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
-            which is taken for the output layer.
+            which is assumed to be the output layer.
 
     Raises:
         ValueError: When training starts, if it finds no weights to rescale.
@@ -57,7 +57,7 @@ class WeightProjection(MethodCallback):
         self._norms = state_dict["norms"]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the weights of the module out of copies and pickles."""
+        """Exclude the weights of the module from copies and pickles."""
         return {**super().__getstate__(), "_method": None, "_norms": self._state()}
 
     def _state(self) -> Mapping[str, float]:

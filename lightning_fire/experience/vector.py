@@ -1,4 +1,4 @@
-"""Several environments that go in step, whose episodes can be returned to."""
+"""Several environments that are stepped together, whose states can be restored."""
 
 import os
 import random
@@ -75,7 +75,7 @@ class VectorEnvironments:
         return stepped
 
     def moments(self) -> list[dict[str, Any]]:
-        """Return where each is, as plain values and tensors: the episode, its actions so far, and whether it ended."""
+        """Return the state of each as values and tensors: the episode, its actions so far, and whether it ended."""
         actions = [torch.from_numpy(np.stack(taken) if taken else np.empty(0)) for taken in self._actions]
         parts = zip(self._episodes, actions, self._ended, strict=True)
         return [{"episode": episode, "actions": taken, "ended": ended} for episode, taken, ended in parts]
@@ -93,7 +93,7 @@ class VectorEnvironments:
         if not self._in_processes:
             return envs.close()
         for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
-            process.terminate()  # its own way would first wait for answers that may never come
+            process.terminate()  # a regular close would first wait for answers that may never come
             process.join()
             if pipe is not None:
                 pipe.close()
@@ -116,11 +116,11 @@ class VectorEnvironments:
 
 
 class SeededEpisodes(gymnasium.Wrapper):
-    """Seeds each episode by its number; the first reset replays actions, and so returns to a moment of an episode.
+    """Wrapper that seeds each episode by its number; the first reset replays actions, to restore a step of an episode.
 
-    Deterministic environments alone return to where they were; what is kept beyond an episode, as by wrappers that
-    normalise rewards, is not. An `info` is dropped: it can be large, or of things that no other process can have.
-    Where the first episode, `episode`, has `ended`, the next step begins another one.
+    This restores only deterministic environments, without state that is kept beyond an episode, as in wrappers that
+    normalise rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
+    the first episode, `episode`, has `ended`, the next step begins another one.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SeededEpisodes(gymnasium.Wrapper):
         self._seed, self._next, self._actions, self._ended = seed, episode, actions, ended
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode; the seed that is given is not used."""
+        """Begin the next episode; the argument `seed` is not used."""
         observation, _ = self.env.reset(seed=seed_of_episode(self._seed, self._next), options=options)
         for action in self._actions:
             observation = self.env.step(action)[0]
@@ -146,7 +146,7 @@ class SeededEpisodes(gymnasium.Wrapper):
 
 
 def seed_of_episode(seed: int, number: int) -> int:
-    """Return the seed with which an episode begins: a function of that of all and of its number, counted from 0."""
+    """Return the seed of an episode: a function of the common seed and of its number, counted from 0."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 

@@ -47,7 +47,7 @@ def _arrived(config: Any, key: Sequence[str]) -> bool:
 
 
 def _built(value: Any, place: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Return all that is to be built: the key, dotted, the class, and its arguments."""
+    """Yield all objects to be built: the dotted key, the class, and its arguments."""
     if isinstance(value, Mapping):
         if isinstance(value.get("class_path"), str):
             yield place, _imported(value["class_path"]), value.get("init_args") or {}

@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
         " files are there in full or not at all. After a stop, the same command continues where it was.",
     )
     add = parser.add_argument
-    add("output", type=Path, help="folder to write")
+    add("output", type=Path, help="output folder")
     files = "UTF-8 text, a document each: files, folders (their .txt files, at any depth), patterns"
     add("files", nargs="*", help=files)
     add("--dataset", metavar="NAME[:CONFIG]", help="instead of files: a data set of Hugging Face")
@@ -59,12 +59,12 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     folder = TokenFolder(options.output, about, {**about, **held_out, **source.identity}, options.force)
     if not (complete := folder.meta is not None):
         if folder.tokens:
-            print(f"{options.output}: going on after {folder.tokens:,} tokens")
+            print(f"{options.output}: continuing after {folder.tokens:,} tokens")
         with folder:
             _tokenize(source, encode, folder)
     meta = folder.meta
     train, val = (meta["splits"][split] for split in SPLITS)
-    end = "; it is complete, and left as it is" if complete else f", {time.perf_counter() - begin:.1f} s"
+    end = "; it is complete and was not changed" if complete else f", {time.perf_counter() - begin:.1f} s"
     print(
         f"{options.output}: {train['tokens']:,} tokens of {train['documents']:,} documents to train on,"
         f" {val['tokens']:,} of {val['documents']:,} to validate with; {meta['tokenizer']},"

@@ -56,11 +56,11 @@ class TokenFolder:
 
     @property
     def tokens(self) -> int:
-        """Tokens written."""
+        """Number of tokens written."""
         return sum(count["tokens"] for count in self.state["splits"].values())
 
     def __enter__(self) -> "TokenFolder":
-        """Open the files, and cut off what does not count."""
+        """Open the files, and cut off tokens that do not count."""
         if self.state["finished"]:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class TokenFolder:
         return self
 
     def write(self, pieces: Sequence[Piece], tokens: Sequence[np.ndarray]) -> None:
-        """Append the tokens of pieces, `(tokens,)` each, and the one that ends a document."""
+        """Append the tokens of pieces, `(tokens,)` each, and the token that ends a document."""
         splits = {split: dict(count) for split, count in self.state["splits"].items()}
         for piece, found in zip(pieces, tokens, strict=True):
             if piece.ends and self._about["end_of_text"] is not None:
@@ -93,7 +93,7 @@ class TokenFolder:
             self._save()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Complete the folder. After an error: keep what there is, or leave nothing where there is nothing."""
+        """Complete the folder. After an error: keep the tokens written so far, or remove the folder without any."""
         empty = [split for split, count in self.state["splits"].items() if not count["tokens"]]
         if kind is None and not empty:
             return self._finish()
@@ -133,7 +133,7 @@ class TokenFolder:
                 file.close()
 
     def _save(self) -> None:
-        """Say what is on the disk, once it is there."""
+        """Write the progress, after the tokens are on the disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -160,7 +160,7 @@ class TokenFolder:
         return self.folder / f"{split}.bin.part"
 
     def _lost(self, state: dict[str, Any]) -> str:
-        """Say if tokens that should be there are not."""
+        """Return a description of missing tokens; empty if none are missing."""
         for split, count in state["splits"].items():
             part, size = self._part(split), count["tokens"] * self._dtype.itemsize
             if not state["finished"] and (part.stat().st_size if part.exists() else 0) < size:
@@ -169,7 +169,7 @@ class TokenFolder:
 
 
 def _difference(found: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Say which settings differ; nothing if none do."""
+    """Return a description of the settings that differ; empty if none do."""
     before = found.get("settings")
     if not isinstance(before, dict):
         return "by something else"

@@ -258,7 +258,7 @@ def test_a_data_set_that_breaks_off_goes_on_where_it_was(
     capsys.readouterr()
     prepare(tmp_path / "out", *words)
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-    assert ("going on after" in capsys.readouterr().out) == (fails_at > 1)
+    assert ("continuing after" in capsys.readouterr().out) == (fails_at > 1)
     assert served == [] if fails_at <= 1 else fails_at - 5 < served[0] <= fails_at
 
 
@@ -384,7 +384,7 @@ def test_changed_settings_and_files_are_refused_without_force(tmp_path, document
     capsys.readouterr()
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert prepare(*words) == json.loads(complete["meta.json"])
-    assert "it is complete, and left as it is" in capsys.readouterr().out
+    assert "it is complete and was not changed" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == stamps
     with pytest.raises(SystemExit, match=r"is complete, but was made with other settings \(val_share: 0.2, now 0.3\)"):
         prepare(*words[:-1], 0.3)

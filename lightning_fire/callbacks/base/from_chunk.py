@@ -8,9 +8,9 @@ from lightning_fire.where import HiddenUnits, Parameters, Weights
 
 
 class FromChunkCallback(MethodCallback):
-    """Does nothing before the data has changed `start_chunk` times.
+    """Base class of callbacks that do nothing before the data has changed `start_chunk` times.
 
-    A method subclasses it, sets `where`, and asks `acts_now`.
+    Subclasses set `where` and check `acts_now`.
 
     Args:
         start_chunk: Number of changes, at least 0.
@@ -39,6 +39,6 @@ class FromChunkCallback(MethodCallback):
 
 
 def check_start_chunk(start_chunk: int) -> None:
-    """Refuse a number out of range."""
+    """Raise a ValueError if `start_chunk` is negative."""
     if start_chunk < 0:
         raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")

@@ -13,7 +13,7 @@ ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
 def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
-    """Return what makes data new in this fit with an advice, and whether it is known that no data will be new.
+    """Return what makes data new in this fit, with advice, and whether it is certain that no data will be new.
 
     The text is empty for a schedule that does not depend on new data.
     """

@@ -18,7 +18,7 @@ from lightning_fire.where import Weights
 class LambdaMax:
     """The largest eigenvalue of the Hessian of the loss on the upcoming data, before and after.
 
-    Where it cannot be measured, a message says so once.
+    If it cannot be computed, a message is logged once.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str):
@@ -73,7 +73,7 @@ class Validation:
         if before > chance + 0.2 and after < chance + 0.1 * (before - chance):
             tell_once(
                 self._trainer,
-                f"An event of {self._prefix} has taken {key} from {before:.2f} to {after:.2f}, near chance for"
+                f"An event of {self._prefix} has reduced {key} from {before:.2f} to {after:.2f}, near chance for"
                 f" {outputs} outputs: the network must train before it is used again, see docs/around_an_event.md.",
                 rank_zero_warn,
                 key=f"{self._prefix} {key}",

@@ -54,5 +54,5 @@ def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batc
         for handle in handles:
             handle.remove()
     if gram is None:
-        raise ValueError("the epoch has no batches to look at")
+        raise ValueError("the epoch has no batches to run on")
     return gram
