@@ -1,9 +1,9 @@
 """Keep networks able to learn when their data grows or changes.
 
-A method is *what* (a pure function on tensors, `lightning_fire.functional`) applied *where* (a selection of weights):
-together a plain function on any model (`lightning_fire.methods`). *When* (a schedule) is added by a callback. Data in
-chunks is in `lightning_fire.data`, the paper's networks and LightningModules in `lightning_fire.nets` and
-`lightning_fire.modules`.
+A method is a pure function on tensors (`lightning_fire.functional`) applied to a selection of weights
+(`lightning_fire.where`): together a plain function on any model (`lightning_fire.methods`). A callback adds a schedule
+(`lightning_fire.when`). Data in chunks is in `lightning_fire.data`, the paper's networks and LightningModules in
+`lightning_fire.nets` and `lightning_fire.modules`.
 """
 
 import importlib
@@ -112,7 +112,7 @@ __all__ = [
     "wrap_heads",
 ]
 
-# Imported when first used, so that `lightning_fire.functional` needs torch alone.
+# Imported at first use, so that `lightning_fire.functional` needs only torch.
 _HOMES = tuple(f"lightning_fire.{room}" for room in ("when", "where", "optim", "callbacks", "methods"))
 
 
@@ -131,7 +131,7 @@ def _imported(name: str) -> Any:
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError
             raise ImportError(
                 f"lightning cannot be imported: {error}. torch and torchvision are of different builds; install both"
-                " anew, from one place, into a fresh environment. lightning_fire.functional works without them."
+                " again, from one source, into a fresh environment. lightning_fire.functional works without them."
             ) from error
         if hasattr(module, name):
             return getattr(module, name)

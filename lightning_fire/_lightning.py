@@ -1,7 +1,7 @@
-"""Every access to private attributes of Lightning and torch, in one place.
+"""Every access to private attributes of Lightning and torch, in one file.
 
-Tried with lightning 2.5.1 to 2.6.6 and torch 2.6 to 2.15: a new release is checked against this file. Importing it
-imports torch alone.
+Tested with lightning 2.5.1 to 2.6.6 and torch 2.6 to 2.15: new releases are checked against this file. It imports only
+torch.
 """
 
 import copy
@@ -22,11 +22,11 @@ Dropouts = nn.modules.dropout._DropoutNd  # base of every dropout layer
 BatchNorms = nn.modules.batchnorm._BatchNorm  # base of BatchNorm and SyncBatchNorm
 RunningNorms = nn.modules.batchnorm._NormBase  # base of BatchNorm, SyncBatchNorm and InstanceNorm
 
-OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics know who runs them
+OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
 
 def data_source(trainer: "Trainer") -> Any:
-    """Return what `fit` was given as `train_dataloaders`, or the DataModule or LightningModule that makes them.
+    """Return the `train_dataloaders` given to `fit`, or the DataModule or LightningModule that makes them.
 
     The public `Trainer.train_dataloader` is the loader of this epoch, another object after each reload.
     """
@@ -39,7 +39,7 @@ def combined_loader(trainer: "Trainer") -> "CombinedLoader":
 
 
 def combined_like(combined: "CombinedLoader", iterables: Any) -> "CombinedLoader":
-    """Return other loaders combined in the same mode."""
+    """Combine other loaders in the same mode."""
     from lightning.pytorch.utilities import CombinedLoader
 
     return CombinedLoader(iterables, combined._mode)
@@ -58,7 +58,7 @@ def before_batch_transfer(module: "LightningModule", batch: Any) -> Any:
 
 
 def batches_that_stepped(trainer: "Trainer") -> int:
-    """Return the batches that made an optimizer step, Lightning's own axis of logs.
+    """Return the number of batches that made an optimizer step, Lightning's own axis of logs.
 
     `global_step` counts each optimizer of manual optimization on its own.
     """
@@ -66,19 +66,19 @@ def batches_that_stepped(trainer: "Trainer") -> int:
 
 
 def batches_with_steps(trainer: "Trainer") -> int:
-    """Return the batches that made an optimizer step, also after a resume, where Lightning's count may lag by one."""
+    """Return the number of batches that made a step, also after a resume, where Lightning's count may lag by one."""
     batches = batches_that_stepped(trainer)
     return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 
 def begin_next_epoch(trainer: "Trainer") -> None:
-    """Let a resumed Trainer begin its first epoch with the first batch, if no batch of it has been trained on.
+    """Start the first epoch of a resumed Trainer at its first batch, if no batch of it has been trained on.
 
     From a checkpoint written right after the last batch of an epoch, Lightning compares the batches done with the
-    length of the *next* epoch. If that is longer, they are taken for batches of it, which ends it early. Nor is the
-    next epoch counted as begun: after a second interruption within it, it begins once more, and some batches are
-    trained twice. From a checkpoint written because of a failure at the start of an epoch, the batches of the epoch
-    before count for this one as well.
+    length of the *next* epoch. If that is longer, they are counted as batches of it, which ends it early. The next
+    epoch is also not counted as started: after a second interruption within it, it starts again, and some batches are
+    trained twice. From a checkpoint written because of a failure at the start of an epoch, the batches of the previous
+    epoch are counted for this one as well.
     """
     loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     progress, epochs = batch_loop.batch_progress, loop.epoch_progress.total
@@ -94,7 +94,7 @@ def begin_next_epoch(trainer: "Trainer") -> None:
 
 
 def complete_last_batch(checkpoint: dict[str, Any]) -> None:
-    """Count the batch a checkpoint was written at as completed, and validation as begun, if it was an epoch's last.
+    """Mark the last batch of a checkpoint as completed, and validation as started, if it was the last of an epoch.
 
     Lightning then runs validation and the end of that epoch after a resume.
     """
@@ -110,9 +110,9 @@ def complete_last_batch(checkpoint: dict[str, Any]) -> None:
 
 
 def end_finished_epoch(trainer: "Trainer") -> None:
-    """End a resumed epoch whose batches are all completed, where Lightning would train one batch more.
+    """End a resumed epoch whose batches are all completed, where Lightning would train on one more batch.
 
-    It does so where no validation follows: it fetches a batch before it checks whether the epoch is done.
+    This occurs without validation: Lightning fetches a batch before it checks whether the epoch is done.
     """
     loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
     done = loop.batch_progress.total
@@ -149,7 +149,7 @@ def is_a(thing: object, *names: str) -> bool:
 
 @torch.no_grad()
 def restart_average(callback: Any, module: "LightningModule") -> bool:
-    """Let a callback that averages the weights of a module begin with the present ones; return whether it is one."""
+    """Restart a callback that averages the weights of a module from the present ones; return whether it is one."""
     if not is_a(callback, "WeightAveraging", "StochasticWeightAveraging"):
         return False
     average = callback._average_model
@@ -171,16 +171,16 @@ def random_states() -> dict[str, Any]:
 
 
 def set_random_states(states: dict[str, Any]) -> None:
-    """Set the global random generators to what `random_states` returned."""
+    """Set the states of the global random generators to those returned by `random_states`."""
     from lightning.fabric.utilities.seed import _set_rng_states
 
     _set_rng_states(states)
 
 
 def draw_seeds_of_loaders(trainer: "Trainer") -> None:
-    """Draw from the random generators what the DataLoaders of a resumed training drew before it began.
+    """Repeat the random draws that DataLoaders make at the start of an epoch, for a resumed training.
 
-    In a whole training they draw a seed when an epoch begins, and one more where they were made anew.
+    In an uninterrupted training each draws one seed per epoch, and one more at each epoch that re-creates the loaders.
     """
     anew = bool(trainer.reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
     loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]
@@ -201,7 +201,7 @@ def without_compile_wrapper(module: nn.Module) -> nn.Module:
 
 
 def is_in_backward() -> bool:
-    """Return whether autograd runs a backward pass, in which gradient checkpointing repeats forward passes."""
+    """Return whether autograd is in a backward pass, in which gradient checkpointing repeats forward passes."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -221,12 +221,12 @@ def version_of(tensor: Tensor) -> int:
 
 
 def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
-    """Move tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
+    """Interpolate tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
     torch._foreach_lerp_(targets, sources, weight)
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the children of a module by name, as registered; the public way leaves repeated ones out."""
+    """Return the children of a module by name, as registered; the public method omits repeated ones."""
     return module._modules
 
 

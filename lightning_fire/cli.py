@@ -1,4 +1,4 @@
-"""The `lightning-fire` program: which command, from which module. Imports it alone."""
+"""The `lightning-fire` program: table of commands and their modules. Imports only the module of the command."""
 
 import importlib
 import io
@@ -11,17 +11,17 @@ from typing import Any
 
 import lightning_fire
 
-# command: module, function, whether it is given the name of the command too, and what it does
+# command: module and function, and summary
 _RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
     "init": ("lightning_fire.recipe.init:main", "write a recipe to begin with, for your own data and network"),
     "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
-    "validate": (f"{_RECIPE}:run", "measure a model of a recipe on the validation data"),
-    "test": (f"{_RECIPE}:run", "measure a model of a recipe on the test data"),
-    "select": (f"{_RECIPE}:select", "show which weights a recipe's method would act on, and why not on the others"),
+    "validate": (f"{_RECIPE}:run", "evaluate a model of a recipe on the validation data"),
+    "test": (f"{_RECIPE}:run", "evaluate a model of a recipe on the test data"),
+    "select": (f"{_RECIPE}:select", "show which weights a recipe's method would act on, and the reason for the others"),
     "compare": (
         "lightning_fire.experiments.compare:main",
-        "run a recipe with several methods and seeds; print a table, draw a picture",
+        "run a recipe with several methods and seeds; print a table, draw a figure",
     ),
     "sweep": (
         "lightning_fire.experiments.sweep:main",
@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "diagnose": (
         "lightning_fire.checkpoints.diagnose:main",
-        "show how healthy the weights of a checkpoint are, and what FIRE would do to them",
+        "show metrics of the weights of a checkpoint, and how much FIRE would change them",
     ),
     "reinit": (
         "lightning_fire.checkpoints.reinit:main",
@@ -47,7 +47,7 @@ COMMANDS = {
         "lightning_fire.text.prepare_command:main",
         "tokenise texts into the files that language models train on",
     ),
-    "completion": ("lightning_fire.completion:main", "print what completes commands, options and recipes in a shell"),
+    "completion": ("lightning_fire.completion:main", "print a script that completes commands and recipes in a shell"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
@@ -55,9 +55,9 @@ DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
 {chr(10).join(f"  {name:12s} {summary}" for name, (_, summary) in COMMANDS.items())}
 
 A recipe is a YAML file, or the name of a shipped one: lightning-fire fit quick_start --method fire
-Without a recipe, plain configuration, of which later files override: fit -c mine.yaml -c more.yaml"""
+Without a recipe, plain configuration files, of which later ones override: fit -c mine.yaml -c more.yaml"""
 _HELP = (
-    f"usage: lightning-fire [-h] [--version] COMMAND ...\n\n{DESCRIPTION}\n\nlightning-fire COMMAND --help tells more."
+    f"usage: lightning-fire [-h] [--version] COMMAND ...\n\n{DESCRIPTION}\n\nlightning-fire COMMAND --help shows more."
 )
 
 
@@ -68,15 +68,15 @@ def main(args: Sequence[str] | None = None) -> Any:
         args: The words after `lightning-fire`. Default: those of the process.
 
     Returns:
-        The `LightningCLI` (with `.trainer`, `.model`, `.datamodule`) after `fit`, `validate` and `test`; what the other
-        commands return.
+        The `LightningCLI` (with `.trainer`, `.model`, `.datamodule`) of `fit`, `validate` and `test`; otherwise the
+        result of the command.
     """
     function, words = _command(list(sys.argv[1:] if args is None else args))
     return function(words)
 
 
 def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
-    """Return the function of a command, and what it is called with."""
+    """Return the function of a command, and its arguments."""
     if words[:1] in (["-h"], ["--help"], ["--version"]):
         print(lightning_fire.__version__ if words[0] == "--version" else _HELP)
         raise SystemExit(0)
@@ -96,10 +96,10 @@ def is_ours(file: str) -> bool:
 
 
 def ask_cuda_itself() -> None:
-    """Where there is no GPU, let PyTorch, which looks for one at each step of an optimizer, ask CUDA and not NVML.
+    """Make PyTorch look for a GPU with CUDA instead of NVML, which it does at each optimizer step, if none exists.
 
-    Lightning has it ask NVML, so that a process with a GPU may fork afterwards. Without one, the search for a library
-    that is not there takes 0.15 ms each time, a tenth of an update of a small network.
+    Lightning selects NVML, so that a process with a GPU may fork afterwards. Without a GPU, the search for the missing
+    NVML library takes 0.15 ms each time, a tenth of an update of a small network.
     """
     import torch
 
@@ -108,12 +108,12 @@ def ask_cuda_itself() -> None:
 
 
 def console() -> None:
-    """Entry point of the `lightning-fire` program: what this package refuses ends in one line, not in a traceback.
+    """Entry point of the `lightning-fire` program: errors raised by this package are printed without a traceback.
 
-    Characters that stdout cannot encode are replaced. If what reads stdout has gone, as `head` does after its lines,
-    the program ends silently, with the exit code that a shell gives to a program ended by SIGPIPE.
+    Characters that stdout cannot encode are replaced. If the reader of stdout has exited, as `head` does after its
+    lines, the program ends silently, with the exit code that a shell gives to a program ended by SIGPIPE.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # not what a caller has put there
+    if isinstance(sys.stdout, io.TextIOWrapper):  # not a replacement by a caller
         sys.stdout.reconfigure(errors="replace")
     if "" not in sys.path:
         sys.path.insert(0, "")  # as by `python -m`: a recipe may name a class of a file in this folder
@@ -122,7 +122,7 @@ def console() -> None:
         ask_cuda_itself()
         function(words)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # as a shell says of a program ended by Ctrl-C
+        raise SystemExit(130) from None  # the exit code that a shell gives to a program ended by Ctrl-C
     except (Exception, SystemExit) as error:
         if BrokenPipeError in (type(error), type(error.__context__)) and _reader_has_gone("\n"):
             raise SystemExit(141) from None
@@ -132,16 +132,16 @@ def console() -> None:
             raise
         raise SystemExit(f"lightning-fire: error: {error}") from None
     finally:
-        _reader_has_gone()  # or the interpreter complains of it
+        _reader_has_gone()  # or the interpreter prints an error
 
 
 def _reader_has_gone(probe: str = "") -> bool:
-    """Return whether nothing reads stdout any more; if so, discard what has not been read.
+    """Return whether the reader of stdout has exited; if so, discard unread output.
 
     Args:
-        probe: What to print in order to find out: a stdout without a buffer has nothing left that could fail.
+        probe: Text to print for the check: an unbuffered stdout has nothing left to flush that could fail.
     """
-    if sys.stdout is None:  # closed when the program began
+    if sys.stdout is None:  # closed before the program started
         return False
     try:
         sys.stdout.write(probe)

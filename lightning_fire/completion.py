@@ -1,4 +1,4 @@
-"""`lightning-fire completion`: what a shell completes after `lightning-fire`."""
+"""`lightning-fire completion`: shell completion of commands, options and recipes."""
 
 import argparse
 import importlib
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lightning_fire.cli import COMMANDS
 
 RECIPES = {"bash": "_lightning_fire_recipes", "zsh": "_files", "tcsh": "f"}
-"""What shtab completes an argument `recipe` with: in bash short names of shipped ones, and files."""
+"""Completions of the argument `recipe` for shtab: in bash short names of shipped recipes, and files."""
 
 
 def main(args: Sequence[str] | None = None) -> str:

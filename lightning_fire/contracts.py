@@ -1,4 +1,4 @@
-"""What your own module and data may offer. Every member is optional: the package uses it where it exists.
+"""Optional members of your own module and data: the package uses each one that exists.
 
 Nothing has to inherit from these protocols. `docs/contracts.md` is written from them.
 """
@@ -16,7 +16,7 @@ class HasChunk(Protocol):
 
     @property
     def chunk(self) -> int:
-        """Number of the present chunk of data. Another number is new data; what is not a whole number is ignored."""
+        """Number of the present chunk of data. A change means new data; ignored unless a whole number."""
 
 
 class HasNumChunks(Protocol):
@@ -24,7 +24,7 @@ class HasNumChunks(Protocol):
 
     @property
     def num_chunks(self) -> int:
-        """Chunks in all, for messages and progress bars. With 1, no new data is expected."""
+        """Total number of chunks, for messages and progress bars. With 1, no new data is expected."""
 
 
 class HasChunkAt(Protocol):
@@ -39,7 +39,7 @@ class HasReport(Protocol):
 
     @property
     def report(self) -> str:
-        """What `compare` reports: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
+        """Metric that `compare` reports: `"accuracy"` (also without it), `"return"` of episodes, or `"loss"`."""
 
 
 class HasStepsPerChunk(Protocol):
@@ -54,7 +54,7 @@ class HasOnline(Protocol):
 
     @property
     def online(self) -> bool:
-        """Whether `Classifier` logs the accuracy on each batch before its update, as on streams."""
+        """True to let `Classifier` log the accuracy on each batch before its update, as on streams."""
 
 
 class HasSeenClasses(Protocol):
@@ -82,11 +82,11 @@ class HasActionSpace(Protocol):
 
     @property
     def action_space(self) -> Any:
-        """Of one environment, by which `DQN` and `SAC` check their networks; None before there is one."""
+        """Action space of one environment, by which `DQN` and `SAC` check their networks; None before setup."""
 
     @property
     def example_observations(self) -> Tensor:
-        """An example of what networks are given, `(num_envs, *shape)`."""
+        """Example observations for the networks, `(num_envs, *shape)`."""
 
 
 class HasEnvironmentSteps(Protocol):
@@ -94,7 +94,7 @@ class HasEnvironmentSteps(Protocol):
 
     @property
     def environment_steps(self) -> int:
-        """Environment steps done, over which callbacks draw their events and histograms."""
+        """Environment steps done, the axis of events and histograms logged by callbacks."""
 
 
 class HasN(Protocol):
@@ -106,10 +106,10 @@ class HasN(Protocol):
 
 
 class HasPeekBatches(Protocol):
-    """A training loader whose batches exist only when asked for."""
+    """A training loader that makes its batches on request."""
 
     def peek_batches(self) -> Iterator[Any]:
-        """Yield batches like the upcoming ones, for measurements. Training gets the same batches as without."""
+        """Yield batches like the upcoming ones, for metrics, without changing the batches of training."""
 
 
 class HasLossOn(Protocol):
@@ -123,7 +123,7 @@ class HasSyncTargets(Protocol):
     """A LightningModule with target networks."""
 
     def sync_targets(self) -> None:
-        """Copy the trained networks into the target networks; called when a method has replaced weights."""
+        """Copy the trained networks into the target networks; called after a method has replaced weights."""
 
 
 class HasAct(Protocol):
@@ -138,11 +138,11 @@ class HasNStep(Protocol):
 
     @property
     def n_step(self) -> int:
-        """Steps over which `ReplayDataModule` sums up rewards, discounted, before it bootstraps. Without it: 1."""
+        """Number of steps of the discounted returns of `ReplayDataModule` before bootstrapping. Default: 1."""
 
     @property
     def discount(self) -> float:
-        """γ, of these sums."""
+        """Discount γ of these returns."""
 
 
 class HasObserve(Protocol):
@@ -193,7 +193,7 @@ def chunk_of(data: object) -> int | None:
     """Return the `chunk` of training data; None without one, or if it is not a whole number.
 
     Args:
-        data: A DataModule, or whatever else training data comes from.
+        data: A DataModule, or any other source of training data.
     """
     try:
         return operator.index(data.chunk) if offers(data, HasChunk) else None
@@ -205,6 +205,6 @@ def num_chunks_of(data: object) -> int | None:
     """Return the `num_chunks` of training data; None without it.
 
     Args:
-        data: A DataModule, or whatever else training data comes from.
+        data: A DataModule, or any other source of training data.
     """
     return data.num_chunks if offers(data, HasNumChunks) else None

@@ -1,4 +1,4 @@
-"""Several processes: sharded tensors (DTensor, as FSDP2 and tensor parallelism have them), and work shared by ranks."""
+"""Several processes: sharded tensors (DTensor, of FSDP2 and tensor parallelism), and reductions over ranks."""
 
 import warnings
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether a tensor is a DTensor, of which each process holds a part or a copy."""
+    """Return whether a tensor is a DTensor, whose parts or copies are distributed over processes."""
     return hasattr(tensor, "full_tensor")
 
 
@@ -23,7 +23,7 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds: of a plain tensor, all of it.
+    """Return the part of a tensor that this process holds; a plain tensor as a whole.
 
     Returns:
         Detached; shares memory with `tensor`.

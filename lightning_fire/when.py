@@ -1,4 +1,4 @@
-"""WHEN a method acts: schedules, which decide from a `Clock` whether an event is due.
+"""Schedules: rules that decide from a `Clock` whether an event is due.
 
 A clock is read at the start of each epoch (its data loaded, no batch seen) and of each batch. A schedule is anything
 with `due(clock) -> bool` and a repr that shows its settings. Those below also have `problem(horizon)`, so that a
@@ -68,7 +68,7 @@ class Horizon:
 
 
 class Schedule(ABC):
-    """Base class of schedules: a rule when to act, without state."""
+    """Base class of schedules: a stateless rule for the times of events."""
 
     def __repr__(self) -> str:
         """Show the settings: the repr is part of the key of a callback's state in checkpoints."""
@@ -85,12 +85,12 @@ class Schedule(ABC):
         return ()
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return the reason why this schedule can never be due; None if it can."""
+        """Return the reason that this schedule can never be due; None if it can."""
         return None
 
 
 def problem_of(schedule: Any, horizon: Horizon) -> str | None:
-    """Return the reason why a schedule can never be due; None if it can, or has no `problem`."""
+    """Return the reason that a schedule can never be due; None if it can, or has no `problem`."""
     problem = getattr(schedule, "problem", None)
     return problem(horizon) if callable(problem) else None
 
@@ -105,8 +105,8 @@ class AtNewData(Schedule):
     """At the start of every chunk of data but the first (paper: vision and language).
 
     Args:
-        skip_first: Whether to skip the first chunk. False: act there too, as where the weights come from an earlier
-            training; a fit resumed from the checkpoint of a finished one then acts unless the `chunk` is the same.
+        skip_first: Whether to skip the first chunk. False: act on it too, for weights from an earlier training; a fit
+            resumed from the checkpoint of a finished one then acts unless the `chunk` is the same.
     """
 
     skip_first: bool = True
@@ -261,7 +261,7 @@ class WhenMetric(Schedule):
 
     @property
     def _limits(self) -> tuple[int, float, float]:
-        """Sign of the way to the threshold, the threshold, and the value to return to."""
+        """Direction to the threshold as a sign, the threshold, and the value to return to."""
         sign, threshold = (-1, self.below or 0.0) if self.above is None else (1, self.above)
         return sign, threshold, threshold if self.rearm is None else self.rearm
 
@@ -282,7 +282,7 @@ class WhenMetric(Schedule):
 
 @dataclass(frozen=True)
 class AnyOf(Schedule):
-    """When at least one of several schedules is due.
+    """At the times when at least one of several schedules is due.
 
     Args:
         schedules: One or more schedules.
@@ -307,16 +307,16 @@ class AnyOf(Schedule):
         return any(schedule.due(clock) for schedule in self.schedules)
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return the first reason why one of the schedules can never be due."""
+        """Return the first reason that one of the schedules can never be due."""
         reasons = ((schedule, problem_of(schedule, horizon)) for schedule in self.schedules)
         return next((f"{schedule}: {reason}" for schedule, reason in reasons if reason), None)
 
 
 def idle_epochs(schedule: Any, horizon: Horizon) -> float:
-    """Return how many epochs of the first data pass in any case before a schedule is due, Inf: all of them.
+    """Return the number of epochs of the first data during which a schedule is surely not due; Inf: all of them.
 
     Args:
-        schedule: Any schedule; 0 for those whose times are not known beforehand.
+        schedule: Any schedule; 0 for those whose times are not known in advance.
         horizon: The end of training.
 
     Example:
@@ -338,7 +338,7 @@ def idle_epochs(schedule: Any, horizon: Horizon) -> float:
 
 
 def one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
-    """Return a schedule that is due when one of several is; None stands for `AtNewData()`.
+    """Return a schedule that is due when one of several is; with None, `AtNewData()`.
 
     Raises:
         TypeError: If one of them is not a schedule.

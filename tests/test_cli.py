@@ -75,7 +75,7 @@ def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
     ("words", "message"),
     [
         (["tiny.yaml", "--method", "fier"], "tiny.yaml has no method fier; there are vanilla, fire"),
-        (["tinny.yaml"], "there is no recipe tinny.yaml; its file, or one of "),
+        (["tinny.yaml"], "unknown recipe tinny.yaml: give its file, or one of "),
         (["permuted"], "one of streams/permuted_inputs, streams/permuted_labels"),
         (["-c", "tiny.yaml"], "is a recipe with methods: give it without -c, as in fit tiny.yaml --method NAME"),
         (["broken.yaml"], "broken.yaml, line 1: "),
@@ -354,7 +354,7 @@ def test_what_the_program_is_does_not_wait_for_torch(word):
     assert result.stdout.strip() == version if word == "--version" else "fit quick_start --method fire" in result.stdout
 
 
-@pytest.mark.filterwarnings("ignore:An event of fire has taken val/accuracy")  # of two images
+@pytest.mark.filterwarnings("ignore:An event of fire has reduced val/accuracy")  # of two images
 def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, capsys):
     """What `init` writes, on six images: a run of FIRE that acts once."""
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def weights_of(checkpoint):
 def test_each_month_but_the_first_has_one_event_also_if_its_process_is_killed(tmp_path, way, moments, events):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     will, did_not, end = month_in_a_process(whole, 0, way)
-    assert "Months announces new data when its `chunk` changes from 0. If this process goes on from weights" in will
+    assert "Months announces new data when its `chunk` changes from 0. If this process continues from weights" in will
     assert did_not.startswith("FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due. Months")
     assert float(end.removeprefix("month 0: accuracy ")) > 0.6
     for month, moment in zip((1, 2), moments, strict=True):
@@ -68,7 +68,7 @@ def test_each_month_but_the_first_has_one_event_also_if_its_process_is_killed(tm
     shutil.copy(whole / "month1.ckpt", killed)
     assert len(month_in_a_process(killed, 2, way, kill_after=130)) == 2  # it was in the third of its four epochs
     assert month_in_a_process(killed, 2, way)[1:] == [
-        f"FIRECallback did not act in this fit; it has acted before it, in all {events} time(s).",
+        f"FIRECallback did not act in this fit; in earlier fits it acted {events} time(s).",
         end,
     ]
     expected = weights_of(whole / "month2.ckpt")

@@ -1,4 +1,4 @@
-"""Methods as Lightning callbacks: WHAT (`functional`) applied WHERE (`where`) and WHEN (`when`)."""
+"""Methods as Lightning callbacks: a function (`functional`) on a selection (`where`) at a schedule (`when`)."""
 
 from lightning_fire.callbacks.base.event import EventCallback, announce_new_data
 from lightning_fire.callbacks.base.event_log import Log

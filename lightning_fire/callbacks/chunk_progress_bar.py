@@ -13,9 +13,9 @@ _PAUSE = 0.1  # seconds between two redraws
 
 
 class ChunkProgressBar(TQDMProgressBar):
-    """Shows `Epoch 203 (chunk 2/2)` where the DataModule has `chunk` and `num_chunks`.
+    """Progress bar that shows `Epoch 203 (chunk 2/2)` if the DataModule has `chunk` and `num_chunks`.
 
-    It is redrawn at most ten times a second, and where an epoch or a validation begins or ends. Lightning's is redrawn
+    It is redrawn at most ten times a second, and when an epoch or a validation begins or ends. Lightning's is redrawn
     twice after each batch, which takes as long as the step of a small network and reads metrics from the GPU.
     """
 

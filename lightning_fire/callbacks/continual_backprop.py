@@ -19,12 +19,12 @@ class ContinualBackprop(UnitCallback):
     Args:
         replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (paper: tuned, 1e-4 or 1e-5;
             its tables call it τ).
-        maturity: m, steps for which a new unit is safe, at least 0 (paper: tuned, 100 or 1000).
-        decay: η of the moving averages, in [0, 1).
-        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
+        maturity: m, steps before a new unit may be replaced, at least 0 (paper: tuned, 100 or 1000).
+        decay: η of the exponential moving averages, in [0, 1).
+        start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
         compensate: Add the mean output of a replaced unit to the bias of the layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
+        seed: Seed of the new weights, the same on every rank.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.

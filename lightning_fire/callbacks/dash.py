@@ -21,19 +21,19 @@ _NEGLIGIBLE = 1e-4
 
 
 class DASH(EventCallback):
-    """Shrinks, when new data arrives, the weights that do not point to where the new data moves them.
+    """Shrinks, when new data arrives, the weights that are not aligned with the negative gradient on it.
 
-    The direction g of each weight is the exponential moving average of its negative gradients on batches of the new
+    The direction g of each weight is the exponential moving average (EMA) of its negative gradients on batches of new
     data, g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a
-    matrix and each bias. Nothing else changes: normalisation layers and their statistics stay, and training sees the
-    same batches again. Logs the same metrics as `FIRECallback` as `dash/…`, and `dash/batches`.
+    matrix and each bias. Nothing else changes: normalisation layers keep their statistics, and training gets the same
+    batches again. Logs the same metrics as `FIRECallback` as `dash/…`, and `dash/batches`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
         alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
         minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
-        num_batches: Batches of new data to use, at most an epoch of them. Default: so many that earlier ones would
-            have less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
+        num_batches: Number of batches of new data, at most one epoch. Default: so many that earlier batches would have
+            less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
         where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
             convolution weight.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
@@ -63,7 +63,7 @@ class DASH(EventCallback):
             raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
         if num_batches is not None and num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
-        dash(torch.zeros(1), torch.zeros(1), minimum)  # refuses what is out of range
+        dash(torch.zeros(1), torch.zeros(1), minimum)  # raises if out of range
         check_policy(optimizer)
         self.alpha, self.minimum, self.optimizer = alpha, minimum, optimizer
         self.num_batches = num_batches or (1 if alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - alpha)))

@@ -17,16 +17,16 @@ from lightning_fire.where import HiddenUnits
 
 
 class FeatureRank(FromChunkCallback):
-    """Steps the parameters, every some batches, up the mean entropy rank of the hidden features on these batches.
+    """Gradient ascent on the mean entropy rank of the hidden features, a step every `every_n_batches` batches.
 
-    Beside an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
+    Combined with an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
     `feature_rank/rank`, the mean rank before the last step, at the end of each epoch in which it acts.
 
     Args:
         lr: Learning rate of its steps (paper's code: tuned, 1e-2 to 1e-5).
-        every_n_batches: Number of batches after which it does a step on them, at least 1; the last batches of an epoch
-            make a step, too (paper's code: 5, 12, or 100 of a single sample).
-        start_chunk: Do nothing before the data has changed this often.
+        every_n_batches: Number of batches in a step, at least 1; the last batches of an epoch also make a step (paper's
+            code: 5, 12, or 100 of a single sample).
+        start_chunk: Number of changes of the data before which it does nothing.
         where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
 
     Raises:
@@ -80,5 +80,5 @@ class FeatureRank(FromChunkCallback):
         self._method, self._batches = None, []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave layers of the module and batches out of copies and pickles."""
+        """Exclude layers of the module and batches from copies and pickles."""
         return {**super().__getstate__(), "_method": None, "_batches": []}

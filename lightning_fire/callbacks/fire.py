@@ -24,7 +24,7 @@ class FIRECallback(EventCallback):
 
     At each event it logs, for the selected weights: the normalized deviation from isometry before and after
     (`fire/dfi_normalized_before`, `fire/dfi_normalized_after`; the paper's, which depends on the scale, as
-    `fire.raw/dfi_before`, `…_after`), the squared Frobenius error (`fire/sfe`, `fire/sfe_normalized`), the time taken
+    `fire.raw/dfi_before`, `…_after`), the squared Frobenius error (`fire/sfe`, `fire/sfe_normalized`), its duration
     (`fire/seconds`), a marker (`fire/event`), and the same per layer under `fire.layers/`. For the network on
     upcoming data: the largest eigenvalue of the Hessian of its loss before and after, `fire/lambda_max_before` and
     `fire/lambda_max_after`.
@@ -36,9 +36,9 @@ class FIRECallback(EventCallback):
             models with attention the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
-        scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale that
-            moves each matrix least; `auto`: `paper` where a normalization layer comes later in the network,
-            `procrustes` where none does.
+        scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
+            smallest Frobenius error for each matrix; `auto`: `paper` for weights followed by a normalization layer,
+            otherwise `procrustes`.
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
         log: What to log. Default: `Log()`.
@@ -66,7 +66,7 @@ class FIRECallback(EventCallback):
     ):
         super().__init__(when, log)
         few = min(steps, 1) if isinstance(steps, int) else steps
-        fire(torch.eye(1), few, coefficients, "paper" if scale == "auto" else scale)  # refuses what is out of range
+        fire(torch.eye(1), few, coefficients, "paper" if scale == "auto" else scale)  # raises if out of range
         check_policy(optimizer)
         if isinstance(where, str):
             raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")
@@ -100,7 +100,7 @@ class FIRECallback(EventCallback):
 
 
 def _in_words(scales: Mapping[str, Scale]) -> str:
-    """Say which weights have which scale, and why."""
+    """Describe which weights have which scale, and the reason."""
     reasons = {"paper": "normalized later", "procrustes": "not normalized later"}
     found = {scale: [name for name, own in scales.items() if own == scale] for scale in reasons}
     parts = [

@@ -20,23 +20,23 @@ class FullReset(EventCallback):
 
     Logs the same metrics as `FIRECallback`, of the weights that `Weights()` selects, as `full_reset/…`.
 
-    Other methods refuse weights with a NaN or Inf. This one restores a network that has diverged; not with
-    `optimizer="keep"`, as the moments of the optimizer have diverged too.
+    Other methods raise an error on weights with a NaN or Inf. This one restores a network that has diverged, except
+    with `optimizer="keep"`, as the moments of the optimizer have diverged too.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        fresh_seed: Seed of fresh draws by each layer's `reset_parameters`, to which the number of the event is added;
-            the same on every rank. Default: the target is the values that the module has when its first fit begins,
+        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
+            the same on every rank. Default: the target is the values of the module at the start of its first fit,
             before a checkpoint is loaded, the same on every rank, as in the paper; the checkpoint keeps them.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
-        target: `initial`, or `isometry`: there, the weights that FIRE would replace are the nearest isometries of their
-            initial values, with the paper's scale. A control of FIRE, without its memory.
+        target: `initial`, or `isometry`: the weights that FIRE would replace become the nearest isometries of their
+            initial values, with the paper's scale: a control for FIRE that ignores the trained weights.
         log: What to log. Default: `Log()`.
 
     Raises:
-        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or a layer without
-            `reset_parameters` would have to be drawn.
+        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or with
+            `fresh_seed` a layer has no `reset_parameters`.
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 

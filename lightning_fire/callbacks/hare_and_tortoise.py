@@ -16,15 +16,15 @@ from lightning_fire.when import EveryNEpochs, Horizon, Schedule
 
 
 class HareAndTortoise(EventCallback):
-    """Sets the module, the hare, back to its moving average, the tortoise, see `methods.HareAndTortoise`.
+    """Sets the module, the hare, back to the EMA of its weights, the tortoise, see `methods.HareAndTortoise`.
 
-    The tortoise follows each optimizer step. Validation, test and prediction run with its weights, training with those
-    of the hare. It is in checkpoints, as the state of this callback. Logs the same metrics as `FIRECallback`, of the
-    weights that `Weights()` selects, as `hare_and_tortoise/…`.
+    See `methods.HareAndTortoise`. The tortoise is updated after each optimizer step. Validation, test and prediction
+    use its weights, training those of the hare. Checkpoints keep it as the state of this callback. Logs the same
+    metrics as `FIRECallback`, of the weights that `Weights()` selects, as `hare_and_tortoise/…`.
 
     Args:
-        when: When the hare returns: a schedule, or several of which any may be due. Default: `EveryNEpochs(10)`.
-        momentum: μ in [0, 1), the fraction of the tortoise that a step keeps (the authors' code: 0.999).
+        when: Schedule of the resets, or several of which any may be due. Default: `EveryNEpochs(10)`.
+        momentum: μ in [0, 1), the decay of the EMA (the authors' code: 0.999).
         log: What to log. Default: `Log()`.
 
     Raises:
@@ -42,11 +42,11 @@ class HareAndTortoise(EventCallback):
         check_momentum(momentum)
         self.momentum = momentum
         self._method: methods.HareAndTortoise | None = None
-        self._tortoise: Mapping[str, Tensor] = {}  # while there is no method
+        self._tortoise: Mapping[str, Tensor] = {}  # until the method is built
         self._swapped: methods.HareAndTortoise | None = None
 
     def idle_epochs(self, horizon: Horizon) -> float:
-        return 0  # the tortoise follows from the first step
+        return 0  # the tortoise is updated from the first step on
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
@@ -87,7 +87,7 @@ class HareAndTortoise(EventCallback):
         self._tortoise = state_dict["tortoise"]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the module out of copies and pickles."""
+        """Exclude the module from copies and pickles."""
         return {**super().__getstate__(), "_method": None, "_swapped": None, "_tortoise": self._state()}
 
     def _make(self, pl_module: LightningModule) -> methods.HareAndTortoise:
@@ -99,5 +99,5 @@ class HareAndTortoise(EventCallback):
         return self._tortoise if self._method is None else self._method.state_dict()
 
     def _let_go(self) -> None:
-        """Keep what a later fit of the same training needs, and nothing of the module."""
+        """Keep the state that a later fit of the same training needs, and drop references to the module."""
         self._tortoise, self._method = self._state(), None

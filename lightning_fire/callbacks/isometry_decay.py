@@ -11,13 +11,13 @@ from lightning_fire.where import Weights
 class IsometryDecay(PenaltyCallback):
     """Moves the selected weights towards isometries at each optimizer step: W ← W − lr·λ·4(WWᵀ − I)W.
 
-    Beside Adam it is AdamO: the moments see the gradient of the loss alone. Logs `isometry_decay/penalty`,
+    Combined with Adam it is AdamO: the moments use only the gradient of the loss. Logs `isometry_decay/penalty`,
     λ·Σ ‖WWᵀ − I‖_F², at the end of each epoch in which it acts.
 
     Args:
         strength: λ (paper: 1e-3, with a learning rate of 1e-4).
-        start_chunk: Do nothing before the data has changed this often.
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        start_chunk: Number of changes of the data before which it does nothing.
+        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.

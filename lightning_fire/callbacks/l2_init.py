@@ -15,8 +15,8 @@ class L2Init(PenaltyCallback):
 
     Args:
         strength: λ, the factor of ‖θ − θ₀‖². The paper's tuned values belong to λ/2 in its authors' code: halve them.
-        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        where: The parameters it is on. Default: `Parameters()`, all.
+        start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
+        where: The parameters to act on. Default: `Parameters()`, all.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no parameter.

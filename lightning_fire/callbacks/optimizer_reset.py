@@ -17,7 +17,7 @@ class OptimizerReset(EventCallback):
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        log: What to log; of it, `name`. Default: `Log()`.
+        log: What to log; only its `name` is used. Default: `Log()`.
     """
 
     acts_on_shards = True

@@ -15,8 +15,8 @@ class Parseval(PenaltyCallback):
     Args:
         strength: λ, the factor of the penalty.
         scale: s: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
-        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
+        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
         norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
             do in their code.
 

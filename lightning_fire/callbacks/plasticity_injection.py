@@ -25,11 +25,11 @@ class PlasticityInjection(EventCallback):
         head: Name of the head in the LightningModule, such as `net.head`; a whole network is fine.
         when: Schedule, or several of which any may be due. Default: `AtNewData()`; paper: `AtFraction(0.5)`.
         target: Name of the target network's copy of the head, if there is one. It gets the same new weights, and its
-            output does not change either. It then needs the frozen copies of the head, too, as `load_state_dict` brings
-            them: they are buffers.
+            output does not change either. It also needs the frozen copies of the head, which are buffers:
+            `load_state_dict` copies them.
         optimizer: Whose optimizer state to drop: `touched` that of the head, `keep` nothing, `all` everything.
         seed: Seed of the new weights, the same on every rank.
-        log: What to log; of it, `name`. Default: `Log()`.
+        log: What to log; only its `name` is used. Default: `Log()`.
 
     Raises:
         ValueError: If `optimizer` is unknown; when training starts, as `wrap_heads` does; at an event, if a parameter

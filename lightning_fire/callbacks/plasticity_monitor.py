@@ -53,11 +53,11 @@ class PlasticityMonitor(MethodCallback):
     each epoch: `plasticity/chunk`, the number of changes of the data.
 
     Args:
-        where: The weights to measure. Default: `Weights()`.
-        every_n_epochs: Measure the weights at the end of every n-th epoch.
+        where: The weights to evaluate. Default: `Weights()`.
+        every_n_epochs: Evaluate the weights at the end of every n-th epoch.
         data_every_n_steps: Steps between measurements on data; None: never.
-        num_batches: Batches to measure on, at most an epoch of them.
-        units: The hidden units to measure. Default: `HiddenUnits()`, all that can be resolved.
+        num_batches: Number of batches for a measurement on data, at most an epoch of them.
+        units: The hidden units to evaluate. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
 
@@ -102,18 +102,18 @@ class PlasticityMonitor(MethodCallback):
             self.where.select(pl_module)  # raises before training where nothing is matched
 
     def show_selection(self, pl_module: LightningModule) -> str:
-        return ""  # it acts on nothing
+        return ""  # it changes nothing
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
-        self._last_look = min(self._last_look, self.progress.step)  # that of another Trainer counts anew
+        self._last_look = min(self._last_look, self.progress.step)  # another Trainer counts steps from 0
         if self.data_every_n_steps is None:
             return
         reason = why_not_look(trainer, pl_module)
         self._looks = not reason
         if reason:
-            rank_zero_info(f"PlasticityMonitor measures weights only: {reason}.")
+            rank_zero_info(f"PlasticityMonitor logs weights only: {reason}.")
         else:
             self._find_units(trainer, pl_module)
 
@@ -122,7 +122,7 @@ class PlasticityMonitor(MethodCallback):
         try:
             with evaluating(pl_module):
                 self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1))
-        except Exception as error:  # what watches a training must not end it
+        except Exception as error:  # a monitor must not end a training
             failure = error
         if on_all_ranks(trainer, failure is None):
             return
@@ -169,7 +169,7 @@ class PlasticityMonitor(MethodCallback):
         log_now(trainer, values, at_epoch_end=True)
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        """Return the measures of the network on data."""
+        """Return the metrics of the network on data."""
         means, gram, failure = None, None, None
         try:
             with evaluating(pl_module):
@@ -177,11 +177,11 @@ class PlasticityMonitor(MethodCallback):
                     run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
                     means = mean_activities(self._layers, run)
                 gram = gram_of_last_features(trainer, pl_module, self.num_batches)
-        except Exception as error:  # what watches a training must not end it
+        except Exception as error:  # a monitor must not end a training
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
-            rank_zero_info(f"PlasticityMonitor measures weights only from now on: {failure or 'another rank failed'}.")
+            rank_zero_info(f"PlasticityMonitor from now on logs weights only: {failure or 'another rank failed'}.")
             return {}
         values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
         gram = trainer.strategy.reduce(gram, reduce_op="sum")
@@ -197,7 +197,7 @@ class PlasticityMonitor(MethodCallback):
         return values
 
     def _dormant(self, means: Tensor) -> dict[str, float]:
-        """Return the dormant fractions, of layers that have run."""
+        """Return the dormant fractions of the layers that have run."""
         activities = means.split([layer.size for layer in self._layers])
         ran = [(layer, a) for layer, a in zip(self._layers, activities, strict=True) if not a.isnan().any()]
         counts = {layer: int(dormant(activity, self.dormancy_threshold).sum()) for layer, activity in ran}
@@ -212,7 +212,7 @@ class PlasticityMonitor(MethodCallback):
         return f"{self.where!r}, name={self.name!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the layers of the module out of copies and pickles."""
+        """Exclude the layers of the module from copies and pickles."""
         return {**super().__getstate__(), "_layers": (), "_gradients": {}}
 
     def state_dict(self) -> dict[str, Any]:

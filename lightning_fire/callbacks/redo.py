@@ -32,13 +32,13 @@ class ReDo(EventCallback):
             do; ReDo's own code: `EveryNSteps(1000)`.
         threshold: τ, at least 0 (ReDo: 0.025; the paper: tuned, 0.01 to 0.5).
         start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
-        num_batches: Batches to measure on, at most an epoch of them.
+        num_batches: Number of batches to compute the scores on, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
-        score: What decides whether a unit is dormant: `"activation"`, its output after normalisation and nonlinearity;
+        seed: Seed of the new weights, the same on every rank.
+        score: Score by which a unit is dormant: `"activation"`, its output after normalisation and nonlinearity;
             `"pre_activation"`, the positive part of its output before normalisation, as in the code of the paper's
-            authors; `"gradient"`, the gradient of the loss by its incoming weights (ReGraMa), whose resets keep
-            outgoing weights.
+            authors; `"gradient"`, the gradient of the loss with respect to its incoming weights (ReGraMa), whose resets
+            keep outgoing weights.
         log: What to log. Default: `Log()`.
 
     Raises:
@@ -102,5 +102,5 @@ class ReDo(EventCallback):
         self._method = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the layers of the module out of copies and pickles."""
+        """Exclude the layers of the module from copies and pickles."""
         return {**super().__getstate__(), "_method": None}

@@ -17,18 +17,18 @@ class RestartSchedulers(EventCallback):
 
     Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
     training, also for `OneCycleLR`, `ReduceLROnPlateau` and schedules of other libraries. Parameters that were trained
-    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are taken in. Groups that
-    were added to an optimizer later, as `BackboneFinetuning` does, stay as they are.
+    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are added. Groups that were
+    added to an optimizer later, as `BackboneFinetuning` does, are not changed.
 
     A schedule in optimizer steps gets its length from `configure_optimizers`, which runs with the new data loaded:
     `self.trainer.num_training_batches` is an epoch of it, `self.trainer.estimated_stepping_batches` is `max_epochs`
     times that.
 
-    `Classifier` and `LanguageModel` restart their learning rates by themselves: leave this out there.
+    `Classifier` and `LanguageModel` restart their learning rates by themselves and do not need this callback.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        log: What to log; of it, `name`. Default: `Log()`.
+        log: What to log; only its `name` is used. Default: `Log()`.
     """
 
     acts_on_shards = True

@@ -11,20 +11,20 @@ from lightning_fire.where import HiddenUnits
 
 
 class SelfNormalizedReset(UnitCallback):
-    """Re-initializes hidden units that have not fired for longer than their own past makes likely.
+    """Re-initializes hidden units whose inactivity is improbably long given their own past inter-firing intervals.
 
     See `methods.SelfNormalizedReset`. Logs, at the end of each epoch in which it acts, `snr/units`, the units reset so
     far, and `snr/threshold`, the samples for which a unit may be silent, mean over the units.
 
     Args:
         rejection: τ, in (0, 1) (paper: tuned, 0.01 to 0.08; the SNR paper calls it η).
-        refresh_every: Optimizer steps after which each unit's threshold is taken from the intervals since the last time
-            (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes a unit and step.
+        refresh_every: Optimizer steps between updates of each unit's threshold from the intervals since the last update
+            (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes per unit and step.
         max_silence: Largest threshold, in samples; half of it is the first one (FIRE's authors: 20000).
         expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
-        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
+        start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
+        seed: Seed of the new weights, the same on every rank.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.

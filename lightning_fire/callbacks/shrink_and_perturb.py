@@ -16,9 +16,9 @@ from lightning_fire.where import Parameters
 
 
 class ShrinkAndPerturb(EventCallback):
-    """Moves parameters towards their initial values, or towards a fresh draw, when new data arrives.
+    """Moves parameters towards their initial values, or towards new random values, when new data arrives.
 
-    θ ← (1 − λ)·θ + λ·θ₀ for every trainable parameter, with norm scales and biases; buffers stay. Logs the same metrics
+    θ ← (1 − λ)·θ + λ·θ₀ for every trainable parameter, with norm scales and biases, not buffers. Logs the same metrics
     as `FIRECallback`, of the weights that `Weights()` selects, as `shrink_and_perturb/…`.
 
     Args:
@@ -27,16 +27,16 @@ class ShrinkAndPerturb(EventCallback):
         strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
         perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1, fresh_seed=0`.
         where: The parameters to act on. Default: `Parameters()`, all.
-        fresh_seed: Seed of fresh draws by each layer's `reset_parameters`, to which the number of the event is added;
-            the same on every rank. Default: the target is the values that the module has when its first fit begins,
+        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
+            the same on every rank. Default: the target is the values of the module at the start of its first fit,
             before a checkpoint is loaded, the same on every rank, as in the paper; the checkpoint keeps them.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         log: What to log. Default: `Log()`.
 
     Raises:
-        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or a layer
-            without `reset_parameters` would have to be drawn; at an event, if a parameter has a NaN or Inf, which it
-            would keep: nothing has been changed then.
+        ValueError: If an argument is out of range; before training, if `where` matches no parameter, or with
+            `fresh_seed` a layer has no `reset_parameters`; at an event, if a parameter has a NaN or Inf, which it would
+            keep: nothing has been changed then.
         MisconfigurationException: Before training, if the initial values of some layers are not known.
     """
 
@@ -55,7 +55,7 @@ class ShrinkAndPerturb(EventCallback):
     ):
         super().__init__(when, log)
         check_policy(optimizer)
-        shrink_and_perturb(torch.zeros(1), torch.zeros(1), strength, perturb)  # refuses what is out of range
+        shrink_and_perturb(torch.zeros(1), torch.zeros(1), strength, perturb)  # raises if out of range
         self.strength, self.perturb, self.optimizer = strength, perturb, optimizer
         self.where = where if where is not None else Parameters()
         self.aim_at(fresh_seed)

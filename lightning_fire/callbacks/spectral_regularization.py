@@ -17,8 +17,8 @@ class SpectralRegularization(PenaltyCallback):
 
     Args:
         strength: λ, the factor of the penalty.
-        start_chunk: Do nothing before the data has changed this often.
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        start_chunk: Number of changes of the data before which it does nothing.
+        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.

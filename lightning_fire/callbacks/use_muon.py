@@ -14,12 +14,12 @@ from lightning_fire.when import Clock, Horizon
 class UseMuon(EventCallback):
     """Switches a `Muon` optimizer from AdamW for all parameters to Muon for hidden matrices, at its first event.
 
-    In the paper's warm-start runs the second chunk begins with the weights of all other methods, up to rounding. At the
-    event the moments of the hidden matrices are dropped; later events have no effect. Logs `use_muon/event`.
+    In the paper's warm-start runs the second chunk starts from the same weights as for all other methods, up to
+    rounding. The event drops the moments of the hidden matrices; later events have no effect. Logs `use_muon/event`.
 
     Args:
         when: Schedule, or several of which any may be due. Default: `AtNewData()`.
-        log: What to log; of it, `name`. Default: `Log()`.
+        log: What to log; only its `name` is used. Default: `Log()`.
 
     Raises:
         MisconfigurationException: When training starts, if no optimizer is a `Muon`.

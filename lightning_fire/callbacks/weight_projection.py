@@ -19,10 +19,10 @@ class WeightProjection(MethodCallback):
 
     Args:
         where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
-            which is taken for the output layer.
+            which is assumed to be the output layer.
 
     Raises:
-        ValueError: When training starts, if there are no weights to rescale.
+        ValueError: When training starts, if it finds no weights to rescale.
     """
 
     name = "weight_projection"
@@ -31,7 +31,7 @@ class WeightProjection(MethodCallback):
         super().__init__()
         self.where = where
         self._method: methods.WeightProjection | None = None
-        self._norms: Mapping[str, float] = {}  # while there is no method
+        self._norms: Mapping[str, float] = {}  # until the method is built
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
@@ -57,7 +57,7 @@ class WeightProjection(MethodCallback):
         self._norms = state_dict["norms"]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the weights of the module out of copies and pickles."""
+        """Exclude the weights of the module from copies and pickles."""
         return {**super().__getstate__(), "_method": None, "_norms": self._state()}
 
     def _state(self) -> Mapping[str, float]:

@@ -38,9 +38,9 @@ def atomic_file(output: Path) -> Iterator[Path]:
 def atomic_folder(output: Path) -> Iterator[Path]:
     """Context manager: fill a temporary folder beside `output` and rename it to `output` at the end.
 
-    The temporary folder does not exist yet, nor afterwards, also after an error. An existing folder is renamed first:
-    between the two renames there is no `output`. If the machine stops just then, both remain with names that begin with
-    a dot.
+    The temporary folder does not exist at first, and not afterwards, also after an error. An existing folder is renamed
+    first: between the two renames `output` does not exist. If the machine stops at this time, both remain under names
+    that begin with a dot.
     """
     if output.exists() and not output.is_dir():
         raise NotADirectoryError(f"{output} is a file: name a folder")

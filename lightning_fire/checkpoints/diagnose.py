@@ -118,7 +118,7 @@ def table(rows: Sequence[Diagnosis]) -> str:
 
 
 def _short(value: float) -> str:
-    """Four digits, and no exponent below a million; a dash for NaN."""
+    """Format a value with four digits, without exponent below a million; a dash for NaN."""
     if isnan(value):
         return "–"
     return f"{value:.3e}" if isfinite(value) and abs(value) >= 1e6 else f"{value:#.4g}".rstrip(".")
@@ -141,28 +141,28 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
     """Run the command."""
     parser = shared_parser(
         "diagnose",
-        "Show for each weight matrix of a checkpoint how far it is from an isometry (normalised DfI), its condition"
+        "Show for each weight matrix of a checkpoint its distance from an isometry (normalised DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
-        " convolution: means over the kernel positions, the condition number of the worst. Ends in a verdict: whether"
-        " the weights are further from isometries than those of a reference.",
+        " convolution: means over the kernel positions, the condition number of the worst. Ends with a conclusion:"
+        " whether the weights are further from isometries than those of a reference.",
     )
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="an earlier checkpoint of a time when the network learned well (default: new weights of its shapes)",
+        help="an earlier checkpoint, from when the network learned well (default: new weights of its shapes)",
     )
     parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
-    parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, and why not")
+    parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, with the reason")
     parser.add_argument(
         "--json",
         type=Path,
         nargs="?",
         const=_STDOUT,
         metavar="FILE",
-        help="also write all numbers there; without FILE: print a JSON list of the rows instead of the table",
+        help="also write all numbers to FILE; without FILE: print a JSON list of the rows instead of the table",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw a figure there")
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also save a figure to this file")
     return run(parser, args, _run)
 
 

@@ -19,7 +19,7 @@ SINGLE = "model.safetensors"
 
 
 class Safetensors:
-    """The tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`."""
+    """Tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -38,7 +38,7 @@ class Safetensors:
         self.config = config_beside(path)
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor into memory of its own."""
+        """Read one tensor into new memory."""
         path, start, stored = self._places[name]
         if stored.dtype not in DTYPES:
             raise ValueError(f"{name} is of type {stored.dtype}, which cannot be read here")
@@ -50,7 +50,7 @@ class Safetensors:
         return tensor
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy with some tensors changed, one at a time. Every other byte and file is copied."""
+        """Write a copy with some tensors changed, one at a time. All other bytes and files are copied."""
         if not self.path.is_dir():
             with atomic_file(output) as part:
                 shutil.copyfile(self.path, part)
@@ -95,7 +95,7 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
         The checkpoint, with `path`, `tensors`, `config`, `description`, `read` and `save`. No values are read yet.
 
     Raises:
-        ValueError: If it is broken, or of an unknown format.
+        ValueError: If it is corrupt, or of an unknown format.
         OSError: If it does not exist, or cannot be read.
         ImportError: If it needs safetensors, which is not installed.
     """
@@ -111,7 +111,7 @@ def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
-    """Check that a safetensors file is complete; return where each tensor begins, and its description."""
+    """Check that a safetensors file is complete; return the offset and the description of each tensor."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -138,7 +138,7 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 
 def _read_index(folder: Path) -> dict[str, str] | None:
-    """Return which file of a folder holds each tensor; None if it has one file and no index."""
+    """Return the file of a folder that holds each tensor; None if it has one file and no index."""
     path = folder / INDEX
     if not path.is_file():
         if not (folder / SINGLE).is_file():

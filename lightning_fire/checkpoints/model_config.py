@@ -1,4 +1,4 @@
-"""The settings of a Hugging Face model, its `config.json`: what names and shapes of tensors do not show."""
+"""Settings of a Hugging Face model, its `config.json`: facts that names and shapes of tensors do not show."""
 
 import json
 import re
@@ -30,17 +30,17 @@ class ModelConfig:
 
     @property
     def is_causal_language_model(self) -> bool:
-        """Whether the model predicts each token from those before it."""
+        """True for a model that predicts each token from those before it."""
         return self.architecture.endswith(("ForCausalLM", "LMHeadModel"))
 
     def attention(self) -> object:
-        """Return what stands for the model's attention modules: their class name, with the settings as attributes."""
+        """Return a stand-in for the model's attention modules: their class name, with the settings as attributes."""
         name = f"{_TASK.sub('', self.architecture)}Attention"
         return type(name, (SimpleNamespace,), {})(**self.settings)
 
 
 def config_beside(checkpoint: Path) -> ModelConfig:
-    """Return the settings that lie in a folder, or beside a file; unknown ones if no such file is of a model.
+    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model.
 
     Args:
         checkpoint: The folder or the file.

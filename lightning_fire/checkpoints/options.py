@@ -1,4 +1,4 @@
-"""What the commands `diagnose` and `reinit` share: arguments, and errors in one line."""
+"""Arguments and one-line errors shared by the commands `diagnose` and `reinit`."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -47,8 +47,8 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--tied", action="store_true", default=None, help="also take an output layer that is the token embedding"
     )
-    parser.add_argument("--include", nargs="+", metavar="REGEX", help="take only what one of these matches")
-    parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="leave out what one of these matches")
+    parser.add_argument("--include", nargs="+", metavar="REGEX", help="select only names that one of these matches")
+    parser.add_argument("--exclude", nargs="+", metavar="REGEX", help="exclude names that one of these matches")
     parser.add_argument("--steps", type=_steps, metavar="N", help="Newton-Schulz steps, or exact (default: 10)")
     parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
     parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
@@ -70,7 +70,7 @@ def fire_options(options: argparse.Namespace) -> dict[str, Any]:
 def run(
     parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
 ) -> Result:
-    """Run a command; an error that a user can cause ends it with one line."""
+    """Run a command; errors that a user can cause are printed in one line."""
     options = parser.parse_args(args)
     try:
         return command(options)

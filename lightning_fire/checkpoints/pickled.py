@@ -18,7 +18,7 @@ MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings 
 
 
 class PickledCheckpoint:
-    """The weights in a file of `torch.save`, tied ones once; mapped into memory, not read, where the file allows it."""
+    """Weights in a file of `torch.save`, tied ones once; memory-mapped where the file allows it."""
 
     def __init__(self, path: Path, unsafe: bool = False):
         self.path = path
@@ -45,7 +45,7 @@ class PickledCheckpoint:
         return [entry for entry in entries if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy with some tensors changed; all else in the file is kept."""
+        """Write a copy with some tensors changed; everything else in the file is kept."""
         for name in names:
             change(name, self.read(name))
         with atomic_file(output) as part:
@@ -56,17 +56,17 @@ class PickledCheckpoint:
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
-    """Load a file of `torch.save`, mapped into memory where it allows that; a ValueError says what is wrong with it."""
+    """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe."""
     with path.open("rb") as file:
         if not file.read(1):
             raise ValueError(f"{path} is empty")
     compressed = False
     with suppress(Exception), zipfile.ZipFile(path) as archive:  # not an archive, or a broken one: torch reports it
         compressed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-    if compressed:  # torch maps what is packed as if it were the values, and unpacks without a limit
+    if compressed:  # torch maps the packed bytes as values, and unpacks without a limit
         raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it again without compression")
     try:
-        # files from before torch 1.6 are no zip archives, and cannot be mapped
+        # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
         reason = f"is not a complete checkpoint of torch: {_first_line(error)}"
@@ -79,7 +79,7 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
 
 
 def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
-    """Find the tensors by name: return where they are, and which."""
+    """Find the tensors by name: return a description of their location, and the tensors."""
     if isinstance(content, nn.Module):
         return type(content).__name__, content.state_dict()
     if not isinstance(content, Mapping):

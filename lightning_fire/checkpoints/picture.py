@@ -1,4 +1,4 @@
-"""The figure of a diagnosis."""
+"""Figure of a diagnosis."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -14,12 +14,12 @@ from lightning_fire.checkpoints.diagnose import Diagnosis
 from lightning_fire.checkpoints.printable import printable
 
 _ROW = 0.2  # inches
-_MOST_PIXELS = 30_000  # high; half of what the drawing library can do
+_MOST_PIXELS = 30_000  # high; half of the limit of the drawing library
 _BLUE, _ORANGE, _GREY = "#2c6fad", "#d9822b", "#9db8cf"
 
 
 def draw(rows: Sequence[Diagnosis], path: Path, title: str) -> None:
-    """Draw the spread of the singular values, DfI and SFE of each weight, one in a row."""
+    """Draw the spread of the singular values, DfI and SFE of each weight, one row per weight."""
     height = 1.4 + _ROW * len(rows)
     figure, (spread, deviation, cost) = plt.subplots(
         1, 3, figsize=(12, height), sharey=True, layout="constrained", width_ratios=[3, 1.5, 1.5]
@@ -36,7 +36,7 @@ def draw(rows: Sequence[Diagnosis], path: Path, title: str) -> None:
     spread.set_xlabel("singular values: all, middle 80 %, median")
     for axes, metric, color, label in (
         (deviation, "dfi", _BLUE, "deviation from isometry\n(normalised DfI)"),
-        (cost, "sfe", _ORANGE, "what FIRE would change\n(SFE / ‖W‖²)"),
+        (cost, "sfe", _ORANGE, "change by FIRE\n(SFE / ‖W‖²)"),
     ):
         values = [row.value(metric) for row in rows]
         axes.barh(range(len(rows)), [value if isfinite(value) else 0.0 for value in values], color=color, height=0.7)

@@ -2,7 +2,7 @@
 
 
 def printable(text: str) -> str:
-    r"""Escape control characters, which a terminal would obey: names in a checkpoint can be chosen by an attacker.
+    r"""Escape control characters, which a terminal would execute: an attacker can choose the names in a checkpoint.
 
     Example:
         >>> printable("fc\x1b[2J.weight")

@@ -33,13 +33,13 @@ _OWN = {  # method: the options that only some methods have
 
 @dataclass
 class Tally:
-    """Number of changed weights, and how much they changed.
+    """Number of changed weights, and the size of the change.
 
     Attributes:
         changed: Number of weights, or other tensors, that were replaced.
         error: Sum of ‖W − W̃‖_F² over the floating ones.
         norm: Sum of ‖W‖_F² over them, before.
-        zeros: Names of weights with an all-zero matrix, which FIRE leaves as it is.
+        zeros: Names of weights with an all-zero matrix, which FIRE does not change.
     """
 
     changed: int = 0
@@ -49,7 +49,7 @@ class Tally:
 
     @property
     def sfe_normalized(self) -> float:
-        """`error` by `norm`."""
+        """Ratio of `error` to `norm`."""
         return self.error / self.norm if self.norm else inf if self.error else 0.0
 
     def add(self, before: Tensor, after: Tensor) -> None:
@@ -82,7 +82,7 @@ def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
 def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
 ) -> Change:
-    """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in what they would become."""
+    """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in the result."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
     if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
         raise ValueError(f"{initial.path} has no initial values of {some(missing)}: leave them out with --exclude")
@@ -112,10 +112,10 @@ def main(args: Sequence[str] | None = None) -> Tally:
     """Run the command."""
     parser = shared_parser(
         "reinit",
-        "Write a copy of a checkpoint with reinitialised weights. Everything else in it stays as it is, to the bit."
-        " The copy is there in full or not at all.",
+        "Write a copy of a checkpoint with reinitialised weights. Everything else in it is copied bit for bit. The"
+        " output is complete or does not exist.",
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="where to; of the same kind")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="output, of the same kind as the input")
     parser.add_argument("--force", action="store_true", help="replace the output if it exists; it may be the input")
     parser.add_argument("--method", choices=_OWN, default="fire", help="default: fire")
     parser.add_argument(
@@ -152,7 +152,7 @@ def _run(options: argparse.Namespace) -> Tally:
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
     checkpoint.save(options.output, names, change)
     if tally.zeros:
-        notes.append(f"left at zero, where there is no nearest isometry: {some(tally.zeros)}")
+        notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
     matrices = f"{tally.changed} weight matrices in " if options.method == "fire" else ""
     print(
         f"{options.output}: {options.method} replaced {matrices}{len(names)} of {len(checkpoint.tensors)} tensors,"
@@ -163,7 +163,7 @@ def _run(options: argparse.Namespace) -> Tally:
 
 
 def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
-    """Return the names of the tensors to change, what to do to each, and notes for the user."""
+    """Return the names of the tensors to change, the change, and notes for the user."""
     if options.method == "fire":
         selection = selection_of(options, checkpoint)
         notes = [] if options.tied or all(view.role in ("q", "k") for view in selection) else _about_a_tie(checkpoint)
@@ -183,7 +183,7 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
         name = tied_embedding(checkpoint.tensors)
     except ValueError:
         return []
-    return [f"the token embedding, {name}, stays, with an output layer that is tied to it: --tied takes it as well"]
+    return [f"the token embedding {name} is kept, with an output layer tied to it: --tied takes it as well"]
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
@@ -191,7 +191,7 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
     states = [state for state in states if state["state"]]
     if not states:
-        return ["there are no optimizer states to drop"] if drop else []
+        return ["the file has no optimizer states to drop"] if drop else []
     if not drop:
         return ["optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"]
     for state in states:

@@ -20,12 +20,12 @@ class Health:
     Attributes:
         dfi_normalized: Scale- and shape-invariant deviation from isometry, see `functional.dfi_normalized`; mean
             over the positions.
-        condition: Largest singular value by the smallest, of min(out, in) of them; the worst of the positions. Inf
-            where the smallest is 0 up to rounding.
+        condition: Ratio of the largest to the smallest of the min(out, in) singular values; the largest over the
+            positions. Inf if the smallest is 0 up to rounding.
         stable_rank: ‖W‖_F² / σ_max², between 1 and min(out, in); mean over the positions. 0 for a matrix of zeros.
         norm: ‖W‖_F of the whole weight.
-        sfe_normalized: ‖W − FIRE(W)‖_F² / ‖W‖_F² of the whole weight: what FIRE would cost. Inf for a weight of zeros
-            that FIRE would change.
+        sfe_normalized: ‖W − FIRE(W)‖_F² / ‖W‖_F² of the whole weight. Inf for a weight of zeros that FIRE would
+            change.
         quantiles: Of the singular values of all positions together, at `QUANTILES`.
     """
 
@@ -44,7 +44,7 @@ def health(
     coefficients: Coefficients = "cubic",
     scale: Scale = "paper",
 ) -> Health | None:
-    """Measure one weight, in float64, by a singular value decomposition.
+    """Compute the metrics of one weight, in float64, by a singular value decomposition.
 
     FIRE keeps singular vectors, so the singular values determine how far it would move a weight: σ becomes s·f(σ),
     where f is the iteration and s the scale.

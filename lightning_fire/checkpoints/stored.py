@@ -1,4 +1,4 @@
-"""Description of a tensor of a file, without its values."""
+"""Description of a tensor in a file, without its values."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,19 +16,19 @@ DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
 Change = Callable[[str, Tensor], None]
-"""Takes the name of a tensor and the tensor as stored, and changes it in place."""
+"""Function of the name of a tensor and the tensor as stored, which it changes in place."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Description of a tensor of a file.
+    """Description of a tensor in a file.
 
     Attributes:
         name: Its name in the file.
         shape: Its shape, as stored.
         dtype: Its type in the words of safetensors, such as `BF16`; some have no counterpart in torch.
         aliases: Other names of the same values: tied weights.
-        reason: Why its values cannot be replaced; empty if they can.
+        reason: Reason that its values cannot be replaced; empty if they can.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Stored:
 
 
 def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
-    """Sort tensors by name, numbers by their size: files of safetensors have them sorted as text.
+    """Sort tensors by name, with numbers in numerical order: safetensors files sort them as text.
 
     Example:
         >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]

@@ -1,15 +1,15 @@
-"""What a diagnosis says of a checkpoint: how much further its weights are from isometries than those of a reference."""
+"""Conclusion of a diagnosis: how much further the weights are from isometries than those of a reference."""
 
 from collections.abc import Iterable
 from math import exp, isfinite, log
 
-_DRIFTED, _STEADY = 1.5, 1.2  # against a checkpoint of a time when the network learned well
+_DRIFTED, _STEADY = 1.5, 1.2  # against a checkpoint from when the network learned well
 _USUAL, _FAR = 2.0, 6.0  # against new weights
-_LEAST = 0.01  # ratios below count as this: one weight at an isometry shall not decide
+_LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not dominate the mean
 
 
 def drift(ratios: Iterable[float]) -> float | None:
-    """Return the geometric mean of the ratios of DfI to its reference; None if there is none.
+    """Return the geometric mean of the ratios of DfI to its reference; None without ratios.
 
     Args:
         ratios: One for each weight; NaN and Inf are left out.
@@ -23,28 +23,28 @@ def drift(ratios: Iterable[float]) -> float | None:
 
 
 def verdict(ratio: float | None, against_checkpoint: bool) -> str:
-    """Return in one sentence what a drift says, with the reason.
+    """Return the conclusion from a drift in one sentence, with the reason.
 
-    The bounds are those of two streams on which small networks were watched (docs/checkpoints.md).
+    The bounds come from small networks trained on two streams (docs/checkpoints.md).
 
     Args:
-        ratio: What `drift` returned.
+        ratio: Result of `drift`.
         against_checkpoint: Whether the reference is a checkpoint; otherwise it is new weights.
     """
     if ratio is None:
-        return "no verdict: no weight has a reference"
+        return "no conclusion: no weight has a reference"
     found = f"DfI × {ratio:.3g} that of {'the reference' if against_checkpoint else 'new weights'} (geometric mean)"
     if against_checkpoint:
         if ratio > _DRIFTED:
             return f"drifted: {found}; networks that stopped learning had × 1.7 to 2.8: try FIRE at the next new data"
         if ratio < _STEADY:
-            return f"steady: {found}: no sign of lost plasticity, FIRE would cost more than it mends"
+            return f"steady: {found}: no sign of lost plasticity, FIRE would cost more than it gains"
         return f"undecided: {found}: between steady (below × {_STEADY}) and drifted (above × {_DRIFTED})"
     if ratio < _USUAL:
         return f"near new weights: {found}: no sign of lost plasticity"
     if ratio > _FAR:
         return f"far: {found}; networks that stopped learning had × 5.6 to 14, those that still learned × 0.1 to 5.7"
     return (
-        f"undecided: {found}, as trained networks have whether they still learn or not: give an earlier checkpoint,"
-        " of a time when it learned well, as --reference"
+        f"undecided: {found}, in the range of trained networks that still learn and of those that do not: give an"
+        " earlier checkpoint, from when it learned well, as --reference"
     )

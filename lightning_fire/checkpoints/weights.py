@@ -30,19 +30,18 @@ def select_weights(
 ) -> Selection:
     """Select weight matrices of a file.
 
-    Taken are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings are left
-    alone, with an output layer tied to one, and so are convolutions of one column: these are taken only where a pattern
-    of `include` spells out the layer's own name. The preset `auto` means `gpt` where `config` is that of a causal
-    language model.
+    Selected are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings, an
+    output layer tied to one, and convolutions of one column are selected only if a pattern of `include` spells out the
+    layer's own name. The preset `auto` means `gpt` if `config` is that of a causal language model.
 
     Args:
         tensors: All tensors of the file.
         weights: The selection.
-        config: Settings of the model, by which projections in an order of its own are known.
-        tied: Also take the token embedding, to which the output layer is tied, as the callback does.
+        config: Settings of the model, which show the order of fused projections.
+        tied: Also select the token embedding, to which the output layer is tied, as the callback does.
 
     Returns:
-        The selected weights, without values. `print` shows every tensor of the file, taken or why not.
+        The selected weights, without values. `print` shows every tensor of the file, with the reason if not selected.
 
     Raises:
         ValueError: If nothing is selected, a pattern matches no weight, or no output layer is tied.
@@ -69,7 +68,7 @@ def select_weights(
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = Selection([view for view, reason in reasons.items() if not reason], rows)
     if not selection:
-        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'there are no tensors'}")
+        raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
     return selection
 
 
@@ -85,7 +84,7 @@ def tied_embedding(tensors: Sequence[Stored]) -> str:
     """Return the name of the token embedding of a file without an output layer of its own.
 
     Raises:
-        ValueError: If there is such a layer, or not just one token embedding.
+        ValueError: If the file has such a layer, or not exactly one token embedding.
     """
     tables = [stored for stored in tensors if _why_not(stored) == EMBEDDING and _is_of_tokens(stored)]
     if len(tables) != 1:
@@ -145,7 +144,7 @@ def _candidate(
 
 
 def _why_not(stored: Stored) -> str:
-    """Return the first reason why a tensor is not the weight matrix of a layer."""
+    """Return the first reason that a tensor is not the weight matrix of a layer."""
     _, layer, leaf = _path_of(stored.name)
     dimensions = len(stored.shape)
     embedding = any(
@@ -171,7 +170,7 @@ def _why_not(stored: Stored) -> str:
 
 
 def _spells_out(pattern: str, stored: Stored) -> bool:
-    """Return whether a pattern spells out the layer's own name, and does not only match that of the whole model."""
+    """Return whether a pattern spells out the layer's own name, instead of matching only that of the whole model."""
     for name in stored.names:
         layer = _path_of(name)[1]
         first = name.rindex(layer)

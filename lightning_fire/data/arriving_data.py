@@ -1,4 +1,4 @@
-"""The base of our DataModules: data that arrives in chunks, by epochs, within one `trainer.fit`."""
+"""Base class of our DataModules: data that arrives in chunks, by epochs, within one `trainer.fit`."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from lightning_fire.data.epoch_plan import EpochPlan
 
 
 class ArrivingData(LightningDataModule):
-    """Base of data that arrives by a plan: a changed `chunk` announces new data."""
+    """Base class of data that arrives by a plan: a changed `chunk` announces new data."""
 
     def __init__(self, protocol: EpochPlan):
         super().__init__()
         self.protocol = protocol
-        self._last_chunk: int | None = None  # the last whose training data was asked for
+        self._last_chunk: int | None = None  # the last whose training data was loaded
         self._tested_chunk: int | None = None
 
     @property
@@ -44,7 +44,7 @@ class ArrivingData(LightningDataModule):
 
     @property
     def total_epochs(self) -> int:
-        """Epochs of all chunks together: what `max_epochs` of the Trainer must be."""
+        """Epochs of all chunks together, the required `max_epochs` of the Trainer."""
         return sum(self.epochs_per_chunk)
 
     def chunk_at(self, epoch: int) -> int:
@@ -57,13 +57,13 @@ class ArrivingData(LightningDataModule):
 
     @property
     def chunk(self) -> int:
-        """The current chunk, from 0; in `test` and `validate` that of the checkpoint, or else the last trained on."""
+        """The current chunk, from 0; in `test` and `validate` that of the checkpoint, otherwise the last trained on."""
         if self._tested_chunk is not None:
             return self._tested_chunk
         return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that the Trainer will go through the chunks as planned."""
+        """Check that the Trainer will train on the chunks as planned."""
         self._tested_chunk = None if stage == "fit" else self._last_chunk
         if stage != "fit" or self.trainer is None or self.trainer.fast_dev_run:
             return

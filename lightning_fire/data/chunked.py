@@ -17,7 +17,7 @@ from lightning_fire.data.trainer_plan import steps_per_chunk
 
 
 class ChunkedDataModule(ArrivingData):
-    """Training data that arrives in chunks; one `trainer.fit` goes through all of them.
+    """Training data that arrives in chunks; one `trainer.fit` trains on all of them.
 
     The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
     data is then a pure function of the epoch, and a resumed run draws exactly the batches of an uninterrupted one
@@ -26,7 +26,7 @@ class ChunkedDataModule(ArrivingData):
     A `TensorDataset` of uint8 images (N, C, H, W) and int64 labels (N,) is the fast path: whole batches are indexed at
     once, and images become float32 in [0, 1], normalized with `mean` and `std`, on the device.
 
-    The validation data is the whole test data, as in the paper: it is for watching training, not for selecting a model.
+    The validation data is the whole test data, as in the paper: for monitoring, not for model selection.
     A `Stream` changes it with the task, as it changes the training data; it needs `TensorDataset`s of inputs and
     targets.
 
@@ -36,7 +36,7 @@ class ChunkedDataModule(ArrivingData):
         train: Map-style training set. Class-incremental protocols need its labels: the second tensor of a
             `TensorDataset`, or an attribute `targets` or `labels`.
         test: Map-style test set.
-        protocol: How the data arrives; the default is the paper's warm start.
+        protocol: Schedule of the data; the default is the paper's warm start.
         batch_size: Samples in a batch, per device. An incomplete last batch is kept, as in the paper.
         seed: Seed of the split into chunks and of the order of the batches.
         num_workers: Worker processes; needed only where samples are read or transformed one by one.
@@ -48,7 +48,7 @@ class ChunkedDataModule(ArrivingData):
 
     Raises:
         ValueError: If an argument is out of its range, or `protocol` does not suit the data (when training starts).
-        MisconfigurationException: If the Trainer would not go through the chunks as planned (when training starts).
+        MisconfigurationException: If the Trainer would not train on the chunks as planned (when training starts).
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ChunkedDataModule(ArrivingData):
         self.transform, self.mean, self.std, self.num_classes = transform, mean, std, num_classes
         self._indices: list[Tensor] | None = None
         self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
-        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: workers live with it
+        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: it owns the workers
         self._test_loader: tuple[int, ResumableLoader] | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
@@ -89,7 +89,7 @@ class ChunkedDataModule(ArrivingData):
 
     @property
     def online(self) -> bool:
-        """Whether the metric is the accuracy during training, as on streams."""
+        """True if the metric is the accuracy during training, as on streams."""
         return self.protocol.online
 
     @property
@@ -156,7 +156,7 @@ class ChunkedDataModule(ArrivingData):
         return self.test_dataloader()
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Normalize the images (B, C, H, W), the first entry of a batch, as floats; leave other batches as they are."""
+        """Normalize the images (B, C, H, W), the first entry of a batch, as floats; other batches are unchanged."""
         if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor) or batch[0].ndim < 3:
             return batch
         images = normalize(batch[0], self.mean, self.std)

@@ -16,8 +16,8 @@ class CIFAR10DataModule(ChunkedDataModule):
     """CIFAR-10: 50,000 training and 10,000 test images, uint8 (3, 32, 32), 10 classes.
 
     Args:
-        root: Folder that holds, or shall hold, `cifar-10-batches-py`.
-        download: Download what is missing.
+        root: Folder of `cifar-10-batches-py`.
+        download: Download missing files.
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
@@ -60,12 +60,12 @@ class CIFAR100DataModule(CIFAR10DataModule):
     """CIFAR-100: 50,000 training and 10,000 test images, uint8 (3, 32, 32), 100 classes.
 
     Args:
-        root: Folder that holds, or shall hold, `cifar-100-python`.
-        download: Download what is missing.
+        root: Folder of `cifar-100-python`.
+        download: Download missing files.
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
     source = CIFAR100
     num_source_classes = 100
-    # of the training images, for the test images too; the authors' code slips here
+    # of the training images, for the test images too; the authors' code has an error here
     channels = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

@@ -11,7 +11,7 @@ from lightning_fire.data.chunked import ChunkedDataModule
 class DigitsDataModule(ChunkedDataModule):
     """scikit-learn's 1,797 grey 8×8 digits in 10 classes: 1,500 to train on and 297 to test, by a fixed seeded split.
 
-    For quick checks only: a warm start does no harm on this data set.
+    For quick checks only: a warm start does not reduce the accuracy on this data set.
 
     Args:
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.

@@ -1,4 +1,4 @@
-"""Which chunk of data an epoch trains on."""
+"""Assignment of epochs to chunks of data."""
 
 from collections.abc import Sequence
 from itertools import accumulate

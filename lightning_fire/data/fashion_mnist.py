@@ -1,4 +1,4 @@
-"""Fashion-MNIST: the whole of it, or a part that comes with this package."""
+"""Fashion-MNIST: the whole data set, or a part that comes with this package."""
 
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ class FashionMNISTDataModule(ChunkedDataModule):
     """Fashion-MNIST: 60,000 training and 10,000 test images, uint8 (1, 28, 28), 10 classes.
 
     Args:
-        root: Folder that holds, or shall hold, `FashionMNIST/raw`.
-        download: Download what is missing.
-        subset: Train on the first so many images of a fixed seeded permutation; None: on all. The test set stays whole.
-        pad: Black pixels on each side of an image: with 2 it is (1, 32, 32), as networks for CIFAR-10 take it.
+        root: Folder of `FashionMNIST/raw`.
+        download: Download missing files.
+        subset: Number of training images, the first of a fixed seeded permutation; None: all. The test set stays whole.
+        pad: Black pixels on each side of an image: with 2 it is (1, 32, 32), the size for networks for CIFAR-10.
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of
             `ChunkedDataModule`.
 
     Raises:
-        ValueError: If `subset` is below 1, or more than there are (when the data is loaded); if `pad` is below 0.
+        ValueError: If `subset` is below 1, or above the size of the set (when the data is loaded); if `pad` is below 0.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FashionMNISTDataModule(ChunkedDataModule):
             require_file(path, type(self).__name__)
             try:
                 tensors.append(read(str(path)))
-            except Exception as error:  # whatever torchvision raises
+            except Exception as error:  # of any type, by torchvision
                 raise damaged(path, error) from error
         images, labels = tensors
         if len(images) != len(labels):
@@ -78,8 +78,8 @@ class FashionMNISTDataModule(ChunkedDataModule):
 class SmallFashionMNISTDataModule(ChunkedDataModule):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no download.
 
-    Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: a warm start
-    ends below training from scratch here already.
+    Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: on this data
+    set a warm start already ends below training from scratch.
 
     Args:
         **options: `protocol`, `batch_size`, `test_batch_size`, `seed`, `num_workers` and `transform` of

@@ -14,9 +14,9 @@ _EXCLUDED = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__py
 class KingJamesAndPythonDataModule(TextDataModule):
     """The King James Bible (`kjv`) and the source of Python's standard library (`python`), as bytes.
 
-    The first `kjv_bytes` of the Bible are for training, few enough for a small network to memorize; the next tenth as
-    many are for validation. The same holds for the library, whose files are ordered by digests of their names. It
-    differs between versions of Python, and with it the losses.
+    The first `kjv_bytes` of the Bible are for training, few enough for a small network to memorize; the next bytes, a
+    tenth as many, are for validation. The same holds for the library, whose files are ordered by digests of their
+    names. The library, and with it the losses, differ between versions of Python.
 
     Args:
         root: Folder with `text/kjv.txt`, any text of enough bytes.
@@ -31,7 +31,7 @@ class KingJamesAndPythonDataModule(TextDataModule):
         python_bytes: Bytes of the library to train on.
 
     Raises:
-        ValueError: If an argument is out of its range; when training starts, if a text is too short.
+        ValueError: If an argument is out of range; when training starts, if a text is too short.
         FileNotFoundError: When training starts, if `root` has no such file.
     """
 
@@ -79,7 +79,7 @@ def _split(text: bytes, train_bytes: int, what: str) -> TokenSource:
     """Take the first bytes for training, and a tenth as many after them for validation."""
     needed = train_bytes * 11 // 10
     if len(text) < needed:
-        raise ValueError(f"{what} has {len(text)} bytes, but {needed} are asked for")
+        raise ValueError(f"{what} has {len(text)} bytes, but {needed} are needed")
     tokens = np.frombuffer(text, dtype=np.uint8)
     parts = tokens[:train_bytes], tokens[train_bytes:needed]
     return TokenSource(*(Tokens(part, "uint8") for part in parts), vocab_size=256, tokenizer="bytes")

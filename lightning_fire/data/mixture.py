@@ -1,8 +1,8 @@
-"""Which blocks of which text make up a batch: plain arithmetic on token numbers, a pure function of seed and number.
+"""Choice of texts and blocks for a batch: plain arithmetic on token numbers, a pure function of seed and number.
 
 A *micro-batch* comes from one text, drawn with given probabilities. Within a text, blocks come without replacement: a
-*pass* cuts it into blocks, from a new offset, and goes through them in a new order. Micro-batches are numbered over all
-ranks; as each is of other blocks, ranks see disjoint data within a pass.
+*pass* cuts it into blocks, from a new offset, and visits them in a new order. Micro-batches are numbered over all
+ranks. Each has other blocks, so that ranks see disjoint data within a pass.
 """
 
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ import numpy as np
 
 
 class BlockOrder:
-    """The order in which the blocks of one text are seen.
+    """Order of the blocks of one text.
 
-    Block b of a pass with offset o has its inputs at tokens `o + b·T … o + (b + 1)·T − 1` and its targets one further.
+    Block b of a pass with offset o has its inputs at tokens `o + b·T … o + (b + 1)·T − 1`, its targets one token later.
 
     Args:
         num_tokens: Length of the text, more than `block_size`.
         block_size: T, tokens in a block.
-        seed: Numbers that tell this order from others.
+        seed: Numbers that distinguish this order from others.
 
     Attributes:
-        blocks: Blocks in a pass: all the text but some tokens at both ends, fewer than 2·T of them.
+        blocks: Blocks in a pass: all of the text except some tokens at both ends, fewer than 2·T of them.
     """
 
     def __init__(self, num_tokens: int, block_size: int, seed: Sequence[int]):
@@ -31,7 +31,7 @@ class BlockOrder:
         self._pass: tuple[int, int, np.ndarray] | None = None  # number, offset, order
 
     def starts(self, first: int, count: int) -> np.ndarray:
-        """Return where blocks begin, int64 `(count,)`; `first` is how many were seen before."""
+        """Return the start of each block, int64 `(count,)`; `first` is the number of blocks before."""
         numbers = np.arange(first, first + count)
         passes, within = numbers // self.blocks, numbers % self.blocks
         return np.concatenate([self._of_pass(number, within[passes == number]) for number in np.unique(passes)])
@@ -53,7 +53,7 @@ class Mixture:
         num_tokens: Length of each text.
         block_size: Tokens in a block.
         batch_size: Blocks in a micro-batch.
-        seed: Numbers that tell this phase from others.
+        seed: Numbers that distinguish this phase from others.
 
     Example:
         >>> mixture = Mixture([9, 1], num_tokens=[1001, 501], block_size=100, batch_size=2, seed=[0])
@@ -72,24 +72,24 @@ class Mixture:
         self._seed = tuple(seed)
         self._orders = [BlockOrder(n, block_size, [*seed, 1 + number]) for number, n in enumerate(num_tokens)]
         self._sources = np.zeros(0, dtype=np.int64)
-        self._places = np.zeros(0, dtype=np.int64)  # how many micro-batches of the same text come before
+        self._places = np.zeros(0, dtype=np.int64)  # number of micro-batches of the same text before each
 
     def source_of(self, number: int) -> int:
-        """Return which text a micro-batch comes from; both are counted from 0."""
+        """Return the text of a micro-batch; both are counted from 0."""
         self._draw(number)
         return int(self._sources[number])
 
     def batch(self, number: int) -> tuple[int, np.ndarray]:
-        """Return which text a micro-batch comes from, and where in it its blocks begin, int64 `(batch_size,)`.
+        """Return the text of a micro-batch and the starts of its blocks in it, int64 `(batch_size,)`.
 
-        Micro-batches are counted from 0 over all ranks since the phase began.
+        Micro-batches are counted from 0 over all ranks since the start of the phase.
         """
         source = self.source_of(number)
         first = int(self._places[number]) * self.batch_size
         return source, self._orders[source].starts(first, self.batch_size)
 
     def _draw(self, number: int) -> None:
-        """Know the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
+        """Draw the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
         if number < len(self._sources):
             return
         size = 1 << max(10, int(number).bit_length())

@@ -1,4 +1,4 @@
-"""The paper's three protocols: which samples a network trains on, and for how long.
+"""The paper's three protocols: the training samples of each chunk, and its epochs.
 
 Data arrives in *chunks*, counted from 0; each is trained on for a number of epochs before the next arrives. All draws
 come from a generator seeded with `seed`: they are the same on every rank and platform, and leave the global random
@@ -19,10 +19,10 @@ Access = Literal["cumulative", "current"]
 
 
 class Protocol(EpochPlan, ABC):
-    """A rule by which samples with labels arrive.
+    """Rule for the arrival of labeled samples.
 
     Attributes:
-        access: What a chunk trains on: `cumulative`, all data so far (the paper), or `current`, only what is new in it.
+        access: Samples that a chunk trains on: `cumulative`, all so far (the paper), or `current`, only its new ones.
         by_class: Whether the chunks are made of classes, so that labels are needed.
         online: Whether the metric is the accuracy during training, see `lightning_fire.data.streams`.
         count: Name of the argument that gives the number of chunks.
@@ -59,7 +59,7 @@ class Protocol(EpochPlan, ABC):
         """
         new = self._new(labels, num_classes, seed)
         if empty := [chunk for chunk, samples in enumerate(new) if not len(samples)]:
-            raise ValueError(f"every chunk must bring at least 1 sample, but chunks {empty} of {self} bring none")
+            raise ValueError(f"every chunk must have at least 1 new sample, but chunks {empty} of {self} have none")
         return new if self.access == "current" else [torch.cat(new[: chunk + 1]) for chunk in range(len(new))]
 
     def classes(self, num_classes: int | None, seed: int) -> list[Tensor | None]:
@@ -110,7 +110,7 @@ class WarmStart(Protocol):
 class Continual(Protocol):
     """Equal parts of the data, one after another (paper: 10 %, 20 %, … 100 %, 100 epochs each).
 
-    Where the number of samples N is not a multiple, chunk i ends at round(i·N/k): sizes differ by at most one.
+    If the number of samples N is not a multiple of k, chunk i ends at round(i·N/k): sizes differ by at most one.
 
     Args:
         num_chunks: Number of chunks.

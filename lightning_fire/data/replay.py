@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ReplayDataModule(pl.LightningDataModule):
     """Steps environments with the module that is trained, and draws its batches from what they have done.
 
-    A batch is a round: `steps_per_round` steps of each environment, then minibatches for as many updates as
+    A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
     `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
     for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
     ones, and None where the module is evaluated. If it has `observe(observations)`, it is shown all that is met in
@@ -34,33 +34,33 @@ class ReplayDataModule(pl.LightningDataModule):
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
     `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
 
-    A resumed training goes on with the same buffer, and in the midst of the same episodes, if the environments are
-    deterministic: it replays the actions of each since its episode began. All that is drawn is a function of the seed
-    and the round, so that it is then equal to an uninterrupted one.
+    A resumed training continues with the same buffer and, if the environments are deterministic, within the same
+    episodes: it replays the actions of each since its episode began. All random draws are a function of the seed and
+    the number of the batch, so that it is then equal to an uninterrupted one.
 
     Args:
-        environment: Makes an environment of gymnasium: `Gymnasium` or `Atari` of `lightning_fire.experience`, or any
-            callable.
+        environment: Callable that makes an environment of gymnasium: `Gymnasium` or `Atari` of
+            `lightning_fire.experience`, or any other.
         steps_per_epoch: Environment steps of an epoch (paper: 250,000 in Atari).
         replay_ratio: Updates per environment step (paper: 1 for DQN, 2 for SAC).
-        batch_size: Of an update (paper: 32 for DQN, 256 for SAC).
+        batch_size: Samples of an update (paper: 32 for DQN, 256 for SAC).
         capacity: Steps that the buffer holds (paper: 1,000,000).
-        initial_steps: With random actions, before the first update (paper: 20,000 for DQN, 5,000 for SAC).
-        steps_per_round: Of each environment; more than 1 makes small networks faster, as several updates follow on
-            each other.
-        num_envs: Environments that are stepped together.
+        initial_steps: Steps with random actions before the first update (paper: 20,000 for DQN, 5,000 for SAC).
+        steps_per_round: Steps of each environment in a round; more than 1 makes small networks faster, as several
+            updates follow each other.
+        num_envs: Number of environments that are stepped together.
         stack: Frames that make up an observation (Dopamine: 4).
-        reward_clip: Learn from rewards cut off at ± this (Dopamine: 1). Returns are logged whole.
+        reward_clip: Clip the rewards to learn from at ± this (Dopamine: 1). Returns are logged unclipped.
         evaluation_episodes: Episodes of an evaluation.
-        seed: Of the episodes, and of all that is drawn.
-        folder: Keep the buffer in files there, relative to the Trainer's `default_root_dir`, and in checkpoints only
+        seed: Seed of the episodes and of all random draws.
+        folder: Folder for files of the buffer, relative to the Trainer's `default_root_dir`; checkpoints then have only
             their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
             are kept. None: in memory, and whole in each checkpoint.
-        vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in a process of its own, for
-            environments that take longer than the half a millisecond that this costs a step, and as many cores. The
-            same training, bit for bit, where environments draw from their own seed alone and share nothing.
-        evaluation_environment: Makes the environment of evaluations. Default: `environment`.
-        video_folder: Record the first episode of each evaluation there, relative to `default_root_dir`, as
+        vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in its own process, for
+            environments that take longer than the overhead of half a millisecond per step, and as many cores. The
+            same training, bit for bit, if environments draw only from their own seed and share nothing.
+        evaluation_environment: Callable that makes the environment of evaluations. Default: `environment`.
+        video_folder: Folder, relative to `default_root_dir`, for a video of the first episode of each evaluation,
             `step-N.mp4`, N environment steps; needs moviepy, and an evaluation environment that renders frames.
 
     Raises:
@@ -130,7 +130,7 @@ class ReplayDataModule(pl.LightningDataModule):
         self._evaluation: Evaluation | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that the Trainer and its module suit, and make the environments and the buffer.
+        """Check the Trainer and its module, and make the environments and the buffer.
 
         Args:
             stage: `fit`, `validate`, `test` or None.
@@ -182,12 +182,12 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def action_space(self) -> Any:
-        """Of one environment, as the module sees it: boxes are scaled to [−1, 1]; None before `setup` of a fit."""
+        """Action space of one environment, with boxes scaled to [−1, 1]; None before `setup` of a fit."""
         return None if self._rounds is None else self._rounds.collector.action_space
 
     @property
     def example_observations(self) -> Tensor:
-        """Zeros of the shape and type of what the module acts on, of all environments."""
+        """Zeros of the shape and type of the observations of all environments that the module acts on."""
         return torch.from_numpy(self._rounds.collector.buffer.empty_observations())
 
     @property
@@ -196,7 +196,7 @@ class ReplayDataModule(pl.LightningDataModule):
         return 0 if self._rounds is None else self._rounds.collector.environment_steps
 
     def train_dataloader(self) -> "Rounds":
-        """Take what is left of the initial steps, so that callbacks may look at them, and return an epoch's rounds."""
+        """Collect the remaining initial steps, so that callbacks may use them, and return the rollouts of an epoch."""
         begin_next_epoch(self.trainer)
         self._rounds.collect_initial()
         return self._rounds
@@ -210,7 +210,7 @@ class ReplayDataModule(pl.LightningDataModule):
         return self._evaluation
 
     def teardown(self, stage: str) -> None:
-        """Close the environments of evaluation; after a `fast_dev_run` forget what it collected.
+        """Close the environments of evaluation; after a `fast_dev_run` drop the collected steps.
 
         Args:
             stage: `fit`, `validate` or `test`.
@@ -222,24 +222,24 @@ class ReplayDataModule(pl.LightningDataModule):
         log_over_batches(self.trainer.loggers)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Return the loggers to Lightning's axis: there is no `teardown` then."""
+        """Return the loggers to Lightning's axis, as `teardown` is not called after an exception."""
         log_over_batches(self.trainer.loggers)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buffer, or the names of its files, and where the environments are: plain values and tensors."""
+        """Return the buffer, or the names of its files, and the states of the environments: values and tensors."""
         if self._rounds is None:
             return {}
         return {"rounds": self._rounds.state(), "environment_steps": self.environment_steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where a checkpoint was written; to test a checkpoint needs none of it."""
+        """Continue from the state of a checkpoint; only fits use it."""
         fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if not fitting or self._rounds is None or "rounds" not in state_dict:
             return
         if self._rounds.restore(state_dict["rounds"]):
-            rank_zero_info(f"Training goes on after {self.environment_steps} environment steps.")
+            rank_zero_info(f"Training continues after {self.environment_steps} environment steps.")
         else:
             rank_zero_warn(
-                "The environments did not return to where they were when the checkpoint was written, as they are not"
+                "The environments could not be restored to their states in the checkpoint, as they are not"
                 " deterministic or have changed: new episodes begin. The replay buffer is the same."
             )

@@ -7,24 +7,24 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-_SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: keep the epochs of seeds 0, 1, 2 apart
+_SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: distinguishes the epochs of seeds 0, 1, 2
 
 
 class EpochSampler(DistributedSampler):
-    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its share.
+    """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its part.
 
-    As in torch, the shares are made equal by repeating up to (number of ranks − 1) samples. Lightning leaves such a
-    sampler alone and tells it the epoch.
+    As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning does
+    not replace such a sampler, and sets its epoch.
 
     Args:
         dataset: Any data set with a length.
         shuffle: Permute; otherwise in order.
         seed: Seed of the permutations.
         num_replicas: Number of ranks; None: of the running process group, 1 without one.
-        rank: This rank; None likewise.
+        rank: This rank; None: in the running process group, 0 without one.
 
     Attributes:
-        skip: Samples to leave out at the start of the epoch, because they were seen before a resume.
+        skip: Number of samples to skip at the start of the epoch, as they were used before a resume.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EpochSampler(DistributedSampler):
         self.skip = 0
 
     def order(self) -> torch.Tensor:
-        """Return the sample numbers of the epoch for this rank, without those to leave out, int64 (samples,)."""
+        """Return the sample numbers of the epoch for this rank, without the skipped ones, int64 (samples,)."""
         size = len(self.dataset)
         numbers = torch.arange(size)
         if self.shuffle:
@@ -54,7 +54,7 @@ class EpochSampler(DistributedSampler):
 
 
 class EpochBatchSampler(EpochSampler):
-    """The same samples in the same order, one index tensor per batch, int64 (batch_size,); the last may be shorter.
+    """Batch sampler of the same order: one index tensor per batch, int64 (batch_size,); the last may be shorter.
 
     Args:
         dataset: Any data set with a length.
@@ -74,7 +74,7 @@ class EpochBatchSampler(EpochSampler):
 
 
 class ResumableLoader(DataLoader):
-    """Loads the batches of the current epoch; in a resumed epoch, only those that were not yet trained on.
+    """DataLoader of the batches of the current epoch; in a resumed epoch, only those not yet trained on.
 
     A `TensorDataset`, or a subset of one by tensor, is indexed by whole batches, without a Python call per sample.
 
@@ -85,7 +85,7 @@ class ResumableLoader(DataLoader):
         shuffle: New order in each epoch; otherwise always in order.
         seed: Seed of the order.
         num_workers: Worker processes; they are kept from epoch to epoch.
-        sampler: Draws the order in the place of `shuffle` and `seed`.
+        sampler: Draws the order instead of `shuffle` and `seed`.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class ResumableLoader(DataLoader):
         self._resume_from = (-1, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator: nothing is drawn before the first batch is asked for. Lightning calls `iter` before it sets the
-        # epoch, and a callback may look at a few batches between the two.
+        # A generator: nothing is drawn before the first batch is requested. Lightning calls `iter` before it sets the
+        # epoch, and a callback may read a few batches in between.
         epoch = self.sampler.epoch
         start = self._resume_from[1] if self._resume_from[0] == epoch else 0
         self.sampler.skip = start * self.samples_per_batch
@@ -133,12 +133,12 @@ class ResumableLoader(DataLoader):
         return {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Leave out the batches already handed out, in that epoch and no other."""
+        """Skip the batches already handed out, only in that epoch."""
         self._resume_from = (state_dict["epoch"], state_dict["batches"])
 
 
 def num_batches(num_samples: int, batch_size: int, num_replicas: int = 1) -> int:
-    """Return the batches that each rank gets in an epoch, the incomplete last one included.
+    """Return the number of batches of each rank in an epoch, including an incomplete last one.
 
     Example:
         >>> num_batches(1000, batch_size=256), num_batches(1000, batch_size=256, num_replicas=2)

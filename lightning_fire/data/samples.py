@@ -44,7 +44,7 @@ class TensorSubset(Dataset):
 
 
 class Transformed(Dataset):
-    """A data set of sequences whose first entry, the input, goes through a function."""
+    """Data set of sequences with a function applied to their first entry, the input."""
 
     def __init__(self, dataset: Dataset, transform: Callable[[Any], Any]):
         self.dataset, self.transform = dataset, transform

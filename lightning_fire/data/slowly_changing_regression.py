@@ -1,4 +1,4 @@
-"""The data of slowly-changing regression, which need no file."""
+"""Data of slowly-changing regression, generated without a file."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
 
     Args:
         protocol: The stream.
-        test_size: Samples that each task is validated with.
+        test_size: Validation samples of each task.
         **options: `batch_size`, `test_batch_size` and `seed` of `ChunkedDataModule`.
     """
 
@@ -30,6 +30,6 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
         self.test_size = test_size
 
     def load(self) -> tuple[Dataset, Dataset]:
-        """Return as many zeros as a task has samples: the protocol draws its own."""
+        """Return zeros for the samples of a task: the protocol draws its own samples."""
         blank = (torch.zeros(size, 1) for size in (self.protocol.samples_per_task, self.test_size))
         return tuple(TensorDataset(zeros, zeros) for zeros in blank)

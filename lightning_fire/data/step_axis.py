@@ -1,4 +1,4 @@
-"""Another x axis for everything that is logged."""
+"""Custom x axis of all logs."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -8,14 +8,14 @@ from lightning.pytorch.loggers import Logger
 
 
 def log_over(loggers: Iterable[Logger], count: Callable[[], int]) -> None:
-    """Let loggers write all metrics at the step that `count` returns, whatever step Lightning or a callback names.
+    """Make loggers write all metrics at the step that `count` returns, instead of the step given to them.
 
-    Lightning's own count of batches is left as it is: it also decides when to log.
+    Lightning's own count of batches does not change: it also decides when to log.
     `type(logger).log_metrics(logger, metrics, step)` still writes at any step.
 
     Args:
-        loggers: Of a Trainer.
-        count: Returns the present step of the axis.
+        loggers: Loggers of a Trainer.
+        count: Function that returns the present step of the axis.
     """
     for logger in loggers:
         vars(logger)["log_metrics"] = partial(_write, logger, count)

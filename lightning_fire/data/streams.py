@@ -16,7 +16,7 @@ from lightning_fire.data.protocols import Access, Protocol
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
 Task = tuple[Samples, Samples]  # to train on, and to validate with
 
-_SEED_STRIDE = 999_999_937  # keeps the draws of seeds 0, 1, 2 apart, and from the orders of the batches
+_SEED_STRIDE = 999_999_937  # distinguishes the draws of seeds 0, 1, 2 from each other and from batch orders
 _SAMPLES, _CHANGE = range(2)  # what is drawn
 
 
@@ -58,7 +58,7 @@ class Stream(Protocol):
             seed: Seed of the draws.
 
         Raises:
-            ValueError: If the data does not suit the stream.
+            ValueError: If the data does not fit the stream.
         """
 
     def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
@@ -86,7 +86,8 @@ class PermutedLabels(Stream):
 class RandomLabels(Stream):
     """Stream in which the same samples get new random labels in each task, to be memorized.
 
-    Nothing carries over but plasticity. A task is validated with its own training samples.
+    Tasks share nothing that can be learned: results depend only on plasticity. A task is validated with its own
+    training samples.
 
     Source: random-label MNIST of Kumar et al., Maintaining plasticity in continual learning via regenerative
     regularization, CoLLAs 2024, after Lyle et al., Understanding plasticity in neural networks, ICML 2023. The default
@@ -149,7 +150,7 @@ class SlowlyChangingRegression(Stream):
         samples_per_task: Training samples of each task.
         epochs: Epochs of each task: one number for all, or one per task.
         bits: Input bits.
-        slow_bits: Those that are the same for all samples of a task, from 1 to `bits`.
+        slow_bits: Number of bits that are the same for all samples of a task, from 1 to `bits`.
         hidden_units: Hidden units of the network that makes the targets.
         threshold: Fraction of the inputs, bias included, that must agree with the weights of a unit, in (0, 1).
 

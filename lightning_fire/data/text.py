@@ -30,7 +30,7 @@ class Phases(EpochPlan):
         epochs: Epochs of each phase: one number for all, or one per phase.
 
     Raises:
-        ValueError: If a mixture is empty or has a weight that is not positive, or `epochs` does not suit.
+        ValueError: If a mixture is empty or has a weight that is not positive, or `epochs` does not fit.
     """
 
     mixtures: Sequence[Mapping[str, float]]
@@ -53,12 +53,12 @@ class Phases(EpochPlan):
 
     @property
     def names(self) -> list[str]:
-        """Names of all texts, in the order in which they first come."""
+        """Names of all texts, in order of first occurrence."""
         return list(dict.fromkeys(name for mixture in self.mixtures for name in mixture))
 
 
 class TextDataModule(ArrivingData):
-    """Blocks of text for a language model, in phases; one `trainer.fit` goes through all of them.
+    """Blocks of text for a language model, in phases; one `trainer.fit` trains on all of them.
 
     A phase is a mixture: each micro-batch comes from one text, drawn in proportion to the weights. Within a text,
     blocks come without replacement, pass after pass (`lightning_fire.data.mixture`). A batch is a pure function of the
@@ -70,7 +70,7 @@ class TextDataModule(ArrivingData):
     `reload_dataloaders_every_n_epochs=1`. A callback recognises new data by a changed `chunk`, the number of the phase.
 
     A batch is `(tokens, targets)`, both int64 `(batch_size, block_size)`; a validation batch `(tokens, targets, text)`,
-    `text` being the number of its text in `texts`, a scalar. Validation is on the same blocks each time, of the texts
+    where `text` is the index of its text in `texts`, a scalar. Validation uses the same blocks each time, of the texts
     of the present phase.
 
     To give texts in memory, subclass it and override `load`.
@@ -84,13 +84,13 @@ class TextDataModule(ArrivingData):
         batch_size: Blocks in a micro-batch, per device.
         block_size: Tokens in a block.
         val_blocks: Blocks of each text to validate on, evenly spaced; None: all. nanoGPT draws 2400.
-        vocab_size: Tokens must be below. Default: what `meta.json` says.
+        vocab_size: Upper bound of the tokens, exclusive. Default: that of `meta.json`.
         dtype: Of token files without `meta.json`: `uint8`, `uint16` or `uint32`.
         seed: Seed of the order of blocks and texts.
-        num_workers: Worker processes. Reading is cheap: 0 will do unless the disk is slow.
+        num_workers: Worker processes. Reading is cheap: 0 is enough unless the disk is slow.
 
     Raises:
-        ValueError: If an argument is out of its range; when training starts, if files do not suit one another.
+        ValueError: If an argument is out of range; when training starts, if the files are not compatible.
         FileNotFoundError: When training starts, if a file is missing.
     """
 
@@ -150,7 +150,7 @@ class TextDataModule(ArrivingData):
         return steps_per_chunk(self.protocol, sizes, 1, self.trainer)
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that Trainer, phases and files suit one another, and open the files.
+        """Check that Trainer, phases and files are compatible, and open the files.
 
         Args:
             stage: `fit`, `validate`, `test` or None.
@@ -178,8 +178,8 @@ class TextDataModule(ArrivingData):
         return loader
 
     def val_dataloader(self) -> ResumableLoader:
-        """Return the validation blocks of the texts of the present phase. Several ranks share them; up to (ranks − 1)
-        batches then count twice."""
+        """Return the validation blocks of the texts of the present phase; with several ranks, up to (ranks − 1) batches
+        count twice."""
         self._load_once()
         phase = self.chunk
         if self._val_loader is None or self._val_loader[0] != phase:
@@ -230,7 +230,7 @@ class MicroBatchSampler(EpochBatchSampler):
 
 
 class MixedBatches(Dataset):
-    """The micro-batches of a phase, read when asked for; `length` is that of an epoch on all ranks."""
+    """Micro-batches of a phase, read on request; `length` is that of an epoch on all ranks."""
 
     def __init__(self, texts: Sequence[Tokens], mixture: Mixture, block_size: int, length: int):
         self.texts, self.mixture, self.block_size, self.length = texts, mixture, block_size, length

@@ -1,4 +1,4 @@
-"""Tiny ImageNet, read straight from the original zip file: nothing is extracted, moved or renamed."""
+"""Tiny ImageNet, read directly from the original zip file: nothing is extracted, moved or renamed."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +19,7 @@ from lightning_fire.data.files import damaged, require_file
 
 _TOP = "tiny-imagenet-200"
 _SIZE = (64, 64)
-_LARGEST = 2**22  # bytes; its lists and images are below a tenth of that
+_LARGEST = 2**22  # bytes; its lists and images are smaller than a tenth of that
 
 
 class TinyImageNetDataModule(ChunkedDataModule):
@@ -29,7 +29,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
     are decoded into memory (1.4 GB) when training starts; an incomplete or damaged file is an error.
 
     Args:
-        root: Folder that holds, or shall hold, `tiny-imagenet-200.zip`.
+        root: Folder of `tiny-imagenet-200.zip`.
         download: Download the file if it is missing.
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
@@ -49,8 +49,8 @@ class TinyImageNetDataModule(ChunkedDataModule):
             partial = self.path.with_suffix(".zip.partial")
             torch.hub.download_url_to_file(self.url, str(partial))
             if not check_integrity(str(partial), self.md5):
-                raise damaged(partial, f"the MD5 sum of what {self.url} sent is not {self.md5}")
-            partial.replace(self.path)  # at once: no process ever sees half a file
+                raise damaged(partial, f"the MD5 sum of the file from {self.url} is not {self.md5}")
+            partial.replace(self.path)  # atomic: other processes never see a partial file
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set.
@@ -69,7 +69,7 @@ class TinyImageNetDataModule(ChunkedDataModule):
 
 
 def _listed(archive: ZipFile) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
-    """Return the member and class of each training image and of each validation image, as the archive's lists say."""
+    """Return the member and class of each training image and of each validation image, from the archive's lists."""
 
     def lines(member: str) -> list[list[str]]:
         return [line.split() for line in _read(archive, f"{_TOP}/{member}").decode().splitlines() if line.strip()]

@@ -1,5 +1,4 @@
-"""Text as token numbers: arrays in memory, or files as nanoGPT's `prepare` scripts and `lightning-fire prepare-text`
-write them."""
+"""Text as token numbers: arrays in memory, or files by nanoGPT's `prepare` scripts or `lightning-fire prepare-text`."""
 
 import json
 from dataclasses import dataclass
@@ -14,16 +13,16 @@ _DTYPES = {"uint8": "u1", "uint16": "<u2", "uint32": "<u4"}
 
 
 class Tokens:
-    """Token numbers, one after another; those of a file are read where they are needed, and not copied to workers.
+    """Sequence of token numbers; a file is read on demand, and not copied to workers.
 
     Args:
         place: The file, or an array of unsigned integers, shape `(tokens,)`.
-        dtype: Of the tokens in the file: `uint8`, `uint16` or `uint32`, little-endian.
-        vocab_size: Tokens must be below; None: unknown.
+        dtype: Type of the tokens in the file: `uint8`, `uint16` or `uint32`, little-endian.
+        vocab_size: Upper bound of the tokens, exclusive; None: unknown.
 
     Raises:
         FileNotFoundError: If the file does not exist.
-        ValueError: If its size is no multiple of that of a token, or `dtype` is unknown.
+        ValueError: If its size is not a multiple of that of a token, or `dtype` is unknown.
     """
 
     def __init__(self, place: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
@@ -37,12 +36,12 @@ class Tokens:
             size = self._file.stat().st_size
             self._size, rest = divmod(size, self._dtype.itemsize)
             if rest:
-                multiple = f"its {size} bytes are no multiple of {self._dtype.itemsize}"
+                multiple = f"its {size} bytes are not a multiple of {self._dtype.itemsize}"
                 raise ValueError(f"{self._file} is truncated, or not of {dtype}: {multiple}")
 
     @property
     def name(self) -> str:
-        """The file, for people."""
+        """Name of the file, for messages."""
         return str(self._file or "an array")
 
     def __len__(self) -> int:
@@ -66,7 +65,7 @@ class Tokens:
         return torch.from_numpy(found)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let each process map the file by itself."""
+        """Exclude the memory map: each process maps the file itself."""
         return vars(self) if self._file is None else {**vars(self), "_array": None}
 
 
@@ -76,9 +75,9 @@ class TokenSource:
 
     Attributes:
         train: Tokens to train on.
-        val: Tokens to validate with.
-        vocab_size: Tokens are below; None: unknown.
-        tokenizer: What made them; None: unknown.
+        val: Tokens to validate on.
+        vocab_size: Upper bound of the tokens, exclusive; None: unknown.
+        tokenizer: The tokenizer that made them; None: unknown.
     """
 
     train: Tokens
@@ -92,11 +91,11 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
 
     Args:
         folder: The folder.
-        dtype: Of the tokens, where there is no `meta.json`; nanoGPT writes uint16.
+        dtype: Type of the tokens, if `meta.json` does not exist; nanoGPT writes uint16.
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file is not what `meta.json` says; if that cannot be read; if the folder is not complete.
+        ValueError: If a file does not match `meta.json`; if that cannot be read; if the folder is not complete.
     """
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
@@ -105,7 +104,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
             )
     meta = _read_meta(folder / "meta.json")
     if not meta and (folder / "progress.json").exists():
-        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` goes on with it")
+        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}
     for split, found in tokens.items():

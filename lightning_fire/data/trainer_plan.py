@@ -1,4 +1,4 @@
-"""How many optimizer steps a Trainer makes in each chunk."""
+"""Number of optimizer steps of a Trainer in each chunk."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""Experience of reinforcement learning: environments that are stepped, and a buffer of what came of it."""
+"""Experience of reinforcement learning: environments, and a replay buffer of their steps."""
 
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector

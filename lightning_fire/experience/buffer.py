@@ -1,4 +1,4 @@
-"""A replay buffer that stores each frame once, and can lie in files that several trainings share."""
+"""Replay buffer that stores each frame once, in memory or in files that several trainings share."""
 
 import weakref
 from collections import deque
@@ -17,30 +17,30 @@ _SEGMENTS = 16  # of which a full buffer consists
 
 
 class ReplayBuffer:
-    """The last steps of several environments that go in step.
+    """The last steps of several environments that are stepped together.
 
     An observation is stored once, and stacked with those before it when it is drawn: frames from before the beginning
     of its episode are zeros. A step of an environment that begins a new episode, whatever the action
     (gymnasium's `AutoresetMode.NEXT_STEP`), is never drawn.
 
-    With a folder, the buffer lies in files there. A full file is never changed: a training that goes on from a
-    checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in memory.
+    With a folder, the buffer lies in files there. A full file is never changed: a training that continues from
+    a checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in RAM.
     Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and with the
     buffer itself those that no checkpoint needs; those of the training before it are never deleted.
 
     Args:
         capacity: Steps to keep, of all environments together.
-        observation_shape: Of one environment.
-        observation_dtype: Of one environment.
-        action_shape: Of one environment; `()` of a discrete one.
-        action_dtype: Of one environment.
-        num_envs: Environments.
+        observation_shape: Shape of an observation of one environment.
+        observation_dtype: Type of an observation.
+        action_shape: Shape of an action of one environment; `()` if discrete.
+        action_dtype: Type of an action.
+        num_envs: Number of environments.
         stack: Frames that make up an observation.
-        folder: Where files shall be; None: all is in memory, and in the checkpoint.
+        folder: Folder for the files; None: all is in memory, and in the checkpoint.
 
     Attributes:
-        ended: Environments whose episode has ended with the last step, `(num_envs,)`, bool.
-        dtype: Of a row, which holds one step of all environments.
+        ended: Whether the last step ended the episode of each environment, `(num_envs,)`, bool.
+        dtype: Type of a row, which holds one step of all environments.
 
     Raises:
         ValueError: If `capacity` is not at least 32 steps of each environment, or `stack` or `num_envs` below 1.
@@ -75,7 +75,7 @@ class ReplayBuffer:
             align=True,
         )
         self.size_of_segment = -(-self.steps // _SEGMENTS)
-        self.written = 0  # steps; the observation after the last has a row, too
+        self.written = 0  # steps; the observation after the last also has a row
         self.ended = np.zeros(num_envs, bool)
         # of a buffer in memory: the steps that are kept, the segment that fills, and frames before the oldest step
         slots = _SEGMENTS + 1 + -(-stack // self.size_of_segment) if folder is None else 0
@@ -101,9 +101,9 @@ class ReplayBuffer:
         truncated: ArrayLike,
         next_observations: ArrayLike,
     ) -> None:
-        """Store what came of an action in each environment: `(num_envs, *shape)` or `(num_envs,)` each.
+        """Store the result of an action in each environment: `(num_envs, *shape)` or `(num_envs,)` each.
 
-        `next_observations` are the last of an episode, where that has ended.
+        `next_observations` are the last of an episode, if it has ended.
         """
         rows, i = self._row(self.written)
         rows["action"][i], rows["reward"][i] = actions, rewards
@@ -127,7 +127,7 @@ class ReplayBuffer:
         return rows["observation"][i]
 
     def empty_observations(self) -> np.ndarray:
-        """Return zeros of the shape and type of what `latest` returns."""
+        """Return zeros of the shape and type of the result of `latest`."""
         kind = self.dtype["observation"]
         stacked = (self.stack,) if self.stack > 1 else ()
         return np.zeros((self.num_envs, *stacked, *kind.shape[1:]), kind.base)
@@ -144,13 +144,13 @@ class ReplayBuffer:
         """Draw steps uniformly, with replacement.
 
         Args:
-            number: Of steps.
-            generator: For the draw, which does not depend on `n_step`.
-            n_step: Steps of which each sums up the discounted rewards; fewer, where its episode or the buffer ends.
+            number: Number of steps.
+            generator: Generator of the draw, which does not depend on `n_step`.
+            n_step: Number of steps of the discounted returns; fewer, where the episode or the buffer ends.
             discount: γ, used with `n_step > 1`.
 
         Raises:
-            ValueError: If there is none to draw.
+            ValueError: If the buffer has no steps to draw.
         """
         steps, environments = self._draw(number, generator)
         before, (actions,) = self._observations(steps, environments), self._gather(("action",), steps, environments)
@@ -163,18 +163,18 @@ class ReplayBuffer:
         return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated, discounts)))
 
     def _returns(self, steps: np.ndarray, environments: np.ndarray, discounts: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Return what follows some steps: discounted sums of rewards, whether nothing is to come, and steps taken."""
+        """Return for some steps the discounted sums of rewards, whether the episode terminates, and steps taken."""
         ahead = steps[:, None] + np.arange(len(discounts))  # (number, n_step)
         there = np.minimum(ahead, self.written - 1).ravel()
         found = self._gather(("reward", "terminated", "began"), there, environments.repeat(len(discounts)))
         rewards, terminated, began = (field.reshape(ahead.shape) for field in found)
-        began[:, 0] = False  # what is drawn begins no episode
+        began[:, 0] = False  # sampled steps do not begin an episode
         counts = np.logical_and.accumulate(~began & (ahead < self.written), axis=1)
         sums = (rewards * counts * discounts).sum(1, dtype=np.float64).astype(np.float32)
         return sums, (terminated & counts).any(1), counts.sum(1)
 
     def _draw(self, number: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """Draw until there are enough: hardly any step is one that begins an episode."""
+        """Draw until there are enough: few steps are invalid because they begin an episode."""
         steps, environments = np.empty(0, np.int64), np.empty(0, np.int64)
         for _ in range(1000):
             missing = number - len(steps)
@@ -214,14 +214,14 @@ class ReplayBuffer:
         return found
 
     def _place_of(self, index: int) -> Path | np.ndarray:
-        """Return where a segment is to be: the folder of its file, or rows in memory."""
+        """Return the storage of a new segment: the folder of its file, or rows in memory."""
         if self.folder is not None:
             return self.folder
         first = index * self.size_of_segment % len(self._ring)
         return self._ring[first : first + self.size_of_segment]
 
     def _row(self, step: int) -> tuple[np.ndarray, int]:
-        """Return the segment in which one of the last steps lies, and its row there."""
+        """Return the segment that holds one of the last steps, and its row there."""
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
             self._segments[index] = rows = new_segment(self.dtype, self.size_of_segment, self._place_of(index))
@@ -243,11 +243,11 @@ class ReplayBuffer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned.
+        """Restore the result of `state_dict`.
 
         Raises:
-            ValueError: If it is of another kind.
-            FileNotFoundError: If one of its files is gone.
+            ValueError: If its sizes or types differ from those of this buffer.
+            FileNotFoundError: If one of its files does not exist.
         """
         if state["steps"] != self.steps:
             raise ValueError(
@@ -267,7 +267,7 @@ class ReplayBuffer:
 
 
 def _delete(own: set[Path], kept: Iterable[set[Path]]) -> None:
-    """Delete files that nobody needs."""
+    """Delete files that no buffer needs."""
     for path in own - set().union(*kept):
         path.unlink(missing_ok=True)
         own.discard(path)

@@ -1,4 +1,4 @@
-"""Steps environments, and stores what came of it."""
+"""Collector: steps environments, and stores the steps in a replay buffer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from lightning_fire.experience.vector import Environment, VectorEnvironments
 
 
 class Collector:
-    """Environments that go in step, and the replay buffer of what they did.
+    """Environments that are stepped together, and the replay buffer of their steps.
 
     Args:
         environment: Makes one; actions in a box are scaled to [−1, 1].
@@ -26,7 +26,7 @@ class Collector:
         in_processes: Step each in a process of its own.
 
     Raises:
-        ValueError: If the observations or actions of the environment are no arrays and no whole numbers from 0.
+        ValueError: If the observations or actions of the environment are neither arrays nor whole numbers from 0.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Collector:
         )
         self.steps = 0  # of each environment
         self._begun = False
-        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the episodes that go on
+        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the unfinished episodes
         self._finished: list[tuple[float, int, int]] = []
 
     @property
     def action_space(self) -> Discrete | Box:
-        """Of one environment."""
+        """Action space of one environment."""
         return self._envs.action_space
 
     @property
     def environment_steps(self) -> int:
-        """Steps of all environments together."""
+        """Number of steps of all environments together."""
         return self.steps * self.num_envs
 
     def random_actions(self, generator: np.random.Generator) -> np.ndarray:
@@ -73,14 +73,14 @@ class Collector:
         return generator.uniform(low, high, (self.num_envs, *low.shape)).astype(np.float32)
 
     def observations(self) -> np.ndarray:
-        """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
+        """Return the observations to act on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
         if not self._begun:
             self.buffer.begin(self._envs.observations)
             self._begun = True
         return self.buffer.latest()
 
     def step(self, actions: np.ndarray) -> None:
-        """Act once in each environment, `(num_envs, *shape)`; one whose episode has ended begins the next one instead.
+        """Act once in each environment, `(num_envs, *shape)`; after the end of an episode it begins the next instead.
 
         `observations` must have been called before the first step.
         """
@@ -88,7 +88,7 @@ class Collector:
         observations, rewards, terminated, truncated = self._envs.step(actions)
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         self.buffer.add(actions, stored, terminated, truncated, observations)
-        for i, ended in enumerate(self.buffer.ended.tolist()):  # of few environments faster than numpy
+        for i, ended in enumerate(self.buffer.ended.tolist()):  # for few environments faster than numpy
             self._returns[i] += float(rewards[i])
             self._lengths[i] += not began[i]
             if ended:
@@ -119,9 +119,9 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore what `state_dict` returned; return whether the environments are where they were.
+        """Restore the result of `state_dict`; return whether the environments are in the same state.
 
-        Where they are not deterministic, or have changed, each begins a new episode.
+        If they are not deterministic, or have changed, each begins a new episode.
         """
         self.buffer.load_state_dict(state["buffer"])
         self.steps = state["steps"]
@@ -142,12 +142,12 @@ class Collector:
 
 
 def stored_dtype(space: Box) -> np.dtype:
-    """Return the type in which observations are stored and acted on: that of their space, float64 as float32."""
+    """Return the type of stored observations: that of their space, with float32 for float64."""
     return np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
 
 
 def scaled(environment: Environment) -> gymnasium.Env:
-    """Make an environment whose actions lie in [−1, 1] where they are in a box.
+    """Make an environment, with actions in a box scaled to [−1, 1].
 
     Raises:
         ValueError: If it has actions or observations that cannot be stored.

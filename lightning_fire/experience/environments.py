@@ -1,4 +1,4 @@
-"""Environments of the paper's reinforcement learning settings, and any other of gymnasium."""
+"""Environments of the paper's reinforcement learning experiments, and all others of gymnasium."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +15,12 @@ _HINTS = {
 
 @dataclass(frozen=True)
 class Gymnasium:
-    """Makes an environment that is registered with gymnasium; observations in several parts become one array.
+    """Factory of an environment registered with gymnasium; observations in several parts become one array.
 
     Args:
-        name: Such as `CartPole-v1`; `package:Name-v0` imports a package first.
+        name: Name such as `CartPole-v1`; `package:Name-v0` imports a package first.
         options: Keyword arguments of the environment.
-        action_repeat: Do each action so often, and sum up the rewards (SimBa: 2).
+        action_repeat: Number of repetitions of each action, whose rewards are summed (SimBa: 2).
     """
 
     name: str
@@ -35,8 +35,8 @@ class Gymnasium:
         """Return the environment.
 
         Raises:
-            ImportError: If the package it comes with is not installed; says how to get it.
-            ValueError: If there is none of this name.
+            ImportError: If its package is not installed; the message says how to get it.
+            ValueError: If the name is not registered.
         """
         try:
             env = gymnasium.make(self.name, **self.options)
@@ -61,7 +61,7 @@ class Atari:
     Args:
         game: Such as `Asterix`, `BeamRider` or `DemonAttack`.
         frame_skip: Frames that an action lasts.
-        sticky: Chance that the last action is done once more in the place of the new one, in each frame.
+        sticky: Probability, in each frame, that the last action is repeated instead of the new one.
         size: Height and width of the frames.
         max_steps: Actions after which an episode is cut short (half an hour of play).
         render_mode: `"rgb_array"` to record videos.
@@ -79,7 +79,7 @@ class Atari:
 
         Raises:
             ImportError: If ale-py or OpenCV is not installed.
-            ValueError: If there is no such game.
+            ValueError: If the game does not exist.
         """
         try:
             import ale_py
@@ -97,7 +97,7 @@ class Atari:
 
 
 class RepeatedAction(gymnasium.Wrapper):
-    """Does each action several times, unless the episode ends before, and sums up the rewards."""
+    """Wrapper that repeats each action, unless the episode ends before, and sums the rewards."""
 
     def __init__(self, env: gymnasium.Env, times: int):
         super().__init__(env)

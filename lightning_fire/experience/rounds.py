@@ -1,4 +1,4 @@
-"""Loaders whose batches are made when they are asked for: by acting, storing and drawing, and by evaluating."""
+"""Loaders that make each batch on request: by acting, storing and sampling, or by evaluating."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,29 +17,29 @@ from lightning_fire.experience.transitions import Episode, Round
 from lightning_fire.experience.vector import Environment, seed_of_episode
 from lightning_fire.experience.video import recorded
 
-_EVALUATION = 2**31  # a seed apart from those of training
+_EVALUATION = 2**31  # a seed different from those of training
 
 
 class Player:
-    """Lets a module act on arrays, on its device, and shows it what is met in training if it has `observe`."""
+    """Wrapper of a module that acts on arrays, on its device, and calls its `observe`, if any, in training."""
 
     def __init__(self, module: LightningModule):
         self._module = module
 
     def observe(self, observations: np.ndarray) -> Tensor:
-        """Show what was met in training, `(num_envs, *shape)`; return it on the device."""
+        """Call `observe` with training observations, `(num_envs, *shape)`; return them on the device."""
         met = torch.from_numpy(observations).to(self._module.device)
         if offers(self._module, HasObserve):
             self._module.observe(met)
         return met
 
     def act(self, observations: np.ndarray, step: int | None, generator: torch.Generator) -> np.ndarray:
-        """Return actions, `(num_envs, *shape)`; observations of training are shown first.
+        """Return actions, `(num_envs, *shape)`; `observe` is called first in training.
 
         Args:
             observations: `(num_envs, *shape)`.
-            step: Environment steps done since the initial ones; None: act as well as possible.
-            generator: Of the CPU, for all that is drawn.
+            step: Environment steps done since the initial ones; None: evaluation.
+            generator: Generator, on the CPU, of all random draws.
         """
         met = torch.from_numpy(observations).to(self._module.device) if step is None else self.observe(observations)
         actions = self._module.act(met, step, generator)
@@ -48,7 +48,7 @@ class Player:
 
 @contextmanager
 def playing(trainer: Trainer) -> Iterator[Player]:
-    """Context manager: let the module of a Trainer play, in the Trainer's precision and without gradients."""
+    """Context manager: act with the module of a Trainer, in the Trainer's precision and without gradients."""
     with torch.no_grad(), trainer.precision_plugin.forward_context():
         yield Player(trainer.lightning_module)
 
@@ -57,34 +57,34 @@ Playing = Callable[[], AbstractContextManager[Player]]
 
 
 class Pace(NamedTuple):
-    """How collecting and learning take turns."""
+    """Schedule by which collecting and learning alternate."""
 
     rounds: int  # in an epoch
-    steps: int  # of each environment in a round
-    updates: int  # in a round
+    steps: int  # of each environment in a rollout
+    updates: int  # after a rollout
     batch_size: int  # of an update
-    initial_steps: int  # of all environments together, before the first round
+    initial_steps: int  # of all environments together, before the first rollout
 
 
 class Rounds:
-    """An epoch of rounds: some steps of the environments, then minibatches from all that is stored.
+    """Rollouts of an epoch: some steps of the environments, each time followed by minibatches from the buffer.
 
-    Whatever is drawn is a function of `seed` and the number of the round; `epoch` returns the Trainer's present one.
+    All random draws are a function of `seed` and the number of the rollout; `epoch` returns that of the Trainer.
     """
 
     def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
         self.collector, self.pace = collector, pace
-        self.returns = (1, 1.0)  # steps and discount of those that an update learns from
+        self.returns = (1, 1.0)  # number of steps and discount of the returns for an update
         self._playing, self._epoch, self._seed = playing, epoch, seed
-        self._position = (-1, 0)  # epoch, rounds handed out in it
+        self._position = (-1, 0)  # epoch, rollouts yielded in it
         self._resumed = (-1, 0)
-        self._number = 0  # of the round, over all epochs
+        self._number = 0  # of the rollout, over all epochs
 
     def __len__(self) -> int:
         return self.pace.rounds
 
     def __iter__(self) -> Iterator[Round]:
-        # A generator: the module does not act before the first batch is asked for.
+        # A generator: the module does not act before the first batch is requested.
         epoch = self._epoch()
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
         self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
@@ -94,13 +94,13 @@ class Rounds:
             yield made
 
     def collect_initial(self) -> None:
-        """Take what is left of the initial steps; to be done before the first round."""
+        """Collect the remaining initial steps; to be called before the first rollout."""
         collector = self.collector
         with self._playing() as player:
             while collector.environment_steps < self.pace.initial_steps:
                 player.observe(collector.observations())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
-        collector.finished()  # random play is not what training logs
+        collector.finished()  # episodes of random actions are not logged
 
     def _round(self) -> Round:
         collector, pace = self.collector, self.pace
@@ -114,7 +114,7 @@ class Rounds:
         return self._of(draws, *collector.finished())
 
     def peek_batches(self) -> Iterator[Round]:
-        """Yield rounds for measuring, drawn from what is stored: nobody acts, and training sees what it would have.
+        """Yield minibatches for measurements, sampled from the buffer without acting and without a change of training.
 
         Raises:
             ValueError: If nothing is stored yet.
@@ -146,16 +146,16 @@ class Rounds:
         return {"position": list(self._position), "number": self._number, "collector": self.collector.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> bool:
-        """Restore what `state` returned; return whether the environments are where they were."""
+        """Restore the result of `state`; return whether the environments are in the same state."""
         self._resumed = self._position = tuple(state["position"])
         self._number = state["number"]
         return self.collector.load_state_dict(state["collector"])
 
 
 class Evaluation:
-    """Episodes that the module plays as well as it can, the same in each evaluation as far as their seeds go.
+    """Loader of evaluation episodes, with the same seeds in each evaluation.
 
-    With a `video_folder`, the first is recorded as `step-N.mp4`, N of `count()`.
+    With a `video_folder`, the first is recorded as `step-N.mp4`, where N is `count()`.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class Evaluation:
         return Episode(torch.tensor(total, dtype=torch.float32), torch.tensor(length))
 
     def close(self) -> None:
-        """Close the environment; it is made anew when next needed."""
+        """Close the environment; it is created again when next needed."""
         if self._env is not None:
             self._env.close()
             self._env = None

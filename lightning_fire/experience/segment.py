@@ -11,10 +11,10 @@ import torch
 
 
 def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.ndarray:
-    """Return rows that are still to be written, `(steps,)`: of a file of a new name in a folder, or those given.
+    """Return rows to be written, `(steps,)`: of a file with a new name in a folder, or those given.
 
     Raises:
-        OSError: If there is no room for all of the file.
+        OSError: If the disk has no room for all of the file.
     """
     if isinstance(place, np.ndarray):
         return place
@@ -22,7 +22,7 @@ def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.nda
     path = place / f"{uuid.uuid4().hex}.replay"
     try:
         rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
-        with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
+        with open(path, "r+b") as file:  # raises an error on a full disk, instead of a signal at a later row
             _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
     except OSError as error:
         path.unlink(missing_ok=True)
@@ -32,12 +32,12 @@ def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.nda
 
 
 def files_of(segments: Iterable[np.ndarray]) -> set[Path]:
-    """Return the files of those segments that lie in one."""
+    """Return the files of those segments that are stored in one."""
     return {Path(rows.filename) for rows in segments if isinstance(rows, np.memmap)}
 
 
 def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
-    """Return the first rows for a checkpoint: themselves, or where they lie."""
+    """Return the first rows for a checkpoint: the rows themselves, or the location of their file."""
     if isinstance(rows, np.memmap):
         rows.flush()
         return {"file": str(rows.filename)}
@@ -47,13 +47,12 @@ def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
 def restored_segment(
     state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray
 ) -> np.ndarray:
-    """Return the rows of which `segment_state` told the first; read-only if they are those of its file.
+    """Return the rows of a segment from the result of `segment_state`; read-only if they are those of its file.
 
-    These are shared by any number of trainings, where there are more rows than these: nothing will be written into
-    them. Else the rows are copied.
+    A full segment is shared by any number of trainings, as it is never written again. Otherwise the rows are copied.
 
     Raises:
-        FileNotFoundError: If the file is gone.
+        FileNotFoundError: If the file does not exist.
     """
     if "file" in state:
         path = Path(state["file"])

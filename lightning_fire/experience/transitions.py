@@ -1,4 +1,4 @@
-"""What a reinforcement learning module is trained on."""
+"""Batches on which a reinforcement learning module is trained."""
 
 from collections.abc import Callable
 from operator import methodcaller
@@ -9,18 +9,18 @@ from torch import Tensor
 
 
 class Transitions(NamedTuple):
-    """Steps of an environment, drawn from a replay buffer.
+    """Steps of an environment, sampled from a replay buffer.
 
-    Leading dimensions `…` are the minibatches of a round and the samples of each.
+    Leading dimensions `…` are the minibatches of a `Round` and the samples of each.
 
     Attributes:
         observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.
         actions: `(…, *shape)`, int64 of a discrete action space.
         rewards: `(…)`, float32.
-        next_observations: As `observations`.
-        terminated: `(…)`, bool: nothing is to come. False where an episode was cut short by a time limit.
-        discounts: `(…)`, float32, of returns over several steps: the factor of the value of `next_observations`, which
-            are as many steps later as `rewards` sums up. None: the module's own, of one step.
+        next_observations: Same shape as `observations`.
+        terminated: `(…)`, bool: the episode has ended. False where it was truncated by a time limit.
+        discounts: `(…)`, float32, for returns over several steps: the factor of the value of `next_observations`, which
+            follow the last of the summed `rewards`. None: the module's own discount, of one step.
     """
 
     observations: Tensor
@@ -36,14 +36,14 @@ class Transitions(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What follows some environment steps: minibatches, one for each update.
+    """Minibatches that follow some environment steps, one for each update.
 
     Attributes:
-        transitions: Leading dimensions `(updates, batch)`.
-        environment_steps: Done so far in this training, of all environments together, int64, a scalar.
-        seed: For what the updates draw, int64, a scalar: the same after a resume.
+        transitions: Sampled steps, with leading dimensions `(updates, batch)`.
+        environment_steps: Steps so far in this training, of all environments together, int64, a scalar.
+        seed: Seed of random draws of the updates, int64, a scalar: the same after a resume.
         returns: Undiscounted returns of the episodes that have ended in these steps, float32 `(episodes,)`.
-        lengths: Their steps, int64 `(episodes,)`.
+        lengths: Number of steps of these episodes, int64 `(episodes,)`.
         ends: The environment step, counted as `environment_steps`, with which each has ended, int64 `(episodes,)`. Of
             environments that are stepped together, the first takes its step first.
     """
@@ -56,7 +56,7 @@ class Round(NamedTuple):
     ends: Tensor
 
     def to(self, device: torch.device | str) -> "Round":
-        """Return the same on a device; Lightning, which calls it, would search a tuple for its tensors."""
+        """Return the batch on a device; without it, Lightning would search the tuple for its tensors."""
         move = methodcaller("to", device, non_blocking=torch.device(device).type == "cuda")  # as Lightning's
         return Round(self.transitions.each(move), *map(move, self[1:]))
 
@@ -66,7 +66,7 @@ class Episode(NamedTuple):
 
     Attributes:
         returns: Its undiscounted return, float32, a scalar.
-        length: Its steps, int64, a scalar.
+        length: Its number of steps, int64, a scalar.
     """
 
     returns: Tensor

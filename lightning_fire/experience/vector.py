@@ -1,4 +1,4 @@
-"""Several environments that go in step, whose episodes can be returned to."""
+"""Several environments that are stepped together, whose states can be restored."""
 
 import os
 import random
@@ -23,14 +23,14 @@ Stepped = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 class VectorEnvironments:
     """Environments of `gymnasium.vector` whose episodes are seeded by their numbers and can be returned to.
 
-    Where each is, is known here: after an interruption in the midst of a step, an error of an environment or the death
-    of its process, new environments go on from there. A step of an environment whose episode has ended begins the next
+    The position of each is kept here: after an interruption within a step, an error of an environment or the death of
+    its process, new environments continue from it. A step of an environment whose episode has ended begins the next
     one, whatever the action, with reward 0. Processes end with this object, or with its own process.
 
     Args:
         make: Makes one; goes to its process pickled.
         seeds: Of the episodes of each.
-        moments: Where each is to begin, as `moments()` told; default: with its first episode.
+        moments: Where each is to begin, as returned by `moments()`. Default: with its first episode.
         in_processes: Step all at once, each in a process of its own; else one after another. The same steps, of
             environments that draw from their own seeds alone and share nothing.
 
@@ -63,7 +63,7 @@ class VectorEnvironments:
         except (EOFError, OSError) as error:
             if not self._in_processes:
                 raise
-            warnings.warn(f"A process of an environment has ended ({error!r}); new ones go on.", stacklevel=2)
+            warnings.warn(f"A process of an environment has ended ({error!r}); new ones continue.", stacklevel=2)
             stepped = self._step(actions)
         for i, (action, *ended) in enumerate(zip(actions, *stepped[2:], strict=True)):
             if self._ended[i]:
@@ -75,7 +75,7 @@ class VectorEnvironments:
         return stepped
 
     def moments(self) -> list[dict[str, Any]]:
-        """Return where each is, as plain values and tensors: the episode, its actions so far, and whether it ended."""
+        """Return the state of each as values and tensors: the episode, its actions so far, and whether it ended."""
         actions = [torch.from_numpy(np.stack(taken) if taken else np.empty(0)) for taken in self._actions]
         parts = zip(self._episodes, actions, self._ended, strict=True)
         return [{"episode": episode, "actions": taken, "ended": ended} for episode, taken, ended in parts]
@@ -93,7 +93,7 @@ class VectorEnvironments:
         if not self._in_processes:
             return envs.close()
         for process, pipe in zip(envs.processes, envs.parent_pipes, strict=True):
-            process.terminate()  # its own way would first wait for answers that may never come
+            process.terminate()  # a regular close would first wait for answers that may never come
             process.join()
             if pipe is not None:
                 pipe.close()
@@ -116,11 +116,11 @@ class VectorEnvironments:
 
 
 class SeededEpisodes(gymnasium.Wrapper):
-    """Seeds each episode by its number; the first reset replays actions, and so returns to a moment of an episode.
+    """Wrapper that seeds each episode by its number; the first reset replays actions, to restore a step of an episode.
 
-    Deterministic environments alone return to where they were; what is kept beyond an episode, as by wrappers that
-    normalise rewards, is not. An `info` is dropped: it can be large, or of things that no other process can have.
-    Where the first episode, `episode`, has `ended`, the next step begins another one.
+    This restores only deterministic environments, without state that is kept beyond an episode, as in wrappers that
+    normalise rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
+    the first episode, `episode`, has `ended`, the next step begins another one.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class SeededEpisodes(gymnasium.Wrapper):
         self._seed, self._next, self._actions, self._ended = seed, episode, actions, ended
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Begin the next episode; the seed that is given is not used."""
+        """Begin the next episode; the argument `seed` is not used."""
         observation, _ = self.env.reset(seed=seed_of_episode(self._seed, self._next), options=options)
         for action in self._actions:
             observation = self.env.step(action)[0]
@@ -146,7 +146,7 @@ class SeededEpisodes(gymnasium.Wrapper):
 
 
 def seed_of_episode(seed: int, number: int) -> int:
-    """Return the seed with which an episode begins: a function of that of all and of its number, counted from 0."""
+    """Return the seed of an episode: a function of the common seed and of its number, counted from 0."""
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 

@@ -1,4 +1,4 @@
-"""Videos of episodes of evaluation."""
+"""Videos of evaluation episodes."""
 
 import warnings
 from pathlib import Path
@@ -10,8 +10,8 @@ def recorded(env: gymnasium.Env, folder: Path) -> gymnasium.wrappers.RecordVideo
     """Wrap an environment; `start_recording(name)` and `stop_recording()` then write `name.mp4` into a folder.
 
     Args:
-        env: One that renders frames, as `Gymnasium(name, options={"render_mode": "rgb_array"})` does.
-        folder: Made if it is not there.
+        env: Environment that renders frames, as `Gymnasium(name, options={"render_mode": "rgb_array"})` does.
+        folder: Output folder, made if it does not exist.
 
     Raises:
         ImportError: If moviepy is not installed.

@@ -38,7 +38,7 @@ _MEASURES = {
 }
 _NOTE = (
     "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
-    "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : there is no such moment"
+    "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : not applicable"
 )
 
 
@@ -135,7 +135,7 @@ def publish(
 
 
 def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
-    """Format the measures of an ablation for a terminal."""
+    """Format the metrics of an ablation for a terminal."""
     from lightning_fire.experiments.report import aligned, difference_cell, with_spread
 
     final, *measures = _MEASURES.values()

@@ -1,4 +1,4 @@
-"""`lightning-fire aggregate`: several comparisons, each of them a task, in one table and picture."""
+"""`lightning-fire aggregate`: several comparisons, each of them a task, in one table and figure."""
 
 import argparse
 import math
@@ -108,7 +108,7 @@ def main(args: Sequence[str] | None = None) -> dict[str, dict[str, Estimate]]:
 
 @dataclass(frozen=True)
 class Task:
-    """What a comparison has left.
+    """Results that a comparison has left in its folder.
 
     Attributes:
         folder: Of the comparison.
@@ -173,7 +173,7 @@ def _parts(word: str) -> tuple[Path, float, float, bool]:
         low, high = map(float, scale.split(":"))
     except ValueError:
         raise ValueError(
-            f"{word} is no folder; or else after = there must be two numbers LOW:HIGH, got {scale!r}"
+            f"{word} is not a folder; or else after = there must be two numbers LOW:HIGH, got {scale!r}"
         ) from None
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{word}: LOW must be less than HIGH, both finite")
@@ -222,7 +222,7 @@ class Curves(NamedTuple):
 
 
 def curves_of(tasks: Sequence[Task], methods: Sequence[str]) -> Curves | None:
-    """Return the normalised returns over training; None of what are no returns, or where runs are not there in full."""
+    """Return the normalised returns over training; None if the scores are not returns or a run is incomplete."""
     if not all(task.of_returns for task in tasks):
         return None
     folders = {
@@ -230,7 +230,7 @@ def curves_of(tasks: Sequence[Task], methods: Sequence[str]) -> Curves | None:
     }
     every = [folder for by_task in folders.values() for by_seed in by_task for folder in by_seed]
     if missing := [folder for folder in every if not (folder / MARKER).is_file()]:
-        print(f"without curves over training: {missing[0]} is no finished run")
+        print(f"without curves over training: {missing[0]} is not a finished run")
         return None
     logs = {folder: read_curves(folder) for folder in every}
     returns = {folder: returns_of(log) for folder, log in logs.items()}
@@ -308,7 +308,7 @@ def publish(
     measure: str,
     output: Path,
 ) -> None:
-    """Write everything, print the table and say where the rest is."""
+    """Write all files, print the table and the paths of the other files."""
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -358,13 +358,13 @@ def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, 
     thresholds = np.linspace(every.min(), every.max(), 100)
     for method, own in scores.items():
         _line(axes[1], thresholds, own, partial(share_above, thresholds=thresholds), taken[method])
-    axes[1].set(xlabel=f"{measure}, x", title="share of runs above x")
+    axes[1].set(xlabel=f"{measure}, x", title="fraction of runs above x")
     if curves:
         for method, values in curves.values.items():
             _line(axes[2], curves.grid, values, _means_at_points, taken[method])
         if curves.event is not None:
             axes[2].axvline(curves.event, linestyle="--", linewidth=1, color="black")
-        axes[2].set(xlabel="share of training", title="interquartile mean")
+        axes[2].set(xlabel="fraction of training", title="interquartile mean")
         axes[2].set_ylabel(f"{'normalised ' if measure.startswith('normalised') else ''}return")
     for axis in axes:
         axis.grid(alpha=0.25)

@@ -1,4 +1,4 @@
-"""Training once up to a checkpoint, from which several runs go on: a shared start, or the first of two phases."""
+"""Training once up to a checkpoint, from which several runs continue: a shared start, or the first of two phases."""
 
 import math
 from collections import defaultdict
@@ -14,12 +14,12 @@ SHARED_START, FIRST_PHASE = "shared_start", "first_phase"
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:
-    """Let runs that are the same up to the first event go on from one training up to there.
+    """Share one training up to the first event among the runs that are the same until then.
 
     These are the runs whose method adds nothing but callbacks that let some epochs pass, see
     `MethodCallback.idle_epochs`. Finished ones keep their start, so that what a killed comparison has left is removed.
     """
-    if "intervention" in extra:  # nobody knows what it makes the methods do
+    if "intervention" in extra:  # its effect on the methods is unknown
         return list(runs)
     waiting: dict[tuple[str, int], dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
     start_of = {}
@@ -47,7 +47,7 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool
 
 
 def _start_of(run: Run, keep: bool, epochs: int | None = None) -> Run:
-    """Return the training of the base alone that a run can go on from."""
+    """Return the training of the base alone from which a run can continue."""
     folder = run.folder.parent.parent / SHARED_START / f"seed{run.seed}"
     path = folder / "start.ckpt"
     saves = {"SaveStart": {"path": str(path), **({} if epochs is None else {"epochs": epochs})}}
@@ -57,7 +57,7 @@ def _start_of(run: Run, keep: bool, epochs: int | None = None) -> Run:
 def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | None:
     """Return how many epochs the methods of a run let pass: Inf, all of the first chunk of data; None, all.
 
-    0 if it is not the base with methods alone, or nobody knows.
+    0 if it is not the base with methods alone, or if this is unknown.
     """
     import yaml
     from jsonargparse import ArgumentParser
@@ -97,9 +97,9 @@ def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) 
 def with_first_phases(
     runs: Sequence[Run], recipe: Recipe, starts: Mapping[str, int | str], extra: Mapping[str, Any]
 ) -> list[Run]:
-    """Let each run go on from each checkpoint of a training of the first phase with its seed, with later phases.
+    """Continue each run with the later phases, from each checkpoint of a first-phase training with the same seed.
 
-    A method `<method>.<start>` takes the place of `<method>` for that start.
+    A method `<method>.<start>` replaces `<method>` for that start.
     """
     phases, epochs = _plan_of(recipe, extra)
     numbers = sorted({when for when in recipe.starts.values() if when != BEST})

@@ -1,4 +1,4 @@
-"""The report of data that arrives in chunks: accuracy, or another measure, over epochs and tasks."""
+"""The report of data that arrives in chunks: accuracy, or another metric, over epochs and tasks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ _CHUNK, _DFI, _ONLINE, _DORMANT = (
 
 @dataclass(frozen=True)
 class Metric:
-    """What is compared: a key that validation logs, and whether more of it is better.
+    """Metric that is compared: a key that validation logs, and whether larger is better.
 
-    Of the default there may be `val/accuracy_seen`, over the classes seen so far, which comes first then.
+    If the key was also logged with the suffix `_seen`, over the classes seen so far, that one is used.
     """
 
     key: str = "val/accuracy"
@@ -33,7 +33,7 @@ class Metric:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Name in tables and figures."""
         return "accuracy" if self.key == "val/accuracy" else self.key
 
     def of(self, curves: Curves) -> Series:

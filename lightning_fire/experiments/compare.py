@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_fire.experiments.engines import Engine
     from lightning_fire.experiments.report import Report
 
-# what the table needs, where a recipe has none: it measures the weights, at the end of each epoch
+# what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
 _MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
 
 
@@ -34,8 +34,8 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire compare",
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
-        " deviation over the seeds, difference to a reference), and write it as CSV, as a picture and as a page."
-        " Finished runs are not run again, interrupted ones go on from their last checkpoint; a run that fails is"
+        " deviation over the seeds, difference to a reference), and write it as CSV, figure and HTML report."
+        " Finished runs are not run again, interrupted ones continue from their last checkpoint; a run that fails is"
         " reported and does not stop the others.",
     )
     parser.add_argument(
@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--starts",
         nargs="+",
-        help="of a recipe with `starts`: go on only from these of its checkpoints of phase 1 (default: all)",
+        help="of a recipe with `starts`: continue only from these of its checkpoints of phase 1 (default: all)",
     )
     parser.add_argument(
         "--no-shared-start",
@@ -119,16 +119,16 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     where.add_argument(
         "--jobs", type=int, help="runs at a time (default: here one for each GPU, or else each core; elsewhere 1000)"
     )
-    where.add_argument("--cpus", type=int, help="cores of a run (default: a fair share; elsewhere 1)")
+    where.add_argument("--cpus", type=int, help="cores of a run (default: an equal part of all; elsewhere 1)")
     where.add_argument("--gpus", type=int, help="GPUs of a run (default: here one if there is any; elsewhere 0)")
     where.add_argument(
-        "--minutes", type=int, help="time of a job of Slurm, which then goes on in another (default: a day)"
+        "--minutes", type=int, help="time of a job of Slurm, which then continues in another (default: a day)"
     )
-    where.add_argument("--max-minutes", type=float, help="stop after this time; the same command goes on")
+    where.add_argument("--max-minutes", type=float, help="stop after this time; the same command continues")
 
 
 def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path, range, dict[str, Any]]:
-    """Return what all commands over a recipe begin with: the recipe, the folder for results, seeds, and what is set."""
+    """Return the common inputs of all commands over a recipe: recipe, folder for results, seeds, and overrides."""
     for name in ("seeds", "jobs", "trials"):
         value = getattr(options, name, None)
         if value is not None and value < 1:
@@ -155,7 +155,7 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
 def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
     """Run the command, and return the numbers of each run, a row each by start, method and seed.
 
-    What the columns are, the `measures` of `ChunkReport`, `ReturnReport` and `PhaseReport` say.
+    The methods `measures()` of `ChunkReport`, `ReturnReport` and `PhaseReport` list the columns.
     """
     options = parser().parse_args(args)
     try:
@@ -277,7 +277,7 @@ def at_work_in(output: Path, alone: bool = True) -> Iterator[None]:
 
 
 def title_of(recipe: Recipe) -> str:
-    """Return the title of a picture."""
+    """Return the title of a figure."""
     return " / ".join(recipe.name.parts).replace("_", " ")
 
 

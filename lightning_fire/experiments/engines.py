@@ -1,4 +1,4 @@
-"""Where the trainings of a comparison run: on this machine, through Slurm, or on a Ray cluster."""
+"""Engines that run the trainings of a comparison: on this machine, through Slurm, or on a Ray cluster."""
 
 import importlib
 import multiprocessing
@@ -25,12 +25,12 @@ _PRELOADED = ["lightning_fire.recipe.cli", "lightning_fire.experiments.training"
 
 @dataclass(frozen=True)
 class Resources:
-    """What one training is given.
+    """Resources of one training.
 
     Attributes:
-        cpus: Processor cores; None: a fair share of this machine's, or of a cluster 1.
-        gpus: GPUs; None: of this machine one, if it has any, or of a cluster 0.
-        minutes: Time after which Slurm ends it, and lets it go on from its last checkpoint.
+        cpus: Processor cores; None: an equal part of those of this machine, or 1 on a cluster.
+        gpus: GPUs; None: 1 on this machine, if it has any, or 0 on a cluster.
+        minutes: Time after which Slurm ends it; it then continues from its last checkpoint.
     """
 
     cpus: int | None = None
@@ -51,7 +51,7 @@ class Job(Protocol):
         """Return whether it has ended."""
 
     def failure(self) -> str | None:
-        """Tell what went wrong; None if nothing did."""
+        """Return the reason of a failure; None if it has not failed."""
 
     def stop(self) -> None:
         """End it."""
@@ -83,7 +83,7 @@ class Local:
 
     On Linux without a GPU each is a fork of Python's fork server, which has imported everything: that costs 5 to 25 s
     of a processor, as much as a small training, and a fork 0.01 s. Elsewhere forks are not safe, and a new interpreter
-    imports everything anew.
+    imports everything again.
     """
 
     def __init__(self, jobs: int | None, resources: Resources):
@@ -279,7 +279,7 @@ class Ray:
         if not ray.is_initialized():
             ray.init(include_dashboard=False, log_to_driver=False, **options)
         given = {"num_cpus": self.cpus, "num_gpus": resources.gpus or 0}
-        # a training whose machine goes away goes on elsewhere, from its last checkpoint
+        # a training whose machine is lost continues on another one, from its last checkpoint
         self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
@@ -307,14 +307,14 @@ class _RayJob:
 
 
 def _failure(result: int | str | None, log: Path) -> str | None:
-    """Tell what went wrong from what `perform` returned, and from what the training printed."""
+    """Return the reason of a failure, from the result of `perform` and the log; None if it has not failed."""
     if result is None or isinstance(result, str):
         return result
     return last_words(log.read_text(errors="replace")) or f"exit code {result}"
 
 
 def last_words(log: str) -> str:
-    """Return what a program said last: from its last "error:" on, or else its last line."""
+    """Return the last message of a program: from its last "error:" on, or else its last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [number for number, line in enumerate(lines) if re.match(r"(\S+: )?error: ", line)]
     return " ".join(lines[errors[-1] :][:8]) if errors else "".join(lines[-1:])

@@ -1,4 +1,4 @@
-"""What runs have logged, read back from their TensorBoard files as one long table."""
+"""Logged values of runs, read from their TensorBoard files as one long table."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from lightning_fire.experiments.runs import MARKER
 
 COLUMNS = ("start", "method", "seed", "step", "key", "value")
 
-Series = tuple[np.ndarray, np.ndarray]  # places, such as optimizer steps, and values
+Series = tuple[np.ndarray, np.ndarray]  # positions, such as optimizer steps, and values
 Curves = Mapping[str, Series]  # of one run, by key
 Name = tuple[str, str, int]  # of a run: start, method, seed
 
@@ -25,7 +25,7 @@ def read_logs(output: str | Path) -> pd.DataFrame:
 
     Returns:
         A row for each logged number, except of the groups `events`, `charts` and `losses`: `start` (the checkpoint that
-        the run went on from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
+        the run continued from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
         `value`.
     """
     folders = sorted(path.parent for path in Path(output).rglob(MARKER))
@@ -57,7 +57,7 @@ def curves_of(logs: pd.DataFrame) -> dict[Name, Curves]:
 
 
 def of_events(curves: Curves, measure: str) -> np.ndarray:
-    """Return a measure of the events of the method, the first by name if there are several; empty without one."""
+    """Return a metric of the events of the method, the first by name if there are several; empty without one."""
     keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+/{measure}", key))
     return curves[keys[0]][1] if keys else np.array([])
 

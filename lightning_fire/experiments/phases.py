@@ -1,4 +1,4 @@
-"""The report of a second phase of training that goes on from several checkpoints of the first."""
+"""Report of a second phase of training that continues from several checkpoints of the first."""
 
 import re
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ def since_start(curves: Curves, text: str = "") -> Series:
     """Return the validation loss over the optimizer steps of the phase, that just after the event at 0.
 
     Args:
-        curves: Of a run that went on from a checkpoint.
+        curves: Of a run that continued from a checkpoint.
         text: `/name` for the loss of one of the texts.
     """
     (began, *_), _ = curves[AT_START]
@@ -106,7 +106,7 @@ class PhaseReport(Report):
         ]
 
     def panels(self) -> list[Panel]:
-        """Return the loss of phase 1 with the places of the checkpoints, and of phase 2 from each of them.
+        """Return the loss of phase 1 with the positions of the checkpoints, and of phase 2 from each of them.
 
         The axes of phase 2 cover what the methods reach; the loss just after an event may lie above.
         """

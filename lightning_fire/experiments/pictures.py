@@ -1,4 +1,4 @@
-"""Curves of several methods as a picture, and as a page whose legend switches them on and off."""
+"""Curves of several methods as a figure, and as an HTML report whose legend switches them on and off."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class Panel:
 
     Attributes:
         curves: By method.
-        x: Label of the axis of places.
+        x: Label of the axis of positions.
         y: Label of the axis of values.
-        labels: What a method is called in the legend; its name if it is not there.
+        labels: Name of each method in the legend. Default: its own name.
         seeds: Draw each seed thin and their mean thick, with the names at the ends; else the mean ± standard deviation.
         low, high: Ends of the axis of values, where they are given; of one that is `log`, at least `low`.
-        lines: Places of vertical lines, with what is written beside them.
+        lines: Positions of vertical lines, with the text beside each.
     """
 
     curves: Mapping[str, Sequence[Series]]
@@ -46,7 +46,7 @@ class Panel:
 
 
 class Band(NamedTuple):
-    """Mean and standard deviation (n - 1) of curves, by place."""
+    """Mean and standard deviation (n - 1) of curves, by position."""
 
     place: np.ndarray
     mean: np.ndarray
@@ -54,7 +54,7 @@ class Band(NamedTuple):
 
 
 def band(curves: Sequence[Series]) -> Band:
-    """Average curves at all places where any has a point; each counts between its ends, where it is a number."""
+    """Average curves at the positions of all their points; each counts between its ends, except where it is NaN."""
     x = np.unique(np.concatenate([places for places, _ in curves]))
     y = np.ma.masked_invalid([np.interp(x, *curve, left=np.nan, right=np.nan) for curve in curves])
     deviation = np.ma.filled(y.std(axis=0, ddof=1), 0.0)  # 0 of a single one
@@ -62,7 +62,7 @@ def band(curves: Sequence[Series]) -> Band:
 
 
 def colors(names: Sequence[str]) -> dict[str, str]:
-    """Return colours that are told apart, as hex strings."""
+    """Return distinguishable colours, as hex strings."""
     pairs = [matplotlib.colors.to_hex(color) for color in plt.cm.tab20.colors]
     wheel = [*pairs[::2], *pairs[1::2]] * (len(names) // 20 + 1)
     return dict(zip(names, wheel, strict=False))
@@ -153,7 +153,7 @@ def write_page(panels: Sequence[Panel], path: Path, title: str, side_by_side: bo
         from plotly.graph_objects import Figure, Scatter
         from plotly.subplots import make_subplots
     except ImportError as error:
-        raise ImportError("the page needs plotly: pip install 'lightning-fire[html]'") from error
+        raise ImportError("the HTML report needs plotly: pip install 'lightning-fire[html]'") from error
     count = len(panels)
     grid = {"rows": 1, "cols": count} if side_by_side else {"rows": count, "cols": 1, "shared_xaxes": True}
     if not side_by_side and count > 1:

@@ -1,4 +1,4 @@
-"""What a comparison leaves for people: numbers of each run, a table, CSV files, pictures and a page."""
+"""Results of a comparison: numbers of each run, a table, CSV files, figures and an HTML report."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +23,7 @@ RUN = ["start", "method", "seed"]  # the index of all numbers
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: of which measures, shown how; `idle`: it says where a method never acted."""
+    """A column of the table: its metric and its format; `idle`: it marks methods that never acted."""
 
     title: str
     measure: str
@@ -33,18 +33,18 @@ class Column:
 
 
 class Report:
-    """The numbers of the runs of a comparison, and how they are shown. A kind of data subclasses it.
+    """Numbers of the runs of a comparison, and their tables and figures. Each kind of data has a subclass.
 
     Attributes:
-        runs: The curves of each run by start, method and seed; `read` may make them something handier.
+        runs: The curves of each run by start, method and seed; `read` may convert them.
         reference: The method that the others are compared with, seed by seed.
-        numbers: A row for each run, by start, method and seed; NaN or Inf: it does not have it, or never gets there.
+        numbers: A row for each run, by start, method and seed; NaN or Inf: the run lacks it, or never reaches it.
     """
 
     note: ClassVar[str]
-    needs: ClassVar[str]  # what a module or data has to be that logs what is read here
-    acts_on: ClassVar[Sequence[str]]  # curves that are those of vanilla, bit for bit, if a method never acts
-    side_by_side: ClassVar[bool] = False  # the panels of the picture
+    needs: ClassVar[str]  # kind of module or data that logs the curves read here
+    acts_on: ClassVar[Sequence[str]]  # curves that equal those of vanilla, bit for bit, if a method never acts
+    side_by_side: ClassVar[bool] = False  # the panels of the figure
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference
@@ -65,7 +65,7 @@ class Report:
         raise NotImplementedError
 
     def panels(self) -> list[Panel]:
-        """Return the panels of the picture."""
+        """Return the panels of the figure."""
         raise NotImplementedError
 
     def remarks(self) -> list[str]:
@@ -157,9 +157,9 @@ class Report:
         try:
             with whole_file(output / "comparison.html") as part:
                 write_page(panels, part, title=title, side_by_side=self.side_by_side)
-            place("page", output / "comparison.html")
+            place("HTML report", output / "comparison.html")
         except ImportError as error:
-            place("page", f"({error})")
+            place("HTML report", f"({error})")
 
 
 def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
@@ -169,24 +169,24 @@ def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
 def deliver(
     output: Path, text: str, files: Mapping[str, Callable[[Path], object]], note: str, name: str = "table.txt"
 ) -> None:
-    """Print a table, write it and other files, and say what its numbers are and where picture and runs lie."""
+    """Print a table, write it and other files, and print a note on its numbers and the paths of figure and runs."""
     print(f"\n{text}\n")
     for file, write in {name: lambda part: part.write_text(text + "\n", encoding="utf-8"), **files}.items():
         with whole_file(output / file) as part:
             write(part)
     print(note)
-    for ending, what in {".png": "picture", ".csv": "every run"}.items():
+    for ending, what in {".png": "figure", ".csv": "every run"}.items():
         place(what, output / next(file for file in files if file.endswith(ending)))
 
 
 def place(what: str, where: object) -> None:
-    """Say where something is."""
+    """Print the path of something."""
     print(f"{what + ':':12} {where}")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a file to be written in the place of one of the results, which is there in full, or as it was before."""
+    """Context manager: write a file of the results atomically; on an error it stays as it was."""
     try:
         with atomic_file(path) as part:
             yield part

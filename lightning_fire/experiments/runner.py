@@ -1,4 +1,4 @@
-"""Training all runs of a comparison, each once, what others go on from before them."""
+"""Training of all runs of a comparison, each once; a run that others continue from comes before them."""
 
 import signal
 import sys
@@ -27,7 +27,7 @@ class TimeIsUpError(Exception):
 def train(
     runs: Sequence[Run], engine: Engine, extra: Mapping[str, Any], minutes: float | None = None
 ) -> dict[Run, str]:
-    """Train what has not finished before, under one progress bar, and return why runs have failed.
+    """Train what has not finished before, under one progress bar, and return the reasons of failed runs.
 
     Args:
         runs: Of the comparison.
@@ -56,15 +56,15 @@ def train(
         except (TimeIsUpError, KeyboardInterrupt):
             done = sum(run.is_finished(extra) for run in runs)
             raise SystemExit(
-                f"stopped: {done} of {len(runs)} runs have finished; the same command goes on where they are"
+                f"stopped: {done} of {len(runs)} runs have finished; the same command continues them"
             ) from None
     return {run: reason for run, reason in outcome.items() if reason}
 
 
 def amount(todo: Sequence[Run], now: Mapping[Run, Progress], active: Iterable[Run]) -> tuple[int | None, int]:
-    """Return the epochs to do in all, None as long as nobody knows, and those done.
+    """Return the total number of epochs, None as long as it is unknown, and the number done.
 
-    A run whose length is not known yet counts as the mean of the others of its kind; that of a start, when it ends.
+    A run of unknown length counts as the mean of the others of its kind; the length of a start is known when it ends.
     """
     done = sum(progress.epoch - progress.began for progress in now.values())
     active, total = set(active), 0.0
@@ -87,10 +87,10 @@ def execute(
     show: Callable[[Mapping[Run, Progress], Sequence[Run]], None] = lambda now, active: None,
     until: float | None = None,
 ) -> dict[Run, str | None]:
-    """Train all runs that have not finished before, and return what went wrong with each.
+    """Train all runs that have not finished before, and return the reason of failure of each.
 
-    What they go on from is trained before them, and its checkpoint removed when they all have finished, unless it is to
-    be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
+    The start that they continue from is trained before them. Its checkpoint is removed when they all have finished,
+    unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
     """
     outcome: dict[Run, str | None] = dict.fromkeys(runs)
     waiting = [run for run in runs if not run.is_finished(extra)]
@@ -159,7 +159,7 @@ def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]
             (folder / _KEPT).touch()  # later comparisons leave it, too
         needed = any(reason for run, reason in outcome.items() if run.start is not None and run.start.folder == folder)
         if not needed and not (folder / _KEPT).exists():
-            (folder / MARKER).unlink(missing_ok=True)  # first: nobody shall go on from half of it
+            (folder / MARKER).unlink(missing_ok=True)  # first, so that no run continues from an incomplete start
             for checkpoint in start.products:
                 checkpoint.unlink(missing_ok=True)
             remove_replay(folder)

@@ -1,4 +1,4 @@
-"""Which trainings a comparison is made of, what each is configured with, and whether it has finished."""
+"""Runs of a comparison: the trainings it consists of, the configuration of each, and whether it has finished."""
 
 import hashlib
 import json
@@ -29,15 +29,15 @@ class Run:
         seed: Seed of the initial weights, the order of batches and the split of the data.
         folder: Where its logs go.
         configs: Configuration as YAML texts, later ones override.
-        start: The training that it goes on from; None if it begins by itself.
-        checkpoint: What that training leaves for it.
+        start: The training that it continues from; None if it begins by itself.
+        checkpoint: The file that it continues from.
         branch: Name of that checkpoint in a recipe with `starts`, whose second phase this is; or else empty.
         later_epochs: Of such a run: epochs of the phases after the first.
         overrides: Configuration of this run that comes on top of all other.
-        saves: Of a training that others go on from: the callback that saves the checkpoints, and its arguments.
+        saves: Of a training that others continue from: the callback that saves the checkpoints, and its arguments.
         products: The files that it leaves: without them it has not finished.
         kept: Whether these stay when the others have finished, for methods that are added later.
-        needs: What its validation has to log; empty: nobody knows.
+        needs: Key that its validation has to log; empty: unknown.
     """
 
     method: str
@@ -96,9 +96,9 @@ class Run:
         return settings
 
     def fingerprint(self, extra: Mapping[str, Any]) -> str:
-        """Return what tells apart trainings that differ, wherever their folders are.
+        """Return a hash that distinguishes different trainings, independent of their folders.
 
-        Whether the first part was shared makes it no other training, nor what it saves on its way; where it ends, does.
+        A shared first part and saved checkpoints do not change it; where the training ends does.
         """
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {kind: {**args, "path": "start.ckpt"} for kind, args in self.saves.items() if kind == "SaveStart"}
@@ -108,14 +108,14 @@ class Run:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def is_finished(self, extra: Mapping[str, Any]) -> bool:
-        """Tell whether it has finished before, with the recipe as it is now."""
+        """Return whether it has finished before, with the recipe as it is now."""
         marker, needed = self.folder / MARKER, [*self.products, *([self.checkpoint] if self.branch else [])]
         if not marker.is_file() or not all(file.is_file() for file in needed):
             return False
         return json.loads(marker.read_text())["settings"] == self.fingerprint(extra)
 
     def is_outdated(self, extra: Mapping[str, Any]) -> bool:
-        """Tell whether it has finished before, with other settings."""
+        """Return whether it has finished before, with other settings."""
         return (self.folder / MARKER).is_file() and not self.is_finished(extra)
 
 

@@ -83,5 +83,5 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.nda
 
 
 def share_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return the share of all runs of all tasks whose score is above each threshold: a performance profile."""
+    """Return the fraction of all runs of all tasks whose score is above each threshold: a performance profile."""
     return np.stack([(scores > threshold).mean(axis=(-2, -1)) for threshold in thresholds], axis=-1)

@@ -162,7 +162,7 @@ class _Sweep:
         if report is None:
             return [None] * len(labels)
         if self.options.measure not in report.numbers:
-            raise SystemExit(f"there is no measure {self.options.measure}; there are {', '.join(report.numbers)}")
+            raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
         self.sign = -1 if self.options.mode == "min" else 1
         scores = []
         for label in labels:
@@ -228,7 +228,7 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     space = {}
     for name, values in spaces[method].items():
         if not isinstance(name, str):
-            raise ValueError(f"{path}: {method} has {name!r}, which is no name of a hyper-parameter")
+            raise ValueError(f"{path}: {method} has {name!r}, which is not a name of a hyper-parameter")
         if isinstance(values, list) and values:
             space[name] = [_number_of(value) for value in values]
         elif isinstance(values, Mapping) and _is_range(bounds := {k: _number_of(v) for k, v in values.items()}):

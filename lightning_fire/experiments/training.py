@@ -23,7 +23,7 @@ from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS
 from lightning_fire.recipe.continued_logs import first_new_step
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
-"""Environment variable with the time between two checkpoints of a training that can be gone on with."""
+"""Environment variable with the time between two checkpoints of a training that can be continued."""
 _LAST, _BEGUN = "last.ckpt", "begun.json"
 
 
@@ -34,9 +34,9 @@ class Task:
     Attributes:
         folder: Of the run.
         files: YAML texts by name, of which later ones override.
-        fingerprint: What tells apart trainings that differ.
+        fingerprint: Hash that distinguishes different trainings.
         products: Files that it must leave.
-        start: The folder of the training that it goes on from; None if there is none.
+        start: The folder of the training that it continues from; None if it begins by itself.
         where: The folder that the program is to run in.
     """
 
@@ -95,7 +95,7 @@ def _says(path: Path, fingerprint: str) -> bool:
 
 
 def _go_on_from(checkpoint: Path, settings: dict[str, Any]) -> None:
-    """Let settings go on from a checkpoint; TensorBoard forgets what was logged after it."""
+    """Make settings continue from a checkpoint; TensorBoard drops values that were logged after it."""
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     settings["ckpt_path"] = str(checkpoint)
     settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
@@ -142,14 +142,14 @@ def make_room(folder: Path) -> None:
 
 
 def remove_replay(folder: Path) -> None:
-    """Remove the files of replay buffers, which nobody goes on from any more."""
+    """Remove the files of replay buffers, when no run continues from them any more."""
     for file in folder.rglob("*.replay"):
         file.unlink()
 
 
 class Progress(NamedTuple):
-    """Where a run is: epochs done of all, its chunk of data, counted from 1, of all, whether its fit has ended, and
-    with how many epochs this process began.
+    """Progress of a run: epochs done and in total, its chunk of data, counted from 1, and the number of chunks, whether
+    its fit has ended, and the number of epochs done when this process began.
     """
 
     epoch: int
@@ -167,11 +167,11 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 class Report(Checkpoint):
-    """Writes a `Progress` at the end of each epoch and of the fit, and now and then a checkpoint to go on from.
+    """Writes a `Progress` at the end of each epoch and of the fit, and from time to time a checkpoint to continue from.
 
-    A fit that is stopped from outside does not come to its end, though its process may exit as if all was well. A
-    training whose comparison is gone ends at its next batch: nobody stops it then, or waits for it. As a `Checkpoint`
-    it comes last of all callbacks.
+    A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
+    comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
+    last of all callbacks.
     """
 
     def __init__(self, path: str | os.PathLike, needs: str = ""):
@@ -184,7 +184,7 @@ class Report(Checkpoint):
         _end_if_orphan(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random states, in a checkpoint that the same training goes on from."""
+        """Return the random states, in a checkpoint that the same training continues from."""
         return {"random": _plain(random_states())} if self.saves_random_states else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -243,7 +243,7 @@ def _end_if_orphan(trainer: Trainer) -> None:
 
 
 def save(trainer: Trainer, path: Path) -> None:
-    """Save a checkpoint with the random states, for the same training to go on; it is there in full or as it was."""
+    """Save a checkpoint with the random states, to continue the same training; it is written in full or not at all."""
     reports = [callback for callback in trainer.callbacks if isinstance(callback, Report)]
     for report in reports:
         report.saves_random_states = True
@@ -311,7 +311,7 @@ class SaveStarts(Callback):
             return
         self._validated = False
         if "val/loss" not in trainer.callback_metrics:
-            raise MisconfigurationException("the best checkpoint is that of the lowest val/loss: nobody logs it")
+            raise MisconfigurationException("the best checkpoint is that of the lowest val/loss, which is not logged")
         if (loss := float(trainer.callback_metrics["val/loss"])) < self._lowest:
             self._lowest = loss
             trainer.save_checkpoint(folder / "best.ckpt")

@@ -151,7 +151,7 @@ def hessian_bound(
     where each sample has its own, as in any ReLU network, the Hessian can exceed it: use `relu_hessian_bound`.
 
     With ν = 1 + √DfI of each layer, λ = `input_eigenvalue`, β and γ the two properties of the loss:
-    βλ Σ_k Π_{j≠k} ν_j + 2γ√λ Σ_{k<l} Π_{j≠k,l} ν_j. The last layer is linear, and there are no biases.
+    βλ Σ_k Π_{j≠k} ν_j + 2γ√λ Σ_{k<l} Π_{j≠k,l} ν_j. The last layer is linear, and no layer has a bias.
 
     Source: paper, theorem "Hessian spectral norm bounded by layerwise DfIs", where λ = 1.
 

@@ -56,7 +56,7 @@ def dormant_fraction(activity: Tensor, threshold: float) -> Tensor:
         threshold: τ, at least 0; raises a ValueError below.
 
     Returns:
-        In [0, 1], shape `(...)`, dtype of `activity`; NaN where an activity is NaN or Inf, or there are no units.
+        In [0, 1], shape `(...)`, dtype of `activity`; NaN where an activity is NaN or Inf, or without units.
 
     Example:
         >>> dormant_fraction(torch.tensor([0.0, 1.0, 3.0, 4.0]), threshold=0.025)

@@ -1,4 +1,4 @@
-"""What the callbacks for other libraries have in common."""
+"""Common functions of the callbacks for other libraries."""
 
 from collections.abc import Callable
 

@@ -20,20 +20,21 @@ _NEAR_0 = 0.01  # of the initial learning rate
 class ReinitCallback(TrainerCallback):
     """Applies a method to the model that a Hugging Face `Trainer` trains, when a schedule is due.
 
-    An event is before the first batch of a step, after what the step before may have saved: a run that continues with
-    `resume_from_checkpoint` neither loses nor repeats one. Data is new where a later `train()` gets the same callback
-    object; with another process for new data, say `AtNewData(skip_first=False)`, which acts where training begins, and
-    not in a resumed run. What an event did is in `trainer.state.log_history`, under the keys of the Lightning callback.
+    An event is before the first batch of a step, after any checkpoint of the previous step: a run that continues with
+    `resume_from_checkpoint` neither loses nor repeats one. Data is new if a later `train()` gets the same callback
+    object; with a new process for new data, use `AtNewData(skip_first=False)`, which acts at the start of training but
+    not in a resumed run. `trainer.state.log_history` holds metrics of events, under the Lightning callback's keys.
 
     Args:
         method: Function `method(model, optimizers=…)` that returns a `Report`: `fire_`, also with arguments, as
             `partial(fire_, steps=5)`, or any other of `lightning_fire.methods`.
         when: Schedule, or several of which any may be due; a step is an optimizer step. Default: `AtNewData()`.
-        log: Also gets what an event did, as a dict: `trainer.log` writes it to TensorBoard and other loggers.
+        log: Function that also gets the metrics of an event, as a dict: `trainer.log` writes them to the loggers, such
+            as TensorBoard.
 
     Raises:
         ValueError: If the schedule waits for a metric, or when training starts, if it can never be due, or if weights
-            are in pieces (FSDP1, DeepSpeed).
+            are flattened or partitioned (FSDP1, DeepSpeed).
 
     Example:
         >>> from lightning_fire import AtFraction
@@ -48,12 +49,12 @@ class ReinitCallback(TrainerCallback):
     ):
         self._method, self._when, self._log = method, one_schedule(when), log
         require_known_times(self._when)
-        self._trainings = 0  # that began with this object
+        self._trainings = 0  # started with this object
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Refuse what cannot work."""
+        """Raise an error if the method cannot act."""
         if reason := problem_of(self._when, Horizon(state.num_train_epochs, state.max_steps)):
             raise ValueError(f"ReinitCallback(when={self._when}) can never act: {reason}")
         sharded = getattr(AcceleratorState(), "fsdp_plugin", None)
@@ -66,7 +67,7 @@ class ReinitCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Act if it is time to."""
+        """Act if due."""
         step, end = state.global_step, state.max_steps
         clock = Clock(
             epoch=int(state.epoch),
@@ -87,7 +88,7 @@ class ReinitCallback(TrainerCallback):
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
             _logger.warning(
                 "%s acted at step %d with a learning rate of %.2g: the network cannot learn again what has changed."
-                " Each train() has a schedule of its own, down to 0",
+                " Each train() has its own schedule, down to 0",
                 name,
                 step,
                 rate["lr"],

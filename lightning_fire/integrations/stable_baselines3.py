@@ -18,8 +18,8 @@ class ReinitCallback(BaseCallback):
 
     A step of the schedule is a timestep of the environments. An event is between two updates, at the first rollout
     that begins at or after the step at which the schedule is due. Target networks (`q_net_target`, `critic_target`,
-    `actor_target`) are then copied from the trained ones. The timesteps for which the schedule has been asked are kept
-    as `model.reinit_timesteps`, which `model.save` saves: a loaded model that learns on with
+    `actor_target`) are then copied from the trained ones. The timesteps for which the schedule was checked are kept as
+    `model.reinit_timesteps`, which `model.save` saves: a loaded model that continues with
     `reset_num_timesteps=False` neither loses nor repeats an event.
 
     Args:
@@ -27,7 +27,7 @@ class ReinitCallback(BaseCallback):
             `partial(fire_, where=Weights(preset="dqn"))`, or any other of `lightning_fire.methods`.
         when: Schedule in steps, or several of which any may be due. Default: `AtFraction(0.5)` (paper: reinforcement
             learning).
-        verbose: 1: print what an event did.
+        verbose: 1: print the report of each event.
 
     Raises:
         ValueError: If the schedule waits for epochs, new data or a metric.
@@ -67,7 +67,7 @@ class ReinitCallback(BaseCallback):
             print(f"{name} acted at timestep {now} ({report})")
 
     def _on_step(self) -> bool:
-        return True  # go on
+        return True  # continue training
 
 
 def _optimizers_of(policy: nn.Module) -> Iterator[Optimizer]:

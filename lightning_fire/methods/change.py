@@ -124,7 +124,7 @@ def change_values(
     optimizers: Optimizers,
     optimizer_state: OptimizerPolicy,
 ) -> Change:
-    """Take over new values of whole tensors, of any dtype and device, and measure some of the weights."""
+    """Set new values of whole tensors, of any dtype and device, and compute the change of some weights."""
     start, values = time.perf_counter(), {}
     for tensor, whole in pairs:
         values[tensor] = torch.empty_like(tensor)

@@ -15,7 +15,7 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 class ContinualBackprop(StepwiseReset["_Statistics"]):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
-    The utility of a unit is an exponential moving average of mean |h| · Σ |outgoing weights|. At each step the layer
+    The utility of a unit is the EMA of mean |h| · Σ |outgoing weights| over the steps. At each step the layer
     accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the one
     with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the next layers.
 
@@ -25,7 +25,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
         replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (FIRE paper: tuned, 1e-4 or
             1e-5; its tables call it τ).
         maturity: m, steps for which a new unit is safe, at least 0 (FIRE paper: tuned, 100 or 1000).
-        decay: η of the moving averages, in [0, 1).
+        decay: η of the exponential moving averages (EMA), in [0, 1).
         compensate: Add the mean output of a replaced unit to the bias of the layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.

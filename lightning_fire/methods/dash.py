@@ -28,9 +28,9 @@ def dash_(
     optimizer_state: OptimizerPolicy = "touched",
     measure: bool = True,
 ) -> Report:
-    """Shrink weights of a model that do not point to where new data moves them, in place.
+    """Shrink in place the weights of a model that are not aligned with the negative gradient on new data.
 
-    The direction g of each weight is the exponential moving average of its negative gradients,
+    The direction g of each weight is the exponential moving average (EMA) of its negative gradients,
     g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a matrix
     and each bias. Other parameters and all buffers stay.
 

@@ -1,4 +1,4 @@
-"""Hare and Tortoise: a model that returns to its own moving average (Lee et al., ICML 2024)."""
+"""Hare and Tortoise: a model that returns to the EMA of its weights (Lee et al., ICML 2024)."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What happens to the state of an optimizer, such as moments, when the weights it belongs to are replaced."""
+"""Reset of optimizer state, such as moments, when the weights it belongs to are replaced."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -82,7 +82,7 @@ def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
 
 @torch.no_grad()
 def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
-    if isinstance(optimizer, LBFGS):  # its state is no average: lists of steps, and the gradient before
+    if isinstance(optimizer, LBFGS):  # its state is not an average: lists of steps, and the previous gradient
         _drop(optimizer, chosen)
         return
     for parameter in optimizer.state.keys() if chosen is None else chosen & optimizer.state.keys():

@@ -171,7 +171,7 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
         The wrappers.
 
     Raises:
-        ValueError: If there is no such head, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout:
+        ValueError: If a head does not exist, a layer of it has no `reset_parameters`, or it has BatchNorm or Dropout:
             two copies of it would differ in their outputs.
 
     Example:

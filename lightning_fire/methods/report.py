@@ -1,4 +1,4 @@
-"""What an event does to weights: deviation from isometry before and after, squared Frobenius error."""
+"""Report of a change of weights: deviation from isometry before and after, squared Frobenius error."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ COLUMNS = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_a
 
 @dataclass(frozen=True)
 class Report:
-    """What an event has done.
+    """Metrics of an event.
 
     `report["sfe"]` reads a value, `print(report)` shows all of them.
 

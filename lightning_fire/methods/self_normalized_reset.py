@@ -103,7 +103,7 @@ def check(rejection: float, refresh_every: int, max_silence: int, expansion: flo
 
 
 class _Statistics:
-    """What is known of the units of a layer; tensors of shape (units,) but `largest`, times in samples.
+    """Statistics of the units of a layer: tensors of shape (units,), `largest` a scalar; times in samples.
 
     A unit of some `age`, the time since it fired or was new, may be silent for `threshold`. `intervals` has a tensor
     for each step since the last refresh, and for each with a reset: the age of units that fired or were reset in it,

@@ -84,10 +84,10 @@ def reset_units(
 
 
 class UnitStatistics(Protocol):
-    """What a method knows of the units of one layer."""
+    """Statistics that a method keeps of the units of one layer."""
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        """Take in the outputs of the units in one forward pass, of shape (samples and positions, units)."""
+        """Add the outputs of the units in one forward pass, of shape (samples and positions, units)."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors on the CPU."""

@@ -1,4 +1,4 @@
-"""What the scores of hidden units are made of: outputs before and after the nonlinearity, and gradients."""
+"""Inputs of the scores of hidden units: outputs before and after the nonlinearity, and gradients."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -27,7 +27,7 @@ class WeightProjection:
         norms: Their norms at the start, by name.
 
     Raises:
-        ValueError: If there are no weights to rescale.
+        ValueError: If it finds no weights to rescale.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 1))

@@ -1,4 +1,4 @@
-"""How far the features of the same samples have moved."""
+"""Shift of the features of the same samples between two networks."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `Classifier` and `LanguageModel` have in common: a schedule and an evaluation in each chunk of data."""
+"""Base class of `Classifier` and `LanguageModel`: a schedule and an evaluation in each chunk of data."""
 
 from collections.abc import Sequence
 from itertools import islice

@@ -1,4 +1,4 @@
-"""What the modules take for an `optimizer`."""
+"""Argument `optimizer` of the modules."""
 
 from collections.abc import Callable, Iterable
 

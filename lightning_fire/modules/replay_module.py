@@ -1,4 +1,4 @@
-"""What DQN and SAC have in common: updates from a replay buffer, and the log of episodes."""
+"""Base class of DQN and SAC: updates from a replay buffer, and the log of episodes."""
 
 import time
 from collections import defaultdict
@@ -21,8 +21,8 @@ class ReplayModule(pl.LightningModule):
     `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`.
 
     As CleanRL does, each episode logs `charts/episodic_return` and `charts/episodic_length`, at the environment step
-    with which it ended. Every `Trainer(log_every_n_steps=)` optimizer steps, at most once a round: what the last update
-    returned, as `losses/{name}`, and `charts/SPS`, environment steps per second since the last time, evaluations
+    with which it ended. Every `Trainer(log_every_n_steps=)` optimizer steps, at most once a rollout: the values of the
+    last update, as `losses/{name}`, and `charts/SPS`, environment steps per second since the last time, evaluations
     included.
     """
 

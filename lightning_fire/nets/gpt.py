@@ -149,7 +149,7 @@ class GPT(nn.Module):
         try:
             net.load_state_dict(state)
         except RuntimeError as error:  # names what is missing, unexpected or of another shape
-            raise ValueError(f"`source` is no GPT-2: {error}") from error
+            raise ValueError(f"`source` is not a GPT-2: {error}") from error
         return net
 
     def to_huggingface(self) -> "GPT2LMHeadModel":

@@ -122,7 +122,7 @@ def _state(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
         state = {name if name == "lm_head.weight" else f"transformer.{name}": state[name] for name in state}
     embedding, fused = "transformer.wte.weight", "transformer.h.0.attn.c_attn.weight"
     if missing := [name for name in (embedding, "transformer.wpe.weight", fused) if name not in state]:
-        raise ValueError(f"`source` is no GPT-2: it has no {', '.join(missing)}")
+        raise ValueError(f"`source` is not a GPT-2: it has no {', '.join(missing)}")
     dim = state[embedding].shape[-1]
     if state[fused].shape != (dim, 3 * dim):
         raise ValueError(

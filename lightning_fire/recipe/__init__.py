@@ -1,1 +1,1 @@
-"""Recipes read strictly: what is written twice, misspelt or of no use is an error before anything is built."""
+"""Strict reading of recipes: duplicate, misspelt or unused keys are errors before anything is built."""

@@ -1,4 +1,4 @@
-"""What is wrong with a recipe though each of its keys is known and of its type."""
+"""Checks of a recipe whose keys are all known and of the right type."""
 
 import importlib
 import inspect
@@ -12,13 +12,13 @@ from torch import nn
 from lightning_fire.checkpoints.pickled import load_pickled
 
 _LARGEST_SEED = 2**32 - 1  # NumPy's
-_BASES = (Callback, LightningDataModule, LightningModule, nn.Module)  # what `{}` in their place makes
+_BASES = (Callback, LightningDataModule, LightningModule, nn.Module)  # built from `{}` instead of a subclass
 
 
 def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> None:
     """Check a recipe before anything is built."""
     if unknown := [".".join(key) for key in empty if not _arrived(config, key)]:
-        raise ValueError(f"there is no key {', '.join(unknown)}")
+        raise ValueError(f"unknown key {', '.join(unknown)}")
     trainer, seed = config["trainer"], config["seed_everything"]
     if not isinstance(trainer, Mapping):
         raise ValueError(f"trainer must hold keys with values, got {trainer!r}")
@@ -27,14 +27,14 @@ def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> N
         raise ValueError(f"{', '.join(bases)} must name a class with class_path, and not one that does nothing")
     nulls = [f"{place}.init_args.{name}" for place, kind, given in built for name in _impossible_nulls(kind, given)]
     if nulls := [*nulls, *(f"trainer.{name}" for name in _impossible_nulls(Trainer, trainer))]:
-        raise ValueError(f"null, or nothing after the colon, is no value of {', '.join(nulls)}")
+        raise ValueError(f"null, or nothing after the colon, is not a value of {', '.join(nulls)}")
     if not isinstance(seed, bool | None) and not 0 <= seed <= _LARGEST_SEED:
         raise ValueError(f"seed_everything must be between 0 and {_LARGEST_SEED}, got {seed}")
     _check_checkpoint(config.get("ckpt_path"), config.get("weights_only"))
 
 
 def _arrived(config: Any, key: Sequence[str]) -> bool:
-    """Tell whether a key is in a configuration, in any item where it leads through a list."""
+    """Return whether a key is in a configuration; of a list, in any item."""
     if not key or key[0] in ("init_args", "dict_kwargs"):  # these may be empty
         return len(key) < 2 or _arrived(config, key[1:])
     if isinstance(config, list):
@@ -47,7 +47,7 @@ def _arrived(config: Any, key: Sequence[str]) -> bool:
 
 
 def _built(value: Any, place: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
-    """Return all that is to be built: the key, dotted, the class, and its arguments."""
+    """Yield all objects to be built: the dotted key, the class, and its arguments."""
     if isinstance(value, Mapping):
         if isinstance(value.get("class_path"), str):
             yield place, _imported(value["class_path"]), value.get("init_args") or {}
@@ -59,12 +59,12 @@ def _built(value: Any, place: str = "") -> Iterator[tuple[str, Any, Mapping[str,
 
 
 def _impossible_nulls(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that are None, and must not be: jsonargparse does not mind."""
+    """Return the arguments that are None and must not be; jsonargparse does not check this."""
     return [name for name, value in arguments.items() if value is None and not _takes_null(kind, name)]
 
 
 def _takes_null(source: Any, name: str) -> bool:
-    """Tell whether an argument may be None; in doubt it may."""
+    """Return whether an argument may be None; True if that is unknown."""
     sources = [vars(kind).get("__init__") for kind in inspect.getmro(source)] if inspect.isclass(source) else [source]
     for constructor in filter(callable, sources):  # a base's, where `**options` are handed on to it
         try:
@@ -87,12 +87,12 @@ def _imported(class_path: str) -> Any:
 
 
 def _check_checkpoint(path: str | None, weights_only: bool | None) -> None:
-    """Refuse a file to go on from that is missing, broken, or would run code; the Trainer knows names and addresses."""
+    """Raise an error if a checkpoint is missing, broken, or would run code; the Trainer resolves names and URLs."""
     if path is None or path in ("best", "last", "hpc") or ":" in str(path):
         return
     if not Path(path).exists():
         raise FileNotFoundError(f"ckpt_path: {path} does not exist")
     if not Path(path).is_file() and not Path(path, ".metadata").is_file():
-        raise ValueError(f"ckpt_path: {path} is no checkpoint")
+        raise ValueError(f"ckpt_path: {path} is not a checkpoint")
     if Path(path).is_file() and weights_only is not False:
         load_pickled(Path(path))

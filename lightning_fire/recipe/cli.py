@@ -30,11 +30,11 @@ from lightning_fire.where import Parameters, Weights
 
 
 class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
-    """Keeps the line breaks of the description."""
+    """Help formatter that keeps the line breaks of the description."""
 
 
 class RecipeCLI(LightningCLI):
-    """`LightningCLI` that knows data in chunks, and has a key of its own for the method: `intervention`."""
+    """`LightningCLI` for data in chunks, with an additional key for the method: `intervention`."""
 
     def __init__(self, args: Sequence[str] | None = None, run: bool = True):
         super().__init__(
@@ -57,11 +57,11 @@ class RecipeCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's commands that make sense for a recipe."""
+        """Return Lightning's commands that apply to a recipe."""
         return {name: keys for name, keys in LightningCLI.subcommands().items() if name != "predict"}
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse; `main(args)` from Python is meant so, whatever words the process itself was started with."""
+        """Parse the arguments; with `main(args)` from Python, those of the process are ignored."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
             super().parse_arguments(parser, args)
@@ -89,16 +89,16 @@ class RecipeCLI(LightningCLI):
             self._first_new_step = continue_logs(self.config.fit, written)
 
     def instantiate_classes(self) -> None:
-        """Build all objects; turn what they refuse into an error message of the command."""
+        """Build all objects; turn their errors into an error message of the command."""
         try:
             super().instantiate_classes()
-        except Exception as error:  # what a constructor gets that its author did not think of can raise anything
+        except Exception as error:  # a constructor may raise anything
             if "JSONARGPARSE_DEBUG" in os.environ:
                 raise
             self._parser(self.subcommand).error(_refusal(_root_cause(error)))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Give the Trainer the method, and the length that the data has."""
+        """Make the Trainer with the method, and with the length of the data."""
         config = self._get(self.config_init, "trainer")
         total_epochs = getattr(self.datamodule, "total_epochs", None)
         if total_epochs is not None and config["max_epochs"] is None and config["max_steps"] == -1:
@@ -124,7 +124,7 @@ files and keys as lightning-fire fit, and trains nothing. --json prints a JSON l
 
 
 def select(args: Sequence[str]) -> str:
-    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, and why not on others."""
+    """Run `lightning-fire select`: print which weights the methods of a recipe would act on, with reasons."""
     if not args or {"-h", "--help"} & set(args):
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
@@ -156,7 +156,7 @@ def run(words: Sequence[str]) -> RecipeCLI:
 
 
 def _without_recipe(words: Sequence[str]) -> list[str]:
-    """Replace a recipe, which comes first, and `--method NAME` by the configuration that they mean."""
+    """Replace a recipe, the first argument, and `--method NAME` by the configuration that they stand for."""
     if not words or words[0].startswith("-"):
         return list(words)
     usage = "lightning-fire fit RECIPE [--method NAME] [-c MORE.yaml ...] [--KEY VALUE ...]"
@@ -175,7 +175,7 @@ def _as_list(one_or_several: Any) -> list[Any]:
 
 
 def _refusal(error: BaseException) -> str:
-    """Say what is wrong; of an error from elsewhere also what was being built, and from what."""
+    """Return the message of an error; of errors from other code also the object being built, and its arguments."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     refused = isinstance(error, ValueError | TypeError) and frames and is_ours(frames[-1].f_code.co_filename)
     if refused or isinstance(error, MisconfigurationException):

@@ -17,7 +17,7 @@ _SAME = ("seed_everything", "model", "data", "intervention")
 
 
 def first_new_step(checkpoint: Mapping[str, Any]) -> int:
-    """Return the first step at which a training that resumes from a checkpoint logs: environment steps or batches."""
+    """Return the first step that a training resumed from a checkpoint logs: environment steps or batches."""
     parts = [part for part in checkpoint.values() if isinstance(part, dict) and "environment_steps" in part]
     if parts:
         return parts[0]["environment_steps"] + 1
@@ -28,18 +28,18 @@ def first_new_step(checkpoint: Mapping[str, Any]) -> int:
 
 
 def continue_logs(config: Namespace, written: str) -> int | None:
-    """Let TensorBoard and CSV loggers without a `version` continue the logs of `ckpt_path`.
+    """Make TensorBoard and CSV loggers without a `version` continue the logs of `ckpt_path`.
 
     The checkpoint must be `version_N/checkpoints/*.ckpt` of one of the loggers, and `version_N/config.yaml` have the
-    same seed, model, data and method. Otherwise a new version begins. TensorBoard ignores what was logged after the
+    same seed, model, data and method. Otherwise a new version begins. TensorBoard ignores values logged after the
     checkpoint.
 
     Args:
-        config: Of `fit`; its `trainer.logger` is changed.
-        written: The same as `config.yaml` would have it.
+        config: Configuration of `fit`; its `trainer.logger` is changed.
+        written: The same configuration, in the form of `config.yaml`.
 
     Returns:
-        The first step that is new; None if nothing is continued.
+        The first new step; None if no logs are continued.
     """
     checkpoint, logger = Path(config.get("ckpt_path") or ""), config.trainer.logger
     folder = checkpoint.resolve().parent.parent
@@ -67,11 +67,11 @@ def continue_logs(config: Namespace, written: str) -> int | None:
 
 
 def keep_rows(logger: Any, step: int) -> None:
-    """Keep the rows of CSV loggers before a step: they would delete the file.
+    """Keep the rows of CSV loggers before a step, instead of the deletion of the file by the loggers.
 
     Args:
         logger: A logger, or several.
-        step: The first step that is new.
+        step: The first new step.
     """
     for it in logger if isinstance(logger, list) else [logger]:
         path = Path(it.log_dir, "metrics.csv") if isinstance(it, CSVLogger) else None

@@ -1,4 +1,4 @@
-"""What the author of a recipe may have meant, told before what jsonargparse says of it."""
+"""Hints on mistakes in a recipe, printed before the message of jsonargparse."""
 
 import inspect
 import re
@@ -17,21 +17,21 @@ _KEYS = ("model", "data", "trainer", "intervention", "optimizer", "lr_scheduler"
 
 
 def hint(message: str) -> str | None:
-    """Return the innermost reason in a sentence, with the nearest name that there is; None of other errors."""
+    """Return the innermost reason in a sentence, with the nearest known name; None for other errors."""
     if found := re.findall(r"Problem with given class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", message):
         path, option = found[-1]
         if option.rpartition(".")[2] == "class_path":
-            return "what a class is given stands under init_args, beside its class_path"
+            return "the arguments of a class belong under init_args, beside its class_path"
         kind = _class(path)
         names = list(inspect.signature(kind).parameters) if kind else []
         return f"{path.rpartition('.')[2]} has no argument {option}" + _nearest(option, names)
     if found := re.findall(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
-        return f"there is no class {found[-1]}" + _nearest(found[-1], known)
+        return f"unknown class {found[-1]}" + _nearest(found[-1], known)
     if found := re.findall(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
         nearest = _nearest(found[-1], keys)
-        return f"there is no key {found[-1]}{nearest}" if nearest else None
+        return f"unknown key {found[-1]}{nearest}" if nearest else None
     return None
 
 

@@ -1,4 +1,4 @@
-"""`lightning-fire init`: a recipe to begin with."""
+"""`lightning-fire init`: writes a recipe to start from."""
 
 import argparse
 import shutil
@@ -13,14 +13,14 @@ def main(args: Sequence[str] | None = None) -> Path:
     parser = argparse.ArgumentParser(
         prog="lightning-fire init",
         allow_abbrev=False,
-        description="Write a recipe to begin with, for images and a network of your own: recipe.yaml and mine.py, with"
-        " comments that say what to change.",
+        description="Write a recipe to start from, for your own images and network: recipe.yaml and mine.py, with"
+        " comments on what to change.",
     )
-    parser.add_argument("folder", type=Path, help="where to; made if it is not there")
+    parser.add_argument("folder", type=Path, help="output folder; made if it does not exist")
     folder = parser.parse_args(args).folder
     files = {path: folder / path.name for path in sorted(_TEMPLATE.glob("*.*"))}
     if there := [str(new) for new in files.values() if new.exists()]:
-        parser.error(f"{', '.join(there)}: there already, and left as it is")
+        parser.error(f"{', '.join(there)}: exists already, and was not changed")
     folder.mkdir(parents=True, exist_ok=True)
     for template, new in files.items():
         shutil.copyfile(template, new)

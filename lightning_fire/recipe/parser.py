@@ -1,4 +1,4 @@
-"""The parser of recipes: Lightning's, but strict about YAML, and short about what is wrong."""
+"""Parser of recipes: Lightning's, with strict YAML and short error messages."""
 
 import argparse
 from collections.abc import Iterator
@@ -28,10 +28,10 @@ set_loader(_MODE, _load, exceptions=(yaml.YAMLError,))
 
 
 class RecipeParser(LightningArgumentParser):
-    """Refuses a file that is no YAML, or has a key twice, by its name; leaves the long usage to `--help`.
+    """Rejects a file that is not YAML or has a key twice, and names it; prints the long usage only for `--help`.
 
     Attributes:
-        empty: The keys of all files with `{}` for a value, which jsonargparse drops where it does not know them.
+        empty: Keys of all files whose value is `{}`; jsonargparse drops unknown ones silently.
     """
 
     def __init__(self, *args: Any, **options: Any):
@@ -58,12 +58,12 @@ class RecipeParser(LightningArgumentParser):
         return super().parse_string(*args, **options)
 
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
-        """Say what is wrong, the innermost reason first, without empty lines, and exit."""
+        """Print the error, the innermost reason first, without empty lines, and exit."""
         lines = [hint(message), *message.splitlines()]
         super().error("\n".join(line for line in lines if line and line.strip()), *args, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:
-        """Print one line in the place of all keys; argparse calls it before an error."""
+        """Print one line instead of all keys; argparse calls it before an error."""
         if self._subcommands_action:
             return super().print_usage(file)
         command = self.prog.replace(" [options]", "")
@@ -71,7 +71,7 @@ class RecipeParser(LightningArgumentParser):
 
 
 def _empty(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Return the places of all empty mappings; lists do not count as steps on the way."""
+    """Return the paths of all empty mappings; lists do not count as steps of a path."""
     if isinstance(value, dict):
         if not value:
             yield place

@@ -14,7 +14,7 @@ from lightning_fire.recipe.strict_yaml import read_yaml
 SHIPPED = Path(__file__).parents[1] / "recipes"
 VANILLA = "vanilla"  # the recipe without a method
 SEARCH_SPACE = "search_space.yaml"
-_BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are none
+_BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are not recipes
 BEST = "best"
 _OWN_KEYS = ("methods", "starts", "resources")
 
@@ -24,11 +24,11 @@ class Recipe:
     """One experiment.
 
     Attributes:
-        path: Its file.
+        path: File of the recipe.
         base: Configuration of all runs, as for `lightning-fire fit -c`.
         methods: By name, what a method adds to `base`: more configuration.
-        starts: Of two phases of training: by name, after how many epochs of the first the second begins, or `best`,
-            after that with the lowest `val/loss`.
+        starts: For two phases of training: by name, the epochs of the first phase before the second begins, or `best`,
+            that with the lowest `val/loss`.
         resources: `cpus`, `gpus` and `minutes` of a run, for `lightning-fire compare`.
     """
 
@@ -40,7 +40,7 @@ class Recipe:
 
     @property
     def name(self) -> Path:
-        """Its path below a folder `recipes`, or else its own name, without `.yaml`."""
+        """Path of the file below a folder `recipes`, otherwise its name, without `.yaml`."""
         parts = self.path.resolve().with_suffix("").parts
         return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
 
@@ -59,7 +59,7 @@ def find_recipe(name: str | Path) -> Recipe:
             return _read(path)
     shipped = shipped_recipes()
     near = [one for one in shipped if str(name) in one] or difflib.get_close_matches(str(name), shipped)
-    raise FileNotFoundError(f"there is no recipe {name}; its file, or one of {', '.join(near or shipped)}")
+    raise FileNotFoundError(f"unknown recipe {name}: give its file, or one of {', '.join(near or shipped)}")
 
 
 def shipped_recipes() -> list[str]:
@@ -69,7 +69,7 @@ def shipped_recipes() -> list[str]:
 
 
 def find_overlay(name: str | Path) -> Mapping[str, Any]:
-    """Read configuration to be laid over a recipe: a file, or the short name of one that comes with the package."""
+    """Read configuration that overrides a recipe: a file, or the short name of one that comes with the package."""
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
             content = read_yaml(path, load=get_loader("yaml"))
@@ -77,11 +77,11 @@ def find_overlay(name: str | Path) -> Mapping[str, Any]:
             if not isinstance(content, dict):
                 raise ValueError(f"{path} must hold keys with values, got {content!r}")
             return content
-    raise FileNotFoundError(f"there is no file {name} to lay over a recipe")
+    raise FileNotFoundError(f"the configuration file {name} does not exist")
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
-    """Refuse a recipe where plain configuration is needed."""
+    """Raise an error for a recipe where plain configuration is needed."""
     if isinstance(content, Mapping) and any(key in content for key in _OWN_KEYS):
         raise ValueError(f"{path} is a recipe with methods: give it without -c, as in fit {path} --method NAME")
 
@@ -102,7 +102,7 @@ def _read(path: Path) -> Recipe:
 
 
 def _layer(path: Path, name: str, content: Any) -> Mapping[str, Any]:
-    """Return what a method adds: `{class_path: …}`, or a list of them, is short for `intervention: …`."""
+    """Return the configuration of a method: `{class_path: …}`, or a list of them, is short for `intervention: …`."""
     if isinstance(content, list) or (isinstance(content, dict) and "class_path" in content):
         return {"intervention": content}
     if content is not None and not isinstance(content, dict):

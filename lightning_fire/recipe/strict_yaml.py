@@ -1,4 +1,4 @@
-"""YAML, read strictly: what is written twice is an error, where YAML would silently take the last."""
+"""Strict YAML: duplicate keys are an error, where YAML would silently use the last."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +11,7 @@ _MOST_REPEATED = 1000  # jsonargparse takes time for each value behind each alia
 
 
 def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
-    """Read a YAML file without running anything in it."""
+    """Read a YAML file without running code in it."""
     try:
         text = path.read_text(encoding="utf-8")
         require_unambiguous(text)
@@ -21,7 +21,7 @@ def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
 
 
 def require_unambiguous(text: str) -> None:
-    """Refuse YAML that says a thing twice, also as `a.b: 1` beside `a: {b: 2}`, or `a+: …` beside `a: …`.
+    """Raise an error for YAML with duplicate keys, also `a.b: 1` beside `a: {b: 2}`, or `a+: …` beside `a: …`.
 
     Example:
         >>> require_unambiguous("{steps: 5, steps: 10}")  # doctest: +ELLIPSIS
@@ -43,7 +43,7 @@ def require_unambiguous(text: str) -> None:
 
 
 def _measure(node: yaml.Node | None, sizes: dict[yaml.Node | None, int]) -> int:
-    """Return how many nodes a node is made of, itself among them; those behind an alias count each time."""
+    """Return the number of nodes in a node, including itself; those behind an alias count each time."""
     if node not in sizes:
         children = node.value if isinstance(node, yaml.CollectionNode) else []
         if isinstance(node, yaml.MappingNode):
@@ -51,18 +51,18 @@ def _measure(node: yaml.Node | None, sizes: dict[yaml.Node | None, int]) -> int:
         sizes[node] = 0
         sizes[node] = 1 + sum(_measure(child, sizes) for child in children)
     if not sizes[node]:
-        raise yaml.MarkedYAMLError(problem="an alias leads to what it is part of", problem_mark=node.start_mark)
+        raise yaml.MarkedYAMLError(problem="an alias refers to a node that contains it", problem_mark=node.start_mark)
     return sizes[node]
 
 
 def _keys(mapping: yaml.MappingNode) -> Iterator[tuple[str, yaml.Mark]]:
-    """Return the keys of a mapping; jsonargparse's `key+` appends to what `key` would set."""
+    """Return the keys of a mapping; jsonargparse's `key+` appends to the value of `key`."""
     for key, _ in _plain(mapping):
         yield key.value.removesuffix("+"), key.start_mark
 
 
 def _leaves(mapping: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, yaml.Mark]]:
-    """Return the keys that set values, dotted, as jsonargparse takes them."""
+    """Return the dotted keys that set values, as jsonargparse accepts them."""
     for key, value in _plain(mapping):
         if isinstance(value, yaml.MappingNode):
             yield from _leaves(value, f"{prefix}{key.value}.")

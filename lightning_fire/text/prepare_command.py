@@ -22,10 +22,10 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire prepare-text",
         allow_abbrev=False,
         description="Tokenise texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads. The"
-        " files are there in full or not at all. Stopped or killed, the same command goes on where it was.",
+        " files are there in full or not at all. After a stop, the same command continues where it was.",
     )
     add = parser.add_argument
-    add("output", type=Path, help="folder to write")
+    add("output", type=Path, help="output folder")
     files = "UTF-8 text, a document each: files, folders (their .txt files, at any depth), patterns"
     add("files", nargs="*", help=files)
     add("--dataset", metavar="NAME[:CONFIG]", help="instead of files: a data set of Hugging Face")
@@ -37,17 +37,17 @@ def parser() -> argparse.ArgumentParser:
     add("--end-of-text", metavar="TOKEN", help=end_of_text)
     add("--val-share", type=float, help="of documents to hold out, in (0, 1) (default: 0.0005)")
     add("--seed", type=int, default=0, help="of the choice of those (default: 0)")
-    add("--force", action="store_true", help="begin anew where there are other tokens")
+    add("--force", action="store_true", help="start again where the folder has other tokens")
     return parser
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run the command; return what `meta.json` says."""
+    """Run the command; return the content of `meta.json`."""
     options = parser().parse_args(args)
     try:
         return _run(options)
     except KeyboardInterrupt:
-        raise SystemExit("lightning-fire prepare-text: interrupted; the same command goes on from there") from None
+        raise SystemExit("lightning-fire prepare-text: interrupted; the same command continues from there") from None
     except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
         raise SystemExit(f"lightning-fire prepare-text: error: {printable(str(error))}") from None
 
@@ -59,12 +59,12 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     folder = TokenFolder(options.output, about, {**about, **held_out, **source.identity}, options.force)
     if not (complete := folder.meta is not None):
         if folder.tokens:
-            print(f"{options.output}: going on after {folder.tokens:,} tokens")
+            print(f"{options.output}: continuing after {folder.tokens:,} tokens")
         with folder:
             _tokenize(source, encode, folder)
     meta = folder.meta
     train, val = (meta["splits"][split] for split in SPLITS)
-    end = "; it is complete, and left as it is" if complete else f", {time.perf_counter() - begin:.1f} s"
+    end = "; it is complete and was not changed" if complete else f", {time.perf_counter() - begin:.1f} s"
     print(
         f"{options.output}: {train['tokens']:,} tokens of {train['documents']:,} documents to train on,"
         f" {val['tokens']:,} of {val['documents']:,} to validate with; {meta['tokenizer']},"

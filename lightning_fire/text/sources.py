@@ -1,4 +1,4 @@
-"""Texts as documents in pieces: long ones are never in memory as a whole, and cut where the tokens stay the same."""
+"""Texts as documents in pieces: long ones are never in memory as a whole, and cuts do not change the tokens."""
 
 import codecs
 import glob
@@ -24,7 +24,7 @@ class Piece(NamedTuple):
 
 
 class TextFiles:
-    """Files of UTF-8 text, each a document. Of a single one the last lines are held out. Empty ones are left out."""
+    """Files of UTF-8 text, each a document. Of a single file the last lines are held out. Empty files are skipped."""
 
     unit = "B"
 
@@ -32,7 +32,7 @@ class TextFiles:
         self._found = {path: path.stat() for name in names for path in _files(name)}
         sizes = {path: stat.st_size for path, stat in self._found.items() if stat.st_size}
         if not sizes:
-            raise ValueError(f"there is no text in {', '.join(names)}: {len(self._found)} files, all empty")
+            raise ValueError(f"no text in {', '.join(names)}: {len(self._found)} files, all empty")
         if len(sizes) == 1:
             ((path, size),) = sizes.items()
             cut_at = _start_of_last_lines(path, size, val_share)
@@ -70,7 +70,7 @@ class TextFiles:
 
 
 class HubDataset:
-    """A text column of a data set of Hugging Face, streamed, each row a document. Rows without text are left out."""
+    """A text column of a Hugging Face data set, streamed, each row a document. Rows without text are skipped."""
 
     unit = " documents"
 
@@ -126,10 +126,10 @@ class HubDataset:
 
 
 def cut(text: str) -> int:
-    """Return where to end a piece: where a tokenizer that splits words at spaces splits anyway.
+    """Return the position to end a piece at: one where a tokenizer that splits words at spaces splits anyway.
 
-    That is after the last line end that stands alone; without one before the last white space. There the pieces have
-    the tokens that the text has as a whole, with the byte pair encodings of GPT-2 and its successors.
+    That is after the last single line end, or without one before the last white space. With the byte pair encodings of
+    GPT-2 and its successors, the pieces then have the same tokens as the whole text.
 
     Example:
         >>> text = "one two\\nthree four"
@@ -152,13 +152,13 @@ def held_out(seed: int, document: int, share: float) -> bool:
 
 
 def draw(seed: int, document: int) -> float:
-    """Return a number in [0, 1), evenly distributed: documents with one below the share are held out."""
+    """Return a uniform random number in [0, 1): documents with one below `share` are held out."""
     digest = hashlib.blake2b(f"{seed}:{document}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
 def require_both(documents: int, seed: int, share: float) -> None:
-    """Raise an error if the draw leaves a split without a document."""
+    """Raise an error if a split has no document."""
     first = held_out(seed, 0, share)
     if any(held_out(seed, number, share) != first for number in range(1, documents)):
         return
@@ -186,7 +186,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _start_of_last_lines(path: Path, size: int, share: float) -> int:
-    """Return the byte after the first line end in the last share of a file; without one, after the last one before."""
+    """Return the byte after the first line end in the last fraction of a file, or else after the last one before."""
     target = size - max(1, round(size * share))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
         start = text.find(b"\n", target) + 1
@@ -199,7 +199,7 @@ def _start_of_last_lines(path: Path, size: int, share: float) -> int:
 
 @contextmanager
 def _named(problem: str) -> Iterator[None]:
-    """Turn any error, of any of the libraries that reach for the network, into one of one line."""
+    """Turn any error, of any of the libraries that use the network, into one of one line."""
     try:
         yield
     except Exception as error:

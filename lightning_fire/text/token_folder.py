@@ -1,4 +1,4 @@
-"""A folder of token files that is complete or says that it is not, and that a killed process leaves fit to go on."""
+"""Folder of token files: complete or marked as incomplete; after a killed process it can be continued."""
 
 import json
 import os
@@ -15,18 +15,18 @@ from lightning_fire.text.sources import SPLITS, Piece
 
 SECONDS_BETWEEN_SAVES = 5.0
 _PROGRESS = "progress.json"
-_FORCE = "--force begins anew"
+_FORCE = "--force starts again"
 
 
 class TokenFolder:
     """Writes `train.bin`, `val.bin` and `meta.json`, which get their names at the end of the `with` block.
 
-    Until then the tokens are in `train.bin.part` and `val.bin.part`; `progress.json` says how many of them count and
-    where the text goes on. What a killed process has written after that is cut off.
+    Until then the tokens are in `train.bin.part` and `val.bin.part`; `progress.json` has the number that counts and
+    the next position in the text. What a killed process has written after that is cut off.
 
     Attributes:
-        state: What `progress.json` says.
-        meta: What `meta.json` says if the folder is complete, and was made with these settings; else None.
+        state: Content of `progress.json`.
+        meta: Content of `meta.json` if the folder is complete, and was made with these settings; else None.
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], settings: dict[str, Any], force: bool = False):
@@ -56,11 +56,11 @@ class TokenFolder:
 
     @property
     def tokens(self) -> int:
-        """Tokens written."""
+        """Number of tokens written."""
         return sum(count["tokens"] for count in self.state["splits"].values())
 
     def __enter__(self) -> "TokenFolder":
-        """Open the files, and cut off what does not count."""
+        """Open the files, and cut off tokens that do not count."""
         if self.state["finished"]:
             return self
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class TokenFolder:
         return self
 
     def write(self, pieces: Sequence[Piece], tokens: Sequence[np.ndarray]) -> None:
-        """Append the tokens of pieces, `(tokens,)` each, and the one that ends a document."""
+        """Append the tokens of pieces, `(tokens,)` each, and the token that ends a document."""
         splits = {split: dict(count) for split, count in self.state["splits"].items()}
         for piece, found in zip(pieces, tokens, strict=True):
             if piece.ends and self._about["end_of_text"] is not None:
@@ -93,7 +93,7 @@ class TokenFolder:
             self._save()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Complete the folder. After an error: keep what there is, or leave nothing where there is nothing."""
+        """Complete the folder. After an error: keep the tokens written so far, or remove the folder without any."""
         empty = [split for split, count in self.state["splits"].items() if not count["tokens"]]
         if kind is None and not empty:
             return self._finish()
@@ -105,13 +105,13 @@ class TokenFolder:
         for name in (_PROGRESS, f"{_PROGRESS}.part", *(f"{split}.bin.part" for split in SPLITS)):
             (self.folder / name).unlink(missing_ok=True)
         if self._made:
-            with suppress(OSError):  # somebody else's file is in it
+            with suppress(OSError):  # it has a file of another program
                 self.folder.rmdir()
         if kind is None:
             documents = sum(count["documents"] for count in self.state["splits"].values())
             left = f"no document is left for {'training' if empty == ['train'] else 'validation'}, of {documents}:"
             advice = f"{left} try another --val-share, --seed or --val-split"
-            raise ValueError(advice if self.tokens else "there is no text in the input")
+            raise ValueError(advice if self.tokens else "no text in the input")
 
     def _finish(self) -> None:
         if not self.state["finished"]:
@@ -133,7 +133,7 @@ class TokenFolder:
                 file.close()
 
     def _save(self) -> None:
-        """Say what is on the disk, once it is there."""
+        """Write the progress, after the tokens are on the disk."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -160,7 +160,7 @@ class TokenFolder:
         return self.folder / f"{split}.bin.part"
 
     def _lost(self, state: dict[str, Any]) -> str:
-        """Say if tokens that should be there are not."""
+        """Return a description of missing tokens; empty if none are missing."""
         for split, count in state["splits"].items():
             part, size = self._part(split), count["tokens"] * self._dtype.itemsize
             if not state["finished"] and (part.stat().st_size if part.exists() else 0) < size:
@@ -169,7 +169,7 @@ class TokenFolder:
 
 
 def _difference(found: dict[str, Any], settings: dict[str, Any]) -> str:
-    """Say which settings differ; nothing if none do."""
+    """Return a description of the settings that differ; empty if none do."""
     before = found.get("settings")
     if not isinstance(before, dict):
         return "by something else"

@@ -1,4 +1,4 @@
-"""Which weights a normalization layer follows, so that their scale is undone before the output."""
+"""Search for weights followed by a normalization layer, which cancels their scale before the output."""
 
 from collections.abc import Iterable
 

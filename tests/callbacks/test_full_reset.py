@@ -108,7 +108,7 @@ def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
         fitted(FullReset(), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
 
 
-@pytest.mark.filterwarnings("ignore:.*does not know the data of the epochs before")
+@pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
 def test_a_run_that_goes_on_from_a_checkpoint_without_full_reset_returns_to_how_the_module_was_built(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
     callback = Snapshots()
@@ -131,13 +131,13 @@ def test_another_module_is_taken_for_the_same_training_with_a_warning():
     callback, first = Snapshots(AtEpochs([1])), PlainModule()
     start = state_of(first)
     trainer(callback, max_epochs=2).fit(first, datamodule=PlainData())
-    with pytest.warns(UserWarning, match="Snapshots was in a fit of another module before, .* make a new callback"):
+    with pytest.warns(UserWarning, match="Snapshots was used in a fit of another module, .* make a new callback"):
         trainer(callback, max_epochs=2).fit(PlainModule(), datamodule=PlainData())
     for name, tensor in start.items():
         assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
-@pytest.mark.filterwarnings("ignore:.*was in a fit of another module before")
+@pytest.mark.filterwarnings("ignore:.*was used in a fit of another module")
 def test_a_module_with_other_layers_is_not_the_same_training():
     callback = FullReset()
     fitted(callback)
@@ -147,7 +147,7 @@ def test_a_module_with_other_layers_is_not_the_same_training():
         fitted(callback, module=Late())
 
 
-@pytest.mark.filterwarnings("ignore:.*does not know the data of the epochs before")
+@pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
 def test_a_checkpoint_of_a_run_with_fresh_targets_knows_no_initial_values(tmp_path):
     fresh = Snapshots(fresh_seed=0)
     fitted(fresh, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)

@@ -317,13 +317,13 @@ def test_a_single_row_has_no_reference(tmp_path, capsys):
     assert math.isnan(row.dfi_ratio)
     text = capsys.readouterr().out
     assert "a.weight  1×5    0.000  –            1.000" in text
-    assert "no verdict: no weight has a reference" in text
+    assert "no conclusion: no weight has a reference" in text
 
 
 @pytest.mark.parametrize(
     ("ratio", "against_checkpoint", "says"),
     [
-        (None, False, "no verdict: no weight has a reference"),
+        (None, False, "no conclusion: no weight has a reference"),
         (1.0, False, "near new weights: DfI × 1 that of new weights"),
         (4.0, False, "undecided: .* --reference"),
         (8.0, False, "far: DfI × 8 that of new weights"),

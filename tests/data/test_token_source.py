@@ -59,7 +59,7 @@ def test_a_folder_that_prepare_text_has_not_finished_is_refused(tmp_path):
     write_tokens(tmp_path, np.arange(100), np.arange(20), meta=False)
     assert len(open_source(tmp_path).train) == 100
     (tmp_path / "progress.json").write_text("{}")
-    with pytest.raises(ValueError, match="is not complete: the same `lightning-fire prepare-text` goes on with it"):
+    with pytest.raises(ValueError, match="is not complete: the same `lightning-fire prepare-text` continues it"):
         open_source(tmp_path)
 
 

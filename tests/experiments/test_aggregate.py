@@ -198,7 +198,7 @@ def test_returns_of_several_tasks_want_a_scale(tmp_path, capsys):
     main(["aggregate", *folders, "--output", str(tmp_path / "out"), "--measure", "since"])
     said = capsys.readouterr().out
     assert "returns of several tasks without =LOW:HIGH" in said
-    assert f"without curves over training: {Path(folders[0], 'fire', 'seed0')} is no finished run" in said
+    assert f"without curves over training: {Path(folders[0], 'fire', 'seed0')} is not a finished run" in said
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
@@ -218,7 +218,7 @@ def test_digits_suit_what_is_shown(factor, shown, tmp_path, capsys):
     "words, message",
     [
         (["nowhere"], "results.csv is not there: give a folder of lightning-fire compare"),
-        (["good=1"], "good=1 is no folder; or else after = there must be two numbers LOW:HIGH, got '1'"),
+        (["good=1"], "good=1 is not a folder; or else after = there must be two numbers LOW:HIGH, got '1'"),
         (["good=2:2"], "LOW must be less than HIGH"),
         (["good=nan:2"], "LOW must be less than HIGH"),
         (["starts"], "is not of a comparison by method and seed: its columns are start, method, seed"),

@@ -288,7 +288,7 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
         (["--set", "trainer={max_epochs: 1, max_epochs: 2}"], "the key max_epochs is given twice"),
         (["--set", "trainer.max_epochs=[1"], "while parsing a flow sequence"),
         (["--set", "trainer=1", "trainer.max_epochs=1"], "gives 'trainer' a value and, in 'trainer.max_epochs=1'"),
-        (["--config", "vision/none"], "there is no file vision/none to lay over a recipe"),
+        (["--config", "vision/none"], "the configuration file vision/none does not exist"),
         (["--config", "quick_start"], "quick_start.yaml is a recipe with methods"),
     ],
 )
@@ -302,7 +302,7 @@ def test_what_is_no_recipe(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
     error = capsys.readouterr().err
-    assert f"there is no recipe {tmp_path}; its file, or one of language/" in error and "quick_start" in error
+    assert f"unknown recipe {tmp_path}: give its file, or one of language/" in error and "quick_start" in error
 
 
 def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):

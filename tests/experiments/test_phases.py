@@ -145,7 +145,7 @@ class Silent(Losses):
 
 
 def test_the_best_needs_a_loss(tmp_path):
-    with pytest.raises(MisconfigurationException, match="lowest val/loss: nobody logs it"):
+    with pytest.raises(MisconfigurationException, match="lowest val/loss, which is not logged"):
         trainer(SaveStarts([]), default_root_dir=tmp_path).fit(Silent([]), WithValidation())
 
 

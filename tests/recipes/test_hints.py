@@ -9,14 +9,14 @@ from tiny_recipe import refused, tiny_recipe
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--intervention", "FireCallback"], "there is no class FireCallback; did you mean FIRECallback?"),
+        (["--intervention", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
         (["--intervention", "FIRECallback", "--intervention.step", "3"], "has no argument step; did you mean steps?"),
         (["--intervention", "FIRECallback", "--intervention.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
-        (["--trainer.max_epoch", "3"], "there is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
-        (["-c", "typo.yaml"], "there is no key trainer.max_epoch; did you mean trainer.max_epochs?"),
-        (["-c", "flat.yaml"], "what a class is given stands under init_args, beside its class_path"),
-        (["--ckpt_path", "."], "ckpt_path: . is no checkpoint"),
-        (["--ckpt_path", "/dev/zero"], "ckpt_path: /dev/zero is no checkpoint"),
+        (["--trainer.max_epoch", "3"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["-c", "typo.yaml"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
+        (["-c", "flat.yaml"], "the arguments of a class belong under init_args, beside its class_path"),
+        (["--ckpt_path", "."], "ckpt_path: . is not a checkpoint"),
+        (["--ckpt_path", "/dev/zero"], "ckpt_path: /dev/zero is not a checkpoint"),
     ],
 )
 def test_what_is_misspelt_is_told_first(tmp_path, monkeypatch, capsys, words, message):

@@ -258,7 +258,7 @@ def test_a_data_set_that_breaks_off_goes_on_where_it_was(
     capsys.readouterr()
     prepare(tmp_path / "out", *words)
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-    assert ("going on after" in capsys.readouterr().out) == (fails_at > 1)
+    assert ("continuing after" in capsys.readouterr().out) == (fails_at > 1)
     assert served == [] if fails_at <= 1 else fails_at - 5 < served[0] <= fails_at
 
 
@@ -288,7 +288,7 @@ def test_what_a_data_set_lacks(tmp_path, hub, monkeypatch):
     with pytest.raises(SystemExit, match="no document is left for validation, of 3: try another --val-share"):
         prepare(*words, "--val-share", 1e-9)
     hub.streams["train"] = Stream(["", None])
-    with pytest.raises(SystemExit, match="there is no text in the input"):
+    with pytest.raises(SystemExit, match="no text in the input"):
         prepare(*words)
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SystemExit, match=r"--dataset needs `datasets`: pip install 'lightning-fire\[text\]'"):
@@ -384,7 +384,7 @@ def test_changed_settings_and_files_are_refused_without_force(tmp_path, document
     capsys.readouterr()
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}
     assert prepare(*words) == json.loads(complete["meta.json"])
-    assert "it is complete, and left as it is" in capsys.readouterr().out
+    assert "it is complete and was not changed" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == stamps
     with pytest.raises(SystemExit, match=r"is complete, but was made with other settings \(val_share: 0.2, now 0.3\)"):
         prepare(*words[:-1], 0.3)
@@ -397,7 +397,7 @@ def test_tokens_of_another_origin_are_refused_without_force(tmp_path):
     (tmp_path / "a.txt").write_text("a\nb\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/train.bin").write_bytes(b"nanoGPT")
-    with pytest.raises(SystemExit, match=r"out has train\.bin of another origin: --force begins anew"):
+    with pytest.raises(SystemExit, match=r"out has train\.bin of another origin: --force starts again"):
         prepare(tmp_path / "out", tmp_path / "a.txt")
     assert (tmp_path / "out/train.bin").read_bytes() == b"nanoGPT"
     prepare(tmp_path / "out", tmp_path / "a.txt", "--force")
@@ -413,7 +413,7 @@ def test_an_unfinished_run_that_is_damaged_is_begun_anew_by_force_only(tmp_path,
     else:
         (tmp_path / "out/progress.json").write_text("{")
     message = "that has lost some, as train.bin.part is shorter" if damage == "lost" else "by something else"
-    with pytest.raises(SystemExit, match=f"unfinished run {message}.*: --force begins anew"):
+    with pytest.raises(SystemExit, match=f"unfinished run {message}.*: --force starts again"):
         prepare(*words)
     prepare(*words, "--force")
     prepare(tmp_path / "undisturbed", *words[1:])
@@ -446,7 +446,7 @@ def test_two_at_once_are_refused(tmp_path, documents, small_pieces, monkeypatch)
         (["folder"], r"folder has no \.txt files"),
         (["latin.txt"], r"latin\.txt is not UTF-8: invalid continuation byte at byte 102$"),
         (["cut.txt"], r"cut\.txt is not UTF-8: unexpected end of data at byte 4$"),
-        (["empty.txt"], r"there is no text in empty\.txt: 1 files, all empty"),
+        (["empty.txt"], r"no text in empty\.txt: 1 files, all empty"),
         (["line.txt"], r"no document is left for validation: line\.txt is the only one, and has a single line"),
         (["line.txt", "cut.txt"], r"no document is left for validation, of 2 .*: --val-share 0\.\d+ holds one out$"),
         (["line.txt", "cut.txt", "--val-share", "0.9999"], "no document is left for training, of 2 with"),
@@ -456,7 +456,7 @@ def test_two_at_once_are_refused(tmp_path, documents, small_pieces, monkeypatch)
         (["line.txt", "--val-share", "1"], r"--val-share must be in \(0, 1\), got 1.0"),
         (["line.txt", "--end-of-text", "x"], "bytes have no token x"),
         (["line.txt", "--tokenizer", "x.json"], "--tokenizer must be bytes, gpt2 or a tokenizer.json, and x.json does"),
-        (["line.txt", "--tokenizer", "line.txt"], r"line\.txt is no tokenizer\.json of the `tokenizers` library \("),
+        (["line.txt", "--tokenizer", "line.txt"], r"line\.txt is not a tokenizer\.json of the `tokenizers` library \("),
         (
             ["line.txt", "--tokenizer", "bpe.json", "--end-of-text", "</s>"],
             r"bpe\.json has no token </s>: --end-of-text",

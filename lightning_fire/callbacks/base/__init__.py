@@ -1,1 +1,1 @@
-"""The bases of the callbacks: time, events, logs, initial values."""
+"""Base classes of the callbacks: progress, events, logs, initial values."""

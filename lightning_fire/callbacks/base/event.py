@@ -34,18 +34,18 @@ from lightning_fire.when import (
 
 
 class EventCallback(MethodCallback):
-    """Acts when its schedule is due: after the new data is loaded, before its first batch.
+    """Base class of methods that act when a schedule is due: after the new data is loaded, before its first batch.
 
-    A method subclasses it and writes `plan`. The base asks the schedule at the start of each epoch and of each batch,
-    never acts twice at one step (also after a resume), makes the change, logs the event, and keeps everything that a
-    resumed run needs in the checkpoint. An event that raises in `plan` has changed nothing and does not count.
+    Subclasses implement `plan`. The base checks the schedule at the start of each epoch and of each batch, never acts
+    twice at one step (also after a resume), makes the change, logs the event, and saves everything that a resumed run
+    needs in the checkpoint. An event that raises in `plan` has changed nothing and does not count.
 
     A module with target networks has `sync_targets()`, which is called when weights have been replaced.
 
     Attributes:
         replaces_weights: Whether an event changes the output of the network.
-        remakes_network: Whether what it replaces makes another network: averages of weights and best scores of other
-            callbacks begin anew with it.
+        remakes_network: Whether the result counts as another network: averages of weights and best scores of other
+            callbacks start again with it.
         logs_curvature: Whether λ_max is logged by default.
 
     Args:
@@ -73,16 +73,16 @@ class EventCallback(MethodCallback):
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
-        self._explanation, self._idle = "", False  # what makes data new in this fit; whether none will be
-        self._acted = False  # since the clock was read last
+        self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
+        self._acted = False  # since the clock was last read
         self._rate: RateAfterEvent | None = None
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        """Compute what to change, and change nothing yet."""
+        """Compute the change, without making it."""
         raise NotImplementedError
 
     def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
-        """Run the whole event, plan, look, change, look again, and return what to log, by key."""
+        """Run the whole event (plan, observe, change, observe) and return the values to log, by key."""
         reshard(pl_module)
         change = self.plan(trainer, pl_module)
         observers: list[SingularValues | LambdaMax | Validation] = []
@@ -137,9 +137,9 @@ class EventCallback(MethodCallback):
             tell(f"{name} will not act in this fit: {self._explanation}.")
         elif awaits and trainer.current_epoch > 0 and not offers(source, HasChunkAt) and not time.has_changed(trainer):
             rank_zero_warn(
-                f"{name} does not know the data of the epochs before: the present data counts as the first it has seen."
+                f"{name} does not know the data of earlier epochs: the present data counts as the first it has seen."
                 " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
-                " a DataModule with chunk_at(epoch) tells."
+                " a DataModule with chunk_at(epoch) makes it known."
             )
         elif awaits and num_chunks is not None and asks_once(trainer):
             rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")
@@ -150,28 +150,28 @@ class EventCallback(MethodCallback):
             self._rate.is_judged(trainer, trainer.current_epoch, self.progress.step)
         if self.num_events == self._events_before:
             never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
-            before = f"; it has acted before it, in all {self.num_events} time(s)."
+            before = f"; in earlier fits it acted {self.num_events} time(s)."
             rank_zero_info(f"{name} did not act in this fit{before if self.num_events else never}")
         known = {*self.progress.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
-                f"{name} waits for {', '.join(unseen)}, which nobody has logged at the end of an epoch;"
-                f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no measures'}."
+                f"{name} waits for {', '.join(unseen)}, which was not logged at the end of any epoch;"
+                f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}."
             )
 
     def aim_at(self, fresh_seed: int | None) -> None:
-        """Choose the values to which events move the module: fresh draws from a seed, or None, the initial values."""
+        """Set the target values of events: new random values from a seed, or with None the initial values."""
         self.fresh_seed = fresh_seed
         self.initial = KeptInitialValues() if fresh_seed is None else None
 
     def target(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
-        """Return the values to which this event moves the module, by name; see `aim_at`."""
+        """Return the target values of this event, by name; see `aim_at`."""
         if self.fresh_seed is not None:
             return fresh_values(pl_module, self.fresh_seed + self.num_events)
         return self.initial.values
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        """Act if it is time to. An event that fails before it changes anything does not count, nor in checkpoints."""
+        """Act if due. An event that fails before it changes anything does not count, in checkpoints neither."""
         before, number, self._acted = dict(vars(self.progress)), self.num_events, False
         try:
             super()._read_clock(trainer, pl_module, epoch_start)
@@ -203,8 +203,8 @@ class EventCallback(MethodCallback):
             why = "they already have the values that it gives them"
             if self.initial is not None:
                 why = (
-                    "they are the initial values, with which the first fit of this callback began; if that fit went on"
-                    " from weights trained before, use fresh_seed=0"
+                    "they are the initial values, with which the first fit of this callback began; if that fit"
+                    " continued from weights trained before, use fresh_seed=0"
                 )
             rank_zero_warn(f"{name} has changed no weight: {why}.")
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
@@ -215,7 +215,7 @@ class EventCallback(MethodCallback):
         return self.replaces_weights and self.remakes_network
 
     def _loader_is_stale(self, trainer: Trainer) -> bool:
-        """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""
+        """Return whether `chunk` has changed without a reload; with `num_chunks`, a warning was given before."""
         source = data_source_of(trainer)
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
@@ -228,15 +228,15 @@ class EventCallback(MethodCallback):
 
 
 def announce_new_data(trainer: Trainer) -> None:
-    """Tell every method of this Trainer that its data has changed: the next epoch to begin is the first to use it.
+    """Notify each method of this Trainer that the data has changed: the next epoch to begin is the first to use it.
 
     For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
     that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
-    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it says nothing, as there is no
-    older data.
+    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it has no effect, as there is
+    no older data.
 
     Args:
-        trainer: The Trainer whose callbacks are told.
+        trainer: The Trainer whose callbacks are notified.
     """
     for callback in trainer.callbacks:
         if isinstance(progress := getattr(callback, "progress", None), Progress):
@@ -244,7 +244,7 @@ def announce_new_data(trainer: Trainer) -> None:
 
 
 def _summary(values: Mapping[str, float], name: str) -> str:
-    normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # those say more
+    normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # preferred
     shown = {key: v for key, v in values.items() if key.startswith(f"{name}/") and key not in normalized}
     words = in_words({key.partition("/")[2]: value for key, value in shown.items()})
     return f" ({words})" if words else ""

@@ -1,17 +1,17 @@
-"""What the callbacks log."""
+"""Options of what the callbacks log."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Log:
-    """What a callback logs.
+    """Options of what a callback logs.
 
     Args:
         name: Prefix of the logged keys instead of the method's own, to distinguish two callbacks of one class.
-        weights: Log what an event does to the weights, deviation from isometry and squared Frobenius error. It costs a
-            copy of the weights and some matrix products: switch it off where events come every few steps.
-        layers: Also log each layer by itself, and in TensorBoard histograms of its singular values before and after an
+        weights: Log deviation from isometry and squared Frobenius error of the weights at an event. It costs a copy of
+            the weights and some matrix products: disable it where events occur every few steps.
+        layers: Also log each layer separately, and in TensorBoard histograms of its singular values before and after an
             event, `{name}.singular_values_before/…` and `…_after/…`.
         curvature: Log `{name}/lambda_max`, the largest eigenvalue of the Hessian of the loss on the first 16 samples of
             the upcoming data, before and after an event: at most 16 products with the Hessian, each of 2 to 3
@@ -19,7 +19,7 @@ class Log:
             `FIRECallback`, `ShrinkAndPerturb`, `FullReset` and `DASH`, where they log `weights`.
         validation_batches: Log what `validation_step` logs, before and after an event that replaces weights, on the
             first batches of the validation data: `val/accuracy` as `{name}/val_accuracy_before` and `…_after`. 0:
-            never; nor without `weights`, or from data that can be read only once.
+            never. Not logged without `weights`, or from data that can be read only once.
 
     Raises:
         ValueError: If `name` has a slash or `validation_batches` is negative.

@@ -1,4 +1,4 @@
-"""The base of methods that act all the time, from a change of the data on."""
+"""Base class of methods that act at each step, from a given change of the data on."""
 
 import math
 
@@ -8,9 +8,9 @@ from lightning_fire.where import HiddenUnits, Parameters, Weights
 
 
 class FromChunkCallback(MethodCallback):
-    """Does nothing before the data has changed `start_chunk` times.
+    """Base class of callbacks that do nothing before the data has changed `start_chunk` times.
 
-    A method subclasses it, sets `where`, and asks `acts_now`.
+    Subclasses set `where` and check `acts_now`.
 
     Args:
         start_chunk: Number of changes, at least 0.
@@ -28,7 +28,7 @@ class FromChunkCallback(MethodCallback):
 
     @property
     def acts_now(self) -> bool:
-        """Whether the data has changed often enough."""
+        """True once the data has changed `start_chunk` times."""
         return self.chunk >= self.start_chunk
 
     def idle_epochs(self, horizon: Horizon) -> float:
@@ -39,6 +39,6 @@ class FromChunkCallback(MethodCallback):
 
 
 def check_start_chunk(start_chunk: int) -> None:
-    """Refuse a number out of range."""
+    """Raise a ValueError if `start_chunk` is negative."""
     if start_chunk < 0:
         raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")

@@ -1,4 +1,4 @@
-"""The values that a module had when its first fit began, kept over resumes."""
+"""Values of a module at the start of its first fit, kept across resumes."""
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -8,15 +8,15 @@ from lightning_fire.methods.initial_values import initial_values, tensors_of
 
 
 class KeptInitialValues:
-    """The values that parameters and buffers have when the first fit of a module begins, on the CPU by name.
+    """Values of parameters and buffers at the start of the first fit of a module, on the CPU by name.
 
-    They are those in the checkpoint if it has them; without a checkpoint those of the module when everything is set
-    up, as layers of `configure_model` do not exist before; otherwise those from before the checkpoint, of rank 0.
+    Taken from the checkpoint if it has them; without a checkpoint from the module after setup, as layers of
+    `configure_model` do not exist before; otherwise from the module of rank 0 before the checkpoint was loaded.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] | None = None
-        self._settled = False  # values are known to be right
+        self._settled = False  # values are final
 
     def take_before_checkpoint(self, module: nn.Module) -> None:
         """Take the values of a module, unless those of an earlier fit are known."""
@@ -29,7 +29,7 @@ class KeptInitialValues:
             self.values, self._settled = values, True
 
     def complete(self, trainer: Trainer, module: LightningModule) -> None:
-        """Settle the values, equal on every rank."""
+        """Make the values final, equal on every rank."""
         if not self._settled:
             own = initial_values(module) if trainer.ckpt_path is None else self.values
             self.values = trainer.strategy.broadcast(own)
@@ -39,7 +39,7 @@ class KeptInitialValues:
                 "they were not in the module in an earlier fit of this callback. Make a new callback for a new training"
                 if trainer.ckpt_path is None
                 else "the checkpoint was written without this callback, and the layers are made in configure_model() or"
-                " setup(). Make them in __init__, or use the callback from the beginning"
+                " setup(). Make them in __init__, or use the callback from the first fit on"
             )
             names = f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
             raise MisconfigurationException(f"The initial values of {names} are not known: {why}, or use fresh_seed=0.")

@@ -10,8 +10,8 @@ _NEAR_0 = 0.01  # of the initial or, of a cycle, the highest learning rate
 class RateAfterEvent:
     """Watches the learning rates from an event on: until the epoch ends, 100 steps at most.
 
-    A schedule of the whole training is at its end when the last data arrives. What a method has reset is not learned
-    again then.
+    A schedule over the whole training is near its end when the last data arrives: the network then does not recover
+    from a reset.
 
     Args:
         trainer: The Trainer whose optimizers it watches.
@@ -25,7 +25,7 @@ class RateAfterEvent:
         self._highest = _fraction_of_initial(trainer)
 
     def is_judged(self, trainer: Trainer, epoch: int, step: int) -> bool:
-        """Read the rates before a batch or after the last one; warn if they have stayed near 0. Return whether done."""
+        """Read the rates before a batch or after the last one and warn if they stayed near 0; return whether done."""
         if epoch == self._epoch and step < self._step + _STEPS:
             self._highest = max(self._highest, _fraction_of_initial(trainer))
             return False

@@ -17,9 +17,9 @@ def step_of_logs(trainer: Trainer) -> int:
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
     """Write scalars to all loggers immediately, on Lightning's own axis, and to `trainer.callback_metrics`.
 
-    `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. They are on the disk
-    before the next checkpoint: a run that is resumed from that one does not log them again. With `at_epoch_end` they
-    are at the last step, where Lightning writes at the end of an epoch.
+    `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. Here they are on the disk
+    before the next checkpoint: a run resumed from it does not log them again. With `at_epoch_end` they are logged at
+    the last step, as Lightning does at the end of an epoch.
     """
     step = batches_that_stepped(trainer) - at_epoch_end
     for logger in trainer.loggers:
@@ -34,15 +34,15 @@ def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = 
 
 
 def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentence: str) -> None:
-    """Draw an event into TensorBoard: in group `events`, each metric before and after it, as one saw-toothed curve.
+    """Write an event to TensorBoard: in group `events`, each metric before and after it, as one saw-toothed curve.
 
-    The value before is at the step before, as TensorBoard shows one value of a step. Under "Text" is the sentence.
+    The value before is at the previous step, as TensorBoard shows one value per step. The sentence is under "Text".
 
     Args:
         trainer: The Trainer whose loggers are written to.
         name: Prefix of the method's keys.
-        values: What the event logs; drawn are `{name}/{metric}_before` and `…_after`.
-        sentence: What happened, for people.
+        values: What the event logs, of which `{name}/{metric}_before` and `…_after` are written.
+        sentence: Description of the event for readers.
     """
     step = step_of_logs(trainer)
     for logger in trainer.loggers:

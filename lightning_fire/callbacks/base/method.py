@@ -1,4 +1,4 @@
-"""The base of all callbacks: it knows the time of training, and that the strategy lets a method act."""
+"""Base class of all callbacks: tracks the progress of training and checks the strategy."""
 
 import weakref
 from functools import cached_property
@@ -17,7 +17,7 @@ _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights fl
 
 
 class MethodCallback(Callback):
-    """Knows the time of training over fits and resumes, and refuses strategies under which it cannot act.
+    """Base class of all callbacks: tracks progress over fits and resumes, and rejects unsupported strategies.
 
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
@@ -43,12 +43,12 @@ class MethodCallback(Callback):
         """Hook: the end of a batch that made an optimizer step."""
 
     def show_selection(self, pl_module: LightningModule) -> str:
-        """Return a table of what this callback acts on; empty if it does not choose."""
+        """Return a table of what this callback acts on; empty if it has no selection."""
         where = getattr(self, "where", None)
         return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
 
     def idle_epochs(self, horizon: Horizon) -> float:
-        """Return how many epochs of the first data pass in any case before it does anything, Inf: all of them."""
+        """Return the number of epochs of the first data during which it surely does nothing; Inf: all of them."""
         return 0
 
     def describe(self) -> str:
@@ -62,8 +62,8 @@ class MethodCallback(Callback):
         self._check_strategy({kind.__name__ for kind in type(trainer.strategy).__mro__})
         if self._module is not None and self._module() is not pl_module:
             rank_zero_warn(
-                f"{type(self).__name__} was in a fit of another module before, and takes this one for the same training"
-                " going on. For a new training make a new callback."
+                f"{type(self).__name__} was used in a fit of another module, and treats this fit as a continuation of"
+                " it. For a new training make a new callback."
             )
         self._module = weakref.ref(pl_module)
         for other in trainer.callbacks:
@@ -77,7 +77,7 @@ class MethodCallback(Callback):
             self.initial.take_before_checkpoint(pl_module)
 
     def _check_strategy(self, kinds: set[str]) -> None:
-        """Refuse strategies under which this callback cannot act, by the names of their classes."""
+        """Raise an error for strategies under which this callback cannot act, by the names of their classes."""
         name = type(self).__name__
         if hiding := kinds & _HIDING:
             raise MisconfigurationException(
@@ -124,11 +124,11 @@ class MethodCallback(Callback):
 
     @cached_property  # Lightning asks for it at each hook
     def state_key(self) -> str:
-        """Key in the checkpoint: several callbacks of one class may stand side by side."""
+        """Key in the checkpoint, unique also among several callbacks of one class."""
         return f"{type(self).__qualname__}({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the module out of copies and pickles."""
+        """Exclude the module from copies and pickles."""
         return {**vars(self), "_module": None}
 
     def state_dict(self) -> dict[str, Any]:

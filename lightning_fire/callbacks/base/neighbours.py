@@ -1,4 +1,4 @@
-"""Other callbacks that remember the network of before an event: they begin anew with the one after it."""
+"""Reset of other callbacks whose state belongs to the network before an event, such as a best score."""
 
 import math
 
@@ -9,10 +9,10 @@ from lightning_fire._lightning import is_a, restart_average
 
 
 def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> list[str]:
-    """Let other callbacks forget the network of before an event, and return what was done.
+    """Reset what other callbacks keep of the network before an event, and return what was done.
 
-    `EarlyStopping` waits anew for a best score; `ModelCheckpoint` keeps the best of before on the disk and looks for
-    another, if the event came with new data; averages of weights begin with the present weights.
+    `EarlyStopping` forgets its best score. If the event came with new data, `ModelCheckpoint` keeps its best checkpoint
+    on the disk and looks for another one. Averages of weights restart from the present weights.
     """
     done = []
     for other in trainer.callbacks:
@@ -20,7 +20,7 @@ def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> 
         if is_a(other, "EarlyStopping"):
             other.wait_count = 0
             other.best_score = torch.tensor(math.inf if other.monitor_op is torch.lt else -math.inf)
-            done.append(f"{name} waits anew for a best {other.monitor}")
+            done.append(f"{name} forgets its best {other.monitor}")
         elif is_a(other, "ModelCheckpoint") and other.monitor is not None and new_data:
             other.best_k_models.clear()
             other.kth_best_model_path, other.best_model_path, other.best_model_score = "", "", None

@@ -13,7 +13,7 @@ ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
 
 
 def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, bool]:
-    """Return what makes data new in this fit with an advice, and whether it is known that no data will be new.
+    """Return what makes data new in this fit, with advice, and whether it is certain that no data will be new.
 
     The text is empty for a schedule that does not depend on new data.
     """
@@ -31,7 +31,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
         return explanation, False
     skip_none = "use when=AtNewData(skip_first=False)"
     if not seen:
-        return f"{explanation}. If this process goes on from weights trained before, {skip_none}", not may_change
+        return f"{explanation}. If this process continues from weights trained before, {skip_none}", not may_change
     advice = (
         f"If the data is newer than that of the {'checkpoint' if trainer.ckpt_path else 'fit before'}, give"
         f" {type(source).__name__} a whole-number `chunk`, such as the month, or call announce_new_data(trainer)"

@@ -1,4 +1,4 @@
-"""What an event logs beside its report: λ_max, validation metrics, and histograms of singular values."""
+"""Values that an event logs in addition to its report: λ_max, validation metrics, and histograms of singular values."""
 
 import time
 
@@ -18,7 +18,7 @@ from lightning_fire.where import Weights
 class LambdaMax:
     """The largest eigenvalue of the Hessian of the loss on the upcoming data, before and after.
 
-    Where it cannot be measured, a message says so once.
+    If it cannot be computed, a message is logged once.
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str):
@@ -46,7 +46,7 @@ class LambdaMax:
 
 
 class Validation:
-    """What `validation_step` logs, before and after, and a warning if an accuracy falls to chance."""
+    """Metrics of `validation_step` before and after an event, and a warning if an accuracy falls to chance."""
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, num_batches: int):
         self._trainer, self._module, self._prefix, self._num_batches = trainer, pl_module, prefix, num_batches
@@ -73,7 +73,7 @@ class Validation:
         if before > chance + 0.2 and after < chance + 0.1 * (before - chance):
             tell_once(
                 self._trainer,
-                f"An event of {self._prefix} has taken {key} from {before:.2f} to {after:.2f}, near chance for"
+                f"An event of {self._prefix} has reduced {key} from {before:.2f} to {after:.2f}, near chance for"
                 f" {outputs} outputs: the network must train before it is used again, see docs/around_an_event.md.",
                 rank_zero_warn,
                 key=f"{self._prefix} {key}",

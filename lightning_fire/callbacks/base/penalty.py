@@ -1,4 +1,4 @@
-"""The base of the regularizers: a penalty whose gradient is added before each optimizer step."""
+"""Base class of the regularizers: a penalty whose gradient is added before each optimizer step."""
 
 from typing import Any
 
@@ -12,13 +12,13 @@ from lightning_fire.methods.penalty import Penalty
 
 
 class PenaltyCallback(FromChunkCallback):
-    """Adds the gradient of a penalty to the gradients of the loss, once for each optimizer step.
+    """Base class of regularizers: adds the gradient of a penalty to that of the loss, once per optimizer step.
 
-    That equals the penalty in the loss, without a graph of it: after gradient accumulation and the unscaling of mixed
-    precision, before gradient clipping. A step whose batch gave no gradients is left alone. It does nothing before the
-    data has changed `start_chunk` times.
+    This equals adding the penalty to the loss, without its graph: after gradient accumulation and the unscaling of
+    mixed precision, before gradient clipping. A step whose batch gave no gradients is not changed. It does nothing
+    before the data has changed `start_chunk` times.
 
-    A method subclasses it and writes `make`. Logs `{name}/penalty`, strength included, at the end of each epoch.
+    Subclasses implement `make`. Logs `{name}/penalty`, strength included, at the end of each epoch.
     """
 
     name = "penalty"
@@ -51,11 +51,11 @@ class PenaltyCallback(FromChunkCallback):
         self._method = None  # copies on the device
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave parameters of the module out of copies and pickles."""
+        """Exclude parameters of the module from copies and pickles."""
         return {**super().__getstate__(), "_method": None}
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
-    """Return the factor that is still on the gradients: fused optimizers remove the scale of the loss themselves."""
+    """Return the loss scale still contained in the gradients: fused optimizers remove it themselves."""
     scaler = loss_scaler(trainer)
     return scaler.get_scale() if scaler is not None and unscales_gradients(optimizer) else 1.0

@@ -48,11 +48,11 @@ class Progress:
 
     @property
     def has_seen_data(self) -> bool:
-        """Whether an epoch has begun, in this fit or in one before."""
+        """True once an epoch has begun, in this fit or in an earlier one."""
         return self._chunk is not None
 
     def prepare(self) -> None:
-        """Begin a fit, before its checkpoint is restored and its data is loaded."""
+        """Prepare for a fit, before its checkpoint is restored and its data is loaded."""
         self._epoch = self._last_read = None
         self._fitting = self._restored = self.follows_finished = False
 
@@ -62,7 +62,7 @@ class Progress:
             complete_last_batch(checkpoint)
 
     def start(self, trainer: Trainer) -> None:
-        """Begin to count."""
+        """Start counting."""
         begin_next_epoch(trainer)
         end_finished_epoch(trainer)
         if self._restored:
@@ -79,7 +79,7 @@ class Progress:
         self._fitting = True
 
     def note_event(self, clock: Clock) -> None:
-        """Remember that the method acts."""
+        """Record an event of the method."""
         self.last_event = clock.step
         self.readings = {
             key: Reading(reading.value, reading.value, reading.value, reading.events + 1)
@@ -132,7 +132,7 @@ class Progress:
         )
 
     def _updated_readings(self, values: Mapping[str, Any]) -> dict[str, Reading]:
-        """Return the readings with what has been logged since; NaN is ignored."""
+        """Return the readings updated with newly logged values; NaN is ignored."""
         readings = dict(self.readings)
         for key in self._watched:
             value = float(values.get(key, math.nan))
@@ -153,7 +153,7 @@ class Progress:
         return changed or first
 
     def has_changed(self, trainer: Trainer) -> bool:
-        """Return whether the data is known to be other than when it was last compared."""
+        """Return whether the data is known to differ from the last comparison."""
         if not self.has_seen_data:
             return self._announced and trainer.current_epoch > 0
         source = data_source_of(trainer)
@@ -173,7 +173,7 @@ class Progress:
             self._chunk = chunks[-1]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the data out of copies and pickles: a copy takes the first data it sees for the present one."""
+        """Exclude the data from copies and pickles: a copy treats the first data it gets as the present data."""
         return {**vars(self), "_source": None, "_trainer": None}
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The base of methods that watch hidden units during training, and what all methods on units say."""
+"""Base class of methods that observe hidden units during training, and messages of all methods on units."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,9 +17,9 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 class UnitCallback(FromChunkCallback):
-    """Lets a `StepwiseReset` watch the batches of training, and calls its `step` after each optimizer step.
+    """Base class of callbacks that run a `StepwiseReset` on training batches, with a `step` per optimizer step.
 
-    A method subclasses it and writes `make`. Logs what `report` returns at the end of each epoch in which it acts.
+    Subclasses implement `make`. Logs what `report` returns at the end of each epoch in which it acts.
     It does nothing before the data has changed `start_chunk` times.
     """
 
@@ -28,7 +28,7 @@ class UnitCallback(FromChunkCallback):
         self.where = where if where is not None else HiddenUnits()
         self.seed = seed
         self._method: StepwiseReset[Any] | None = None
-        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # while there is no method
+        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # until the method is built
         self._watched = False  # since the last step
 
     def make(self, pl_module: LightningModule, run: Any) -> StepwiseReset[Any]:
@@ -82,7 +82,7 @@ class UnitCallback(FromChunkCallback):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Keep what a later fit of the same training needs, and nothing of the module."""
+        """Keep the state that a later fit of the same training needs, and drop references to the module."""
         if self._method is not None:
             self._state = self._method.state_dict()
             self._method.close()
@@ -96,19 +96,19 @@ class UnitCallback(FromChunkCallback):
         self._state = {name: state_dict[name] for name in ("num_reset", "records")}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave hooks and layers of the module out of copies and pickles."""
+        """Exclude hooks and layers of the module from copies and pickles."""
         state = self._state if self._method is None else self._method.state_dict()
         return {**super().__getstate__(), "_method": None, "_state": state}
 
 
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
-    """Say how many hidden units a callback watches."""
+    """Log how many hidden units a callback watches."""
     units = sum(layer.size for layer in layers)
     rank_zero_info(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
 
 
 def units_shown_later(callback: Any) -> str:
-    """Return what a callback on hidden units shows for a selection: it needs a batch."""
+    """Return the text shown for the selection of a callback on hidden units, which needs a batch."""
     return (
         f"{type(callback).__name__}(where={callback.where}) finds its units when training starts, by watching one"
         f" batch. In Python, print({callback.where}.select(model, lambda: model(batch))) shows them."

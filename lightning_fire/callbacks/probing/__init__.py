@@ -1,1 +1,1 @@
-"""Run a module on batches to come, without side effects."""
+"""Run a module on upcoming batches, without side effects."""

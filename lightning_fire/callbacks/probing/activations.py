@@ -27,7 +27,7 @@ def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batc
     """Return the sum of hᵀh over inputs h of the Linear or convolution layer that runs last, `(features, features)`.
 
     In float64, over all samples and positions of this rank in at most `num_batches` batches. Features without
-    gradients, such as those of a target network, count only if there are no others.
+    gradients, such as those of a target network, count only if all features are without gradients.
     """
     last: Tensor | None = None
     gram: Tensor | None = None
@@ -54,5 +54,5 @@ def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batc
         for handle in handles:
             handle.remove()
     if gram is None:
-        raise ValueError("the epoch has no batches to look at")
+        raise ValueError("the epoch has no batches to run on")
     return gram

@@ -77,7 +77,7 @@ def forward_on_new_data(
 
 
 def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
-    """Return the reason not to run a module on upcoming batches by default; empty if there is none."""
+    """Return the reason not to run a module on upcoming batches by default; empty if it can run."""
     if weights_are_sharded(trainer):
         return "the weights are sharded, and a forward pass without its backward pass would disturb the strategy"
     if reason := _takes_steps(pl_module, "how to run the module on a batch"):
@@ -88,7 +88,7 @@ def why_not_look(trainer: Trainer, pl_module: LightningModule) -> str:
     for loader in tree_leaves(combined_loader(trainer).iterables):
         repeatable = isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset)
         if not repeatable and not offers(loader, HasPeekBatches):
-            return f"the data of {type(loader).__name__} may be there only once, and training needs it"
+            return f"the data of {type(loader).__name__} may be readable only once, and training needs it"
     return ""
 
 
@@ -120,7 +120,7 @@ def batches_of(trainer: Trainer, loaders: Any = None, number: float | None = Non
 
 
 def _copied(loader: Any) -> Any:
-    """Copy a loader, not its data, without worker processes unless they need a setup: to start them takes longer."""
+    """Copy a loader, not its data; without worker processes, which are slow to start, unless they need a setup."""
     if offers(loader, HasPeekBatches):
         return loader.peek_batches()
     if not isinstance(loader, DataLoader):
@@ -172,7 +172,7 @@ def training_output(pl_module: LightningModule, batch: Any, index: int) -> Any:
 
 
 def _takes_steps(pl_module: LightningModule, unknown: str) -> str:
-    """Return the reason why training_step cannot be run without training, and the alternative; empty if it can."""
+    """Return the reason that training_step cannot run without training, and the alternative; empty if it can."""
     if pl_module.automatic_optimization or offers(pl_module, HasLossOn):
         return ""
     return (

@@ -64,7 +64,7 @@ def module_curvature(
     values = {name: _widened(value) for name, value in state.items()}
     parameters = [values[name] for name, parameter in with_loss.named_parameters() if parameter.requires_grad]
     if not parameters:
-        raise ValueError("the module has nothing to train")
+        raise ValueError("the module has no trainable parameters")
     failures: list[Exception] = []
     start = random_start(parameters)
     gradient = torch.full_like(start, torch.nan)
@@ -96,7 +96,7 @@ def module_curvature(
 
 
 class _WithLoss(nn.Module):
-    """Module that returns the loss of another module on a batch."""
+    """Module whose output is the loss of another module on a batch."""
 
     def __init__(self, module: nn.Module, loss: Loss):
         super().__init__()
@@ -128,9 +128,9 @@ def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None
             torch.set_default_dtype(default)
 
 
-# An event then costs less than ten training steps of a ResNet-18 on 128 images: a product on 16 of them is 0.3 steps.
-# Most trained networks need no more products; the residual shows it. Starting the second iteration of an event from the
-# eigenvector of the first saves none.
+# An event then costs less than ten training steps of a ResNet-18 on 128 images: a product on 16 images is 0.3 steps.
+# The residual shows that most trained networks need no more products. Starting the second iteration of an event from
+# the eigenvector of the first saves no products.
 _SAMPLES = 16
 _PRODUCTS = 8
 
@@ -145,18 +145,18 @@ class UpcomingBatch:
             with contextlib.closing(batches_of(trainer)) as batches, without_side_effects(pl_module):
                 self._batch = first_samples(next(batches), _SAMPLES)
         except StopIteration:
-            self._failure = ValueError("the epoch has no batches to look at")
-        except Exception as error:  # of the data set; training may meet it as well
+            self._failure = ValueError("the epoch has no batches to run on")
+        except Exception as error:  # of the data set; training may raise it as well
             self._failure = error
 
     def lambda_max(self) -> Eigenvalue:
         """Return the largest eigenvalue of the Hessian of the loss on the first 16 samples, of at most 8 products.
 
-        With several ranks it is that of the mean of their losses. If the module is as it was at the last measurement in
+        With several ranks, of the mean of their losses. If the module has not changed since the last computation at
         this step, that result is returned.
         """
         if not on_all_ranks(self._trainer, self._failure is None):
-            raise self._failure or ValueError("another rank has no batch to look at")
+            raise self._failure or ValueError("another rank has no batch to run on")
         strategy, time = self._trainer.strategy, (self._trainer.current_epoch, self._trainer.global_step)
         several = self._trainer.world_size > 1
         mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
@@ -177,7 +177,7 @@ class UpcomingBatch:
             return {}
         except Exception as error:  # a measurement must not end training
             kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-            message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) does without it."
+            message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) switches it off."
             rank_zero_warn(message, category=RuntimeWarning)
             return {}
         return {key: found.value, f"{key}_residual": found.residual}
@@ -187,7 +187,7 @@ _last_measured: "weakref.WeakKeyDictionary[Trainer, tuple[Any, Eigenvalue]]" = w
 
 
 def _fingerprint(module: nn.Module) -> list[Any]:
-    """Return what differs after any change of parameters or buffers, except a permutation made through `.data`."""
+    """Return a fingerprint that changes with parameters or buffers, except for a permutation through `.data`."""
     parameters, tensors = list(module.parameters()), [*module.parameters(), *module.buffers()]
     wide = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
     real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
@@ -218,7 +218,7 @@ _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionar
 
 
 def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = rank_zero_info, key: str = "") -> None:
-    """Log a message once in the life of a Trainer; with a `key`, the first of all messages with that key."""
+    """Log a message once per Trainer; with a `key`, only the first message with that key."""
     told = _told.setdefault(trainer, set())
     if (key or message) not in told:
         tell(message)

@@ -32,8 +32,8 @@ def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
 def without_side_effects(module: nn.Module) -> Iterator[None]:
     """Context manager: run a module, then restore random states, buffers, frozen parameters, metrics and attributes.
 
-    Attributes of the module, of its parts and of plain objects in them. Logs are dropped. Trainable parameters are not
-    restored.
+    Restored are attributes of the module, of its submodules and of plain objects in them. Logs are dropped. Trainable
+    parameters are not restored.
     """
     states, restores = random_states(), _restores_of(module)
     trainer = attached_trainer(module)
@@ -131,10 +131,10 @@ def _refill(container: Any, saved: Any) -> None:
 
 
 def _is_users_object(value: Any) -> bool:
-    """Return whether an object is not of the libraries, such as a user's own EMA."""
+    """Return whether an object is of a class outside the libraries, such as a user's own EMA."""
     of_library = type(value).__module__.split(".")[0] in _LIBRARIES
     return hasattr(value, "__dict__") and not isinstance(value, type) and not of_library
 
 
 def _drop(*args: Any, **kwargs: Any) -> None:
-    """Stand in for `LightningModule.log`."""
+    """Replacement of `LightningModule.log` that drops its arguments."""

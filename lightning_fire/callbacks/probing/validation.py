@@ -1,4 +1,4 @@
-"""What `validation_step` logs, at any time of training and without side effects."""
+"""Metrics of `validation_step`, computed at any time of training and without side effects."""
 
 import contextlib
 from collections import defaultdict
@@ -17,17 +17,17 @@ from lightning_fire.callbacks.probing.side_effects import evaluating, without_si
 
 
 def validation_metrics(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> dict[str, float]:
-    """Return what the module logs when it validates itself on the first batches of its first validation loader.
+    """Return the metrics that the module logs on the first batches of its first validation loader.
 
     Scalars are means over batches, and over ranks; torchmetrics objects are computed. Callbacks are not called.
 
     Args:
-        trainer: A Trainer that fits.
+        trainer: A Trainer during `fit`.
         pl_module: Its module, in any mode.
         num_batches: Largest number of batches.
 
     Returns:
-        By key; empty without validation data that can be read again, or where weights are sharded.
+        Metrics by key; empty without validation data that can be read again, or if weights are sharded.
     """
     if weights_are_sharded(trainer) or not trainer.enable_validation:
         return {}
@@ -67,7 +67,7 @@ def _validate(trainer: Trainer, pl_module: LightningModule, loader: DataLoader, 
 
 
 class _Logged:
-    """Stands in for `LightningModule.log` and keeps what it gets."""
+    """Replacement of `LightningModule.log` that records its arguments."""
 
     def __init__(self) -> None:
         self._metrics: dict[str, Metric] = {}
@@ -80,7 +80,7 @@ class _Logged:
             self._numbers[name].append(float(value))
 
     def values(self) -> dict[str, float]:
-        """Return what was logged by key."""
+        """Return the logged values by key."""
         computed = {key: metric.compute() for key, metric in self._metrics.items()}
         scalars = {key: float(value) for key, value in computed.items() if value.numel() == 1}
         return scalars | {key: sum(numbers) / len(numbers) for key, numbers in self._numbers.items()}

@@ -1,4 +1,4 @@
-"""Your images and your network, which `recipe.yaml` names."""
+"""Your images and your network, for `recipe.yaml`."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Images(ChunkedDataModule):
 
 
 class Network(nn.Module):
-    """From images (N, 3, height, width) to logits (N, num_classes)."""
+    """Network from images (N, 3, height, width) to logits (N, num_classes)."""
 
     def __init__(self, num_classes: int = 10):
         super().__init__()

@@ -412,7 +412,7 @@ def test_a_resume_with_the_same_callback_object_and_data_of_another(tmp_path):
     fitted(recorder, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
     recorder.moments.clear()
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*was in a fit of another module before")
+        warnings.filterwarnings("ignore", message=".*was used in a fit of another module")
         fitted(recorder, ckpt_path=tmp_path / "epoch=2.ckpt")
     assert recorder.moments == [(4, 12)]
 
@@ -456,7 +456,7 @@ def test_steps_of_a_run_with_two_optimizers_and_no_callback(tmp_path):
 
 def test_a_resume_that_cannot_know_whether_its_data_is_new_says_so(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2)
-    with pytest.warns(UserWarning, match="Recorder does not know the data of the epochs before"):
+    with pytest.warns(UserWarning, match="Recorder does not know the data of earlier epochs"):
         fitted(Recorder(), ckpt_path=tmp_path / "epoch=1.ckpt")
 
 

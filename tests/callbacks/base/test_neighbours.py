@@ -1,4 +1,4 @@
-"""Early stopping, checkpoints and averages of weights beside an event: they begin anew with the network after it."""
+"""Early stopping, checkpoints and averages of weights beside an event: they start again with the network after it."""
 
 import pytest
 import torch

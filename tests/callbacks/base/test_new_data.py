@@ -17,7 +17,7 @@ from lightning_fire import (
 )
 
 ON_FIRST = AtNewData(skip_first=False)
-ADVICE = "If this process goes on from weights trained before, use when=AtNewData(skip_first=False)"
+ADVICE = "If this process continues from weights trained before, use when=AtNewData(skip_first=False)"
 
 
 class Recorder(EventCallback):
@@ -226,4 +226,4 @@ def test_a_resumed_run_whose_events_came_before_does_not_say_that_it_was_never_d
     with caplog.at_level(logging.INFO):
         caplog.clear()
         fitted(Recorder(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
-    assert said(caplog) == ["Recorder did not act in this fit; it has acted before it, in all 1 time(s)."]
+    assert said(caplog) == ["Recorder did not act in this fit; in earlier fits it acted 1 time(s)."]

@@ -162,7 +162,7 @@ def test_a_copy_made_during_a_fit_has_the_state_of_the_original():
 
 
 def test_a_metric_that_is_never_logged_is_warned_about():
-    with pytest.warns(UserWarning, match=r"waits for mesure, which nobody has logged .* logged were measure"):
+    with pytest.warns(UserWarning, match=r"waits for mesure, which was not logged .* logged were measure"):
         fitted(Spy(WhenMetric("mesure", above=0.5)), data=PlainData(), module=Logging(), max_epochs=2)
 
 

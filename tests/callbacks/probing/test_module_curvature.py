@@ -319,7 +319,7 @@ class OnceOnly(PlainModule):
 def test_an_operation_without_second_derivative_costs_the_measure_only():
     callback = logging(FIRECallback)()
     with pytest.warns(
-        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) does without it"
+        RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) switches it off"
     ):
         fitted(callback, module=OnceOnly())
     assert len(callback.logged) == 2
@@ -358,7 +358,7 @@ class Manual(PlainModule):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"data": StreamData()}, "the data of DataLoader may be there only once, and training needs it"),
+        ({"data": StreamData()}, "the data of DataLoader may be readable only once, and training needs it"),
         (
             {"module": Manual()},
             "the training_step of manual optimization takes optimizer steps by itself; say",
@@ -406,5 +406,5 @@ def test_errors_have_no_side_effects_either():
         module_curvature(module, first_batch(0))
     assert all(part.training for part in module.modules())
     assert "log" not in vars(module)
-    with pytest.raises(ValueError, match="the module has nothing to train"):
+    with pytest.raises(ValueError, match="the module has no trainable parameters"):
         module_curvature(module.requires_grad_(False), first_batch(0))

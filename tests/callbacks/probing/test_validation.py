@@ -131,7 +131,7 @@ def test_an_accuracy_that_falls_to_chance_is_warned_of():
             return Change(values={p: torch.zeros_like(p) for p in pl_module.parameters()})
 
     with pytest.warns(
-        UserWarning, match=r"An event of event has taken val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
+        UserWarning, match=r"An event of event has reduced val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
     ):
         fitted(Zero(), module=module(), data=Clusters((4, 2)))
 
