@@ -5,7 +5,7 @@ from math import exp, isfinite, log
 
 _DRIFTED, _STEADY = 1.5, 1.2  # against a checkpoint of a time when the network learned well
 _USUAL, _FAR = 2.0, 6.0  # against new weights
-_LEAST = 0.01  # ratios below count as this: one weight at an isometry shall not decide
+_LEAST = 0.01  # lower bound of a ratio, so that one weight at an isometry does not decide alone
 
 
 def drift(ratios: Iterable[float]) -> float | None:
@@ -38,7 +38,7 @@ def verdict(ratio: float | None, against_checkpoint: bool) -> str:
         if ratio > _DRIFTED:
             return f"drifted: {found}; networks that stopped learning had × 1.7 to 2.8: try FIRE at the next new data"
         if ratio < _STEADY:
-            return f"steady: {found}: no sign of lost plasticity, FIRE would cost more than it mends"
+            return f"steady: {found}: no sign of lost plasticity, FIRE would cost more than it gains"
         return f"undecided: {found}: between steady (below × {_STEADY}) and drifted (above × {_DRIFTED})"
     if ratio < _USUAL:
         return f"near new weights: {found}: no sign of lost plasticity"

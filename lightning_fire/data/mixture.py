@@ -18,7 +18,7 @@ class BlockOrder:
     Args:
         num_tokens: Length of the text, more than `block_size`.
         block_size: T, tokens in a block.
-        seed: Numbers that tell this order from others.
+        seed: Numbers that distinguish this order from others.
 
     Attributes:
         blocks: Blocks in a pass: all the text but some tokens at both ends, fewer than 2·T of them.
@@ -53,7 +53,7 @@ class Mixture:
         num_tokens: Length of each text.
         block_size: Tokens in a block.
         batch_size: Blocks in a micro-batch.
-        seed: Numbers that tell this phase from others.
+        seed: Numbers that distinguish this phase from others.
 
     Example:
         >>> mixture = Mixture([9, 1], num_tokens=[1001, 501], block_size=100, batch_size=2, seed=[0])
@@ -89,7 +89,7 @@ class Mixture:
         return source, self._orders[source].starts(first, self.batch_size)
 
     def _draw(self, number: int) -> None:
-        """Know the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
+        """Draw the texts of all micro-batches up to a number; a longer draw begins with the shorter one."""
         if number < len(self._sources):
             return
         size = 1 << max(10, int(number).bit_length())

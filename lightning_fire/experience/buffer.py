@@ -36,7 +36,7 @@ class ReplayBuffer:
         action_dtype: Of one environment.
         num_envs: Environments.
         stack: Frames that make up an observation.
-        folder: Where files shall be; None: all is in memory, and in the checkpoint.
+        folder: Folder of the files; None: all data is in memory, and in the checkpoint.
 
     Attributes:
         ended: Environments whose episode has ended with the last step, `(num_envs,)`, bool.

@@ -73,7 +73,7 @@ class Collector:
         return generator.uniform(low, high, (self.num_envs, *low.shape)).astype(np.float32)
 
     def observations(self) -> np.ndarray:
-        """Return what is to be acted on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
+        """Return the observations to act on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
         if not self._begun:
             self.buffer.begin(self._envs.observations)
             self._begun = True

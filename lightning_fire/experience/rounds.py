@@ -21,13 +21,13 @@ _EVALUATION = 2**31  # a seed apart from those of training
 
 
 class Player:
-    """Lets a module act on arrays, on its device, and shows it what is met in training if it has `observe`."""
+    """Lets a module act on arrays, on its device, and passes the observations of training to its `observe`, if any."""
 
     def __init__(self, module: LightningModule):
         self._module = module
 
     def observe(self, observations: np.ndarray) -> Tensor:
-        """Show what was met in training, `(num_envs, *shape)`; return it on the device."""
+        """Pass observations of training, `(num_envs, *shape)`, to `observe`; return them on the device."""
         met = torch.from_numpy(observations).to(self._module.device)
         if offers(self._module, HasObserve):
             self._module.observe(met)

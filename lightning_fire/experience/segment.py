@@ -22,7 +22,7 @@ def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.nda
     path = place / f"{uuid.uuid4().hex}.replay"
     try:
         rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
-        with open(path, "r+b") as file:  # a full disk shall be an error here, not a signal at some later row
+        with open(path, "r+b") as file:  # a full disk raises an error here, instead of a signal at some later row
             _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
     except OSError as error:
         path.unlink(missing_ok=True)
@@ -37,7 +37,7 @@ def files_of(segments: Iterable[np.ndarray]) -> set[Path]:
 
 
 def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
-    """Return the first rows for a checkpoint: themselves, or where they lie."""
+    """Return the first rows for a checkpoint, or the name of their file."""
     if isinstance(rows, np.memmap):
         rows.flush()
         return {"file": str(rows.filename)}
@@ -47,7 +47,7 @@ def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
 def restored_segment(
     state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray
 ) -> np.ndarray:
-    """Return the rows of which `segment_state` told the first; read-only if they are those of its file.
+    """Return the rows that `segment_state` describes; read-only if they are those of its file.
 
     These are shared by any number of trainings, where there are more rows than these: nothing will be written into
     them. Else the rows are copied.

@@ -1,1 +1,1 @@
-"""Recipes read strictly: what is written twice, misspelt or of no use is an error before anything is built."""
+"""Strict reading of recipes: duplicate, misspelt or unused keys raise an error before anything is built."""

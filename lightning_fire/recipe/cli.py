@@ -34,7 +34,7 @@ class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 class RecipeCLI(LightningCLI):
-    """`LightningCLI` that knows data in chunks, and has a key of its own for the method: `intervention`."""
+    """`LightningCLI` that supports data in chunks, and has its own key for the method: `intervention`."""
 
     def __init__(self, args: Sequence[str] | None = None, run: bool = True):
         super().__init__(
@@ -89,7 +89,7 @@ class RecipeCLI(LightningCLI):
             self._first_new_step = continue_logs(self.config.fit, written)
 
     def instantiate_classes(self) -> None:
-        """Build all objects; turn what they refuse into an error message of the command."""
+        """Build all objects; turn their errors into an error message of the command."""
         try:
             super().instantiate_classes()
         except Exception as error:  # what a constructor gets that its author did not think of can raise anything
@@ -175,7 +175,7 @@ def _as_list(one_or_several: Any) -> list[Any]:
 
 
 def _refusal(error: BaseException) -> str:
-    """Say what is wrong; of an error from elsewhere also what was being built, and from what."""
+    """Return an error message; for an unexpected error also the class that was being built, and its arguments."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     refused = isinstance(error, ValueError | TypeError) and frames and is_ours(frames[-1].f_code.co_filename)
     if refused or isinstance(error, MisconfigurationException):

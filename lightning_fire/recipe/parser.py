@@ -1,4 +1,4 @@
-"""The parser of recipes: Lightning's, but strict about YAML, and short about what is wrong."""
+"""Parser of recipes: Lightning's, but strict about YAML and with short error messages."""
 
 import argparse
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""YAML, read strictly: what is written twice is an error, where YAML would silently take the last."""
+"""Strict reading of YAML: a duplicate key is an error, where YAML would silently take the last."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
 
 
 def require_unambiguous(text: str) -> None:
-    """Refuse YAML that says a thing twice, also as `a.b: 1` beside `a: {b: 2}`, or `a+: …` beside `a: …`.
+    """Raise an error for YAML that sets a key twice, also as `a.b: 1` and `a: {b: 2}`, or `a+: …` and `a: …`.
 
     Example:
         >>> require_unambiguous("{steps: 5, steps: 10}")  # doctest: +ELLIPSIS

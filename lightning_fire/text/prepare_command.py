@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     folder = TokenFolder(options.output, about, {**about, **held_out, **source.identity}, options.force)
     if not (complete := folder.meta is not None):
         if folder.tokens:
-            print(f"{options.output}: going on after {folder.tokens:,} tokens")
+            print(f"{options.output}: continuing after {folder.tokens:,} tokens")
         with folder:
             _tokenize(source, encode, folder)
     meta = folder.meta

@@ -133,7 +133,7 @@ class TokenFolder:
                 file.close()
 
     def _save(self) -> None:
-        """Say what is on the disk, once it is there."""
+        """Flush the tokens to the disk, then write their number to `progress.json`."""
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())

@@ -22,7 +22,7 @@ def open_tokenizer(name: str, end_of_text: str | None) -> tuple[dict[str, Any], 
         end_of_text: The token that ends a document, `none`, or None: the default.
 
     Returns:
-        What `meta.json` says of it, and a function from texts to the tokens of each, `(tokens,)`, on all cores.
+        Its entries in `meta.json`, and a function from texts to the tokens of each, `(tokens,)`, on all cores.
     """
     if name == "bytes":
         if end_of_text not in (None, "none"):

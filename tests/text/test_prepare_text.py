@@ -258,7 +258,7 @@ def test_a_data_set_that_breaks_off_goes_on_where_it_was(
     capsys.readouterr()
     prepare(tmp_path / "out", *words)
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
-    assert ("going on after" in capsys.readouterr().out) == (fails_at > 1)
+    assert ("continuing after" in capsys.readouterr().out) == (fails_at > 1)
     assert served == [] if fails_at <= 1 else fails_at - 5 < served[0] <= fails_at
 
 

@@ -139,7 +139,7 @@ class EventCallback(MethodCallback):
             rank_zero_warn(
                 f"{name} does not know the data of the epochs before: the present data counts as the first it has seen."
                 " AtNewData(skip_first=False) acts on it, as does a call of announce_new_data(trainer) before fit;"
-                " a DataModule with chunk_at(epoch) tells."
+                " a DataModule with chunk_at(epoch) returns them."
             )
         elif awaits and num_chunks is not None and asks_once(trainer):
             rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")

@@ -39,6 +39,6 @@ class FromChunkCallback(MethodCallback):
 
 
 def check_start_chunk(start_chunk: int) -> None:
-    """Refuse a number out of range."""
+    """Raise a ValueError if the number is out of range."""
     if start_chunk < 0:
         raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")

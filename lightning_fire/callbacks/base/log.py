@@ -42,7 +42,7 @@ def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentenc
         trainer: The Trainer whose loggers are written to.
         name: Prefix of the method's keys.
         values: What the event logs; drawn are `{name}/{metric}_before` and `…_after`.
-        sentence: What happened, for people.
+        sentence: Description of the event in words.
     """
     step = step_of_logs(trainer)
     for logger in trainer.loggers:

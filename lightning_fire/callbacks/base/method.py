@@ -1,4 +1,4 @@
-"""The base of all callbacks: it knows the time of training, and that the strategy lets a method act."""
+"""Base class of all callbacks: counts the time of training and checks that the strategy lets a method act."""
 
 import weakref
 from functools import cached_property
@@ -17,11 +17,11 @@ _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights fl
 
 
 class MethodCallback(Callback):
-    """Knows the time of training over fits and resumes, and refuses strategies under which it cannot act.
+    """Counts the time of training over fits and resumes, and rejects strategies under which it cannot act.
 
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
-        name: Prefix of what is logged.
+        name: Prefix of the logged keys.
         progress: Counts steps and changes of the data.
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
@@ -77,7 +77,7 @@ class MethodCallback(Callback):
             self.initial.take_before_checkpoint(pl_module)
 
     def _check_strategy(self, kinds: set[str]) -> None:
-        """Refuse strategies under which this callback cannot act, by the names of their classes."""
+        """Raise an error for strategies under which this callback cannot act, by their class names."""
         name = type(self).__name__
         if hiding := kinds & _HIDING:
             raise MisconfigurationException(

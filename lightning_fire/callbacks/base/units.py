@@ -102,7 +102,7 @@ class UnitCallback(FromChunkCallback):
 
 
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
-    """Say how many hidden units a callback watches."""
+    """Print the number of hidden units that a callback watches."""
     units = sum(layer.size for layer in layers)
     rank_zero_info(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
 
