@@ -215,7 +215,7 @@ class EventCallback(MethodCallback):
         return self.replaces_weights and self.remakes_network
 
     def _loader_is_stale(self, trainer: Trainer) -> bool:
-        """Return whether the `chunk` has changed without a reload; where it has `num_chunks`, that was said before."""
+        """Return whether the `chunk` has changed without a reload; False with `num_chunks`, as the start has warned."""
         source = data_source_of(trainer)
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
