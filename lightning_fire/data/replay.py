@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ReplayDataModule(pl.LightningDataModule):
-    """Steps environments with the module that is trained, and draws its batches from what they have done.
+    """Steps environments with the module that is trained, and samples its batches from the stored steps.
 
     A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
     `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
@@ -111,12 +111,12 @@ class ReplayDataModule(pl.LightningDataModule):
         self.updates = round(replay_ratio * in_round)
         if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
             raise ValueError(
-                f"a round of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
+                f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
                 f" {replay_ratio * in_round:g} updates, which must be a whole number from 1: change `steps_per_round`"
             )
         if steps_per_epoch % in_round:
             raise ValueError(
-                f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a round, got"
+                f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a rollout, got"
                 f" {steps_per_epoch}"
             )
         self.environment = environment

@@ -76,7 +76,7 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
         trainer = merged(base, extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]
         methods = parser.instantiate(parser.parse_object({"methods": specs})).methods
-    except Exception:  # of any kind: the run itself will say what is wrong with it
+    except Exception:  # of any kind: the run itself reports it
         return 0
     every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}
     return None if not every else every.pop() if len(every) == 1 else 0

@@ -197,7 +197,7 @@ class ChunkReport(Report):
         ]
 
     def remarks(self) -> list[str]:
-        """Say of a stream which methods lost online accuracy from the first fifth of the tasks to the last.
+        """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
 
         A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
         """

@@ -249,19 +249,19 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
     try:
         module, _, name = run.recipe(extra)["data"]["class_path"].rpartition(".")
         return getattr(getattr(importlib.import_module(module or "lightning_fire.data"), name), "report", "accuracy")
-    except Exception:  # of any kind: the run itself will say what is wrong
+    except Exception:  # of any kind: the run itself reports it
         return "accuracy"
 
 
 @contextmanager
 def at_work_in(output: Path, alone: bool = True) -> Iterator[None]:
-    """Refuse to work in a folder where another comparison is at work; those without a report may be several."""
+    """Raise an error if another comparison works in the folder; several without a report are allowed."""
     try:
         import fcntl
 
         output.mkdir(parents=True, exist_ok=True)
         handle = os.open(output, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows has no such locks; the runs will say what is wrong with the folder
+    except (ImportError, OSError):  # Windows has no such locks; the runs report errors of the folder
         yield
         return
     try:

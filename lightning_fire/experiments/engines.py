@@ -70,7 +70,7 @@ class Engine(Protocol):
 
 
 def engine_of(name: str, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]) -> Engine:
-    """Return the engine with a name, `local`, `slurm` or `ray`; `options` are what is said to Slurm or Ray."""
+    """Return the engine with a name, `local`, `slurm` or `ray`; `options` are passed to Slurm or Ray."""
     if name == "local":
         if options:
             raise ValueError(f"--engine local takes no options, got {', '.join(options)}")

@@ -69,7 +69,7 @@ def read_curves(folder: Path) -> dict[str, Series]:
     curves = {}
     for key in log.Tags()["scalars"]:
         if key.startswith(("events/", "charts/", "losses/")):
-            continue  # drawn for people, often; of values that have keys of their own
+            continue  # figures, often; their values have their own keys
         events = log.Scalars(key)
         curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
     return curves

@@ -232,6 +232,6 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of what is there; NaN of nothing."""
+    """Return the mean of the existing values; NaN without any."""
     there = [value for value in values if not np.isnan(value)]
     return float(np.mean(there)) if there else float("nan")

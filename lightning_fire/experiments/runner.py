@@ -136,7 +136,7 @@ def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
 
 
 def _task(run: Run, outcome: Mapping[Run, str | None], extra: Mapping[str, Any]) -> Task:
-    """Return what is to be done; of a run whose start has failed, the whole of it, if it is one training."""
+    """Return the task of a run; if its start has failed, its whole training, if it is a single one."""
     failed = run.start is not None and outcome.get(run.start)
     if failed and run.branch:
         raise ValueError(f"{run.start.name}: {failed}")
@@ -166,7 +166,7 @@ def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]
 
 
 def _with_place(error: Exception, place: Path) -> str:
-    """Return what an error says, with the place if it does not tell one itself: a full disk does not."""
+    """Return the message of an error, with the path if it lacks one, as the error of a full disk does."""
     silent = isinstance(error, OSError) and error.errno is not None and error.filename is None
     return f"{place}: {error}" if silent else str(error)
 

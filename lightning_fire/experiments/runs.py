@@ -56,7 +56,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Short name for people."""
+        """Short name in messages."""
         return f"{self.branch} {self.method} seed {self.seed}".lstrip()
 
     @property
@@ -146,7 +146,7 @@ def epochs_and_steps_of(checkpoint: str | os.PathLike) -> tuple[int, int]:
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one nested configuration over another, key by key: what it does not name stays."""
+    """Merge one nested configuration over another, key by key; keys that it lacks stay."""
     result = dict(base)
     for key, value in other.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict):
@@ -164,13 +164,13 @@ def _callback(name: str, **arguments: Any) -> dict[str, Any]:
 def _takes_seed(data: Any) -> bool:
     """Return whether the seed of a run is also that of its data: where the recipe gives one, or the data is ours."""
     if not isinstance(data, dict):
-        return True  # the run itself will say what is wrong
+        return True  # the run itself reports the error
     name, arguments = str(data.get("class_path")), data.get("init_args") or {}
     return "." not in name or name.startswith("lightning_fire.") or "seed" in arguments
 
 
 def _loggers(trainer: Any, name: str) -> list[Any]:
-    """Return the recipe's own loggers, which stay beside ours; those that name runs name this one, if they do not."""
+    """Return the recipe's own loggers, which are added to ours; a missing run name is set to that of this run."""
     given = trainer.get("logger") if isinstance(trainer, dict) else None
     loggers = given if isinstance(given, list) else [given]
     named = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]

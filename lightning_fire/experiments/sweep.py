@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         description="Try the hyper-parameters of a method on a recipe, each with several seeds, and print a table, the"
         " best first. A space of lists is tried as a grid, one with ranges by Optuna's TPE sampler. Finished runs are"
-        " not run again. What is best is read off the test set: report it with seeds that had no part in the choice"
+        " not run again. The best is chosen on the test set: report it with seeds that had no part in the choice"
         " (compare best.yaml --first-seed).",
     )
     parser.add_argument("--method", required=True, help="the method whose hyper-parameters are tried")
@@ -63,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
     options = parser().parse_args(args)
     try:
         recipe, output, _, extra = common(options, f"_{options.method}")
-        example = plan(recipe, [options.method], [0], output)[0]  # refuses what there is not
+        example = plan(recipe, [options.method], [0], output)[0]  # raises an error for an unknown method
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
         engine = engine_for(recipe, options, output)
@@ -135,7 +135,7 @@ class _Sweep:
                     study.tell(trial, score, state=TrialState.FAIL if score is None else TrialState.COMPLETE)
 
     def _name(self) -> str:
-        """Return what tells this sweep from others in the same folder, whose scores are not its own."""
+        """Return a hash that distinguishes this sweep from others in the same folder."""
         what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
         return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
 

@@ -1,4 +1,4 @@
-"""One training of a comparison, in the process that does it: prepared, gone on with, marked as finished."""
+"""One training of a comparison, in the process that runs it: prepared, continued, marked as finished."""
 
 import json
 import multiprocessing
@@ -120,16 +120,16 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def refuse_others(folder: Path) -> None:
-    """Refuse a folder with files that are not of a run."""
+    """Raise an error if a folder has files that do not belong to a run."""
     if folder.exists() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
         raise FileExistsError(f"{folder} holds files that are not of an earlier comparison; choose another --output")
 
 
 def make_room(folder: Path) -> None:
-    """Remove what an interrupted run left, but its log, in which the present one writes.
+    """Remove the files of an interrupted run, except its log, which the present run continues.
 
-    The file that says whose folder it is stays to the end, and what says that the run is finished goes first: whenever
-    this is interrupted, it can be done again.
+    The settings file, which marks the folder as that of a run, stays. The marker of a finished run is removed first, so
+    that this can be interrupted at any time and repeated.
     """
     (folder / MARKER).unlink(missing_ok=True)
     for path in folder.iterdir():
@@ -234,7 +234,7 @@ class Report(Checkpoint):
 def _end_if_orphan(trainer: Trainer) -> None:
     """End at once if the comparison has been killed, or the process that started this one.
 
-    A fork server lives as long as its forks: they know the process that has asked for them.
+    A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
     """
     parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
     orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
@@ -272,7 +272,7 @@ class SaveStart(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
             raise MisconfigurationException(
-                f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which tells where its first chunk ends"
+                f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
             )
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
@@ -317,7 +317,7 @@ class SaveStarts(Callback):
             trainer.save_checkpoint(folder / "best.ckpt")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the lowest loss, for a training that is gone on with."""
+        """Return the lowest loss, for a training that is continued."""
         return {"lowest": self._lowest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -15,9 +15,9 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 class ContinualBackprop(StepwiseReset["_Statistics"]):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
-    The utility of a unit is the EMA of mean |h| · Σ |outgoing weights| over the steps. At each step the layer
-    accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the one
-    with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the next layers.
+    The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|. At each step a
+    layer accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the
+    one with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the next layers.
 
     Args:
         model: Any module.

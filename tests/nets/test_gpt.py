@@ -386,10 +386,10 @@ def test_other_sources_are_refused(hf):
         (nn.Linear(2, 2), None, "`source` must be a GPT-2 of Hugging Face, got a Linear"),
         (GPT(**TINY), None, "`source` must be a GPT-2 of Hugging Face, got a GPT"),
         (GPT(**TINY).state_dict(), 3, r"must store its weights \(in, out\), .* got \(36, 12\)"),
-        (huggingface(hf, kind="GPT2ForSequenceClassification"), None, r"(?s)no GPT-2: .*Unexpected .*score\.weight"),
+        (huggingface(hf, kind="GPT2ForSequenceClassification"), None, r"(?s)not a GPT-2: .*Unexpected .*score\.weight"),
         ({"model": state}, 3, "`source` is not a GPT-2: it has no transformer.wte.weight, transformer.wpe.weight"),
-        (without("transformer.h.1.mlp.c_fc.bias"), 3, r"(?s)no GPT-2: .*Missing .*h\.1\.mlp\.c_fc\.bias"),
-        ({**state, "transformer.ln_f.bias": torch.zeros(5)}, 3, r"(?s)no GPT-2: .*size mismatch .*ln_f\.bias"),
+        (without("transformer.h.1.mlp.c_fc.bias"), 3, r"(?s)not a GPT-2: .*Missing .*h\.1\.mlp\.c_fc\.bias"),
+        ({**state, "transformer.ln_f.bias": torch.zeros(5)}, 3, r"(?s)not a GPT-2: .*size mismatch .*ln_f\.bias"),
         ({**state, "lm_head.weight": torch.zeros(13, 12)}, 3, "lm_head.weight is not tied to transformer.wte.weight"),
         (7, None, "`source` must be a model, a state dict or a path, got int"),
     ]:

@@ -21,7 +21,7 @@ class MethodCallback(Callback):
 
     Attributes:
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
-        name: Prefix of what is logged.
+        name: Prefix of the logged keys.
         progress: Counts steps and changes of the data.
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
