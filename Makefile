@@ -81,6 +81,8 @@ dist: $(BUILD)/.build  ## what is published: dist/ with the source distribution 
 	rm -rf dist build *.egg-info
 	$(BUILD)/$(SCRIPTS)/python -m build
 	$(BUILD)/$(SCRIPTS)/python -m twine check --strict dist/*
+	$(BUILD)/$(SCRIPTS)/python -m zipfile -l dist/*.whl
+	$(BUILD)/$(SCRIPTS)/python -m tarfile -l dist/*.tar.gz
 
 $(BUILD)/.build:
 	$(PYTHON) -m venv $(BUILD)

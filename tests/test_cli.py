@@ -361,7 +361,7 @@ def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, caps
     main(["init", "."])
     with pytest.raises(SystemExit) as error:
         main(["init", "."])
-    assert error.value.code == 2 and "mine.py, recipe.yaml: there already" in capsys.readouterr().err
+    assert error.value.code == 2 and "mine.py, recipe.yaml: exists already" in capsys.readouterr().err
     for number in range(6):
         for part in ("train", "test"):
             place = tmp_path / "images" / part / f"class{number % 2}"

@@ -12,8 +12,8 @@ from lightning_fire.contracts import HasAct, HasChunk, HasLossOn, HasTexts, chun
 PAGE = Path(__file__).parents[1] / "docs" / "contracts.md"
 START = """# What your own module and data may offer
 
-Add any of these members to your own module or data. Each is optional, is used where it exists, and needs no base class. The same
-as Python types: `lightning_fire/contracts.py`.
+Add any of these members to your own module or data. Each is optional, is used where it exists, and needs no base
+class. The same as Python types: `lightning_fire/contracts.py`.
 
 | offered by | member | meaning |
 |---|---|---|
