@@ -64,7 +64,7 @@ def main() -> None:
     def accuracy(model: nn.Module) -> float:
         return 100 * float((model.eval()(test_images).argmax(1) == test_labels).float().mean())
 
-    print("| network | event | right after | BatchNorm estimated anew | after 10 steps | after 120 steps |")
+    print("| network | event | right after | BatchNorm re-estimated | after 10 steps | after 120 steps |")
     print("|---|---|--:|--:|--:|--:|")
     for batch_norm in (True, False):
         rows: dict[str, list[list[float]]] = {name: [] for name in METHODS}
