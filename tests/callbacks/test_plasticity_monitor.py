@@ -156,7 +156,7 @@ class StreamData(GrowingData):
         ({"module": Residual()}, "dormant_fraction is not logged: .*no hidden units", "dormant_fraction", "srank"),
         (
             {"data": StreamData()},
-            "logs weights only: the data of DataLoader may be there only",
+            "logs weights only: the data of DataLoader may be readable only",
             "srank",
             "dfi_normalized",
         ),

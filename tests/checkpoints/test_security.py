@@ -341,7 +341,7 @@ def test_a_download_of_tiny_imagenet_with_another_sum_is_not_kept(tmp_path, monk
     monkeypatch.setattr(data.TinyImageNetDataModule, "url", (tmp_path / "served/tiny-imagenet-200.zip").as_uri())
     dm = data.TinyImageNetDataModule(str(tmp_path / "root"), download=True)
     with pytest.raises(
-        RuntimeError, match=r"the MD5 sum of what file:\S+ sent is not 90528d7ca1a48142e341f4ef8d21d0de"
+        RuntimeError, match=r"the MD5 sum of the file from file:\S+ is not 90528d7ca1a48142e341f4ef8d21d0de"
     ):
         dm.prepare_data()
     assert not dm.path.exists()

@@ -247,7 +247,7 @@ def test_the_original_fashion_mnist():
 def test_a_missing_file_is_named_with_both_ways_to_get_it(datamodule, file, tmp_path):
     name = Path(file).name
     message = (
-        f"{datamodule.__name__} does not find {name}, which it looked for at {tmp_path / file}."
+        f"{datamodule.__name__} does not find {name} at {tmp_path / file}."
         rf" Either set download=True, or put {name} at that path\."
     )
     with pytest.raises(FileNotFoundError, match=message):
@@ -377,7 +377,7 @@ def test_a_download_that_breaks_off_leaves_no_zip(tiny_imagenet, tmp_path, monke
     half = tmp_path / "half.zip"
     half.write_bytes((tiny_imagenet / "tiny-imagenet-200.zip").read_bytes()[:5000])
     monkeypatch.setattr(data.TinyImageNetDataModule, "url", half.as_uri())
-    with pytest.raises(RuntimeError, match=r"the MD5 sum of what file:.*half\.zip sent is not 90528d7c"):
+    with pytest.raises(RuntimeError, match=r"the MD5 sum of the file from file:.*half\.zip is not 90528d7c"):
         data.TinyImageNetDataModule(str(tmp_path / "new"), download=True).prepare_data()
     assert not (tmp_path / "new" / "tiny-imagenet-200.zip").exists()
 

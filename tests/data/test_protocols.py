@@ -186,11 +186,11 @@ def test_impossible_protocols(make, message):
     ("protocol", "labels", "num_classes", "message"),
     [
         (WarmStart(0.1), [0] * 9, 1, r"`fraction` must give at least 1 sample, got 0.1 of 9"),
-        (WarmStart(0.9), [0] * 2, 1, r"every chunk must bring at least 1 sample, but chunks \[1\] of"),
+        (WarmStart(0.9), [0] * 2, 1, r"every chunk must have at least 1 new sample, but chunks \[1\] of"),
         (Continual(10), [0] * 9, 1, r"`num_chunks` must not exceed the number of samples \(9\), got 10"),
         (ClassIncremental(4), [0, 1, 2], 3, r"`num_phases` must divide the number of classes \(3\), got 4"),
         (ClassIncremental(2), [0, 1, 2], 3, r"`num_phases` must divide the number of classes \(3\), got 2"),
-        (ClassIncremental(2), [0, 0, 0], 2, r"every chunk must bring at least 1 sample, but chunks \[1\] of"),
+        (ClassIncremental(2), [0, 0, 0], 2, r"every chunk must have at least 1 new sample, but chunks \[1\] of"),
         (ClassIncremental(2), [0, 1, 2], 2, r"`labels` must be in \[0, 2\), got 0 to 2"),
         (ClassIncremental(2), [0, 1], None, r"`num_classes` must be known for a class-incremental protocol, got None"),
     ],

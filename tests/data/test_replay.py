@@ -250,7 +250,7 @@ def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_pat
     again = data(vectorization_mode=mode)
     again.environment = noisy
     fit = trainer(tmp_path, 2)
-    with pytest.warns(UserWarning, match="did not return to where they were"):
+    with pytest.warns(UserWarning, match="could not be restored to their states"):
         fit.fit(Recorder(), again, ckpt_path=tmp_path / "saved.ckpt")
     rows = again._rounds.collector.buffer._ring[[kept, kept + 1]]
     assert rows["began"][:, 0].tolist() == [True, False]

@@ -429,7 +429,7 @@ BILLION_LAUGHS = b"a: &a {x: 1}\n" + TWICE_EACH
         (b"intervention:\n\tclass_path: X\n", "b.yaml, line 2: found character '\\t' that cannot start any token"),
         (b"intervention: {class_path: X\n", "b.yaml, line 2: did not find expected ',' or '}'"),
         (b"a: 1\n---\na: 2\n", "b.yaml, line 2: but found another document"),
-        (b"a: &a [*a]\n", "b.yaml, line 1: an alias leads to what it is part of"),
+        (b"a: &a [*a]\n", "b.yaml, line 1: an alias refers to a node that contains it"),
         (b"a: " + b"[" * 3000, "b.yaml: it is nested too deeply"),
         (b"a: 0b_\n", "b.yaml: invalid literal for int() with base 2"),
         (BILLION_LAUGHS, "b.yaml: its aliases repeat 24498 values; at most 1000 may be repeated"),
