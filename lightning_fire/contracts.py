@@ -24,7 +24,7 @@ class HasNumChunks(Protocol):
 
     @property
     def num_chunks(self) -> int:
-        """Total number of chunks, for messages and progress bars. With 1, no new data is expected."""
+        """Total number of chunks, for messages and progress bars. With 1, the data never changes."""
 
 
 class HasChunkAt(Protocol):

@@ -45,6 +45,37 @@ def test_the_data_sets_the_length_of_training(recipe):
     assert method_of(cli).num_events == 2
 
 
+OWN_DATA = """
+import torch
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, TensorDataset
+
+class Monthly(LightningDataModule):
+    loads = 0
+
+    @property
+    def chunk(self):
+        return self.trainer.current_epoch // 2
+
+    def train_dataloader(self):
+        Monthly.loads += 1
+        return DataLoader(TensorDataset(torch.rand(8, 1, 28, 28), torch.arange(8)), batch_size=4)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize(("words", "loads"), [([], 4), (["--trainer.reload_dataloaders_every_n_epochs", "2"], 2)])
+def test_data_of_ones_own_that_announces_chunks_is_loaded_in_every_epoch(words, loads, recipe, tmp_path, monkeypatch):
+    (tmp_path / "monthly.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = {**yaml.safe_load(BASE), "data": "monthly.Monthly"}
+    base["trainer"] = {"max_epochs": 4, "limit_val_batches": 0, "accelerator": "cpu", "enable_progress_bar": False}
+    Path("base.yaml").write_text(yaml.safe_dump(base))
+    main([*recipe, *words])
+    assert sys.modules["monthly"].Monthly.loads == loads
+    del sys.modules["monthly"]
+
+
 def test_an_overlay_chooses_schedule_selection_and_options(recipe):
     cli = main([*recipe, "--trainer.fast_dev_run", "1"])
     method = method_of(cli)

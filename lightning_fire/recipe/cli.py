@@ -22,6 +22,7 @@ import lightning_fire.nets
 import lightning_fire.optim  # these five make short class names known to the parser
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import DESCRIPTION, is_ours
+from lightning_fire.contracts import num_chunks_of
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
 from lightning_fire.recipe.parser import RecipeParser
@@ -103,7 +104,8 @@ class RecipeCLI(LightningCLI):
         total_epochs = getattr(self.datamodule, "total_epochs", None)
         if total_epochs is not None and config["max_epochs"] is None and config["max_steps"] == -1:
             kwargs["max_epochs"] = total_epochs
-        if getattr(self.datamodule, "num_chunks", 1) > 1 and config["reload_dataloaders_every_n_epochs"] == 0:
+        changes = hasattr(type(self.datamodule), "chunk") and num_chunks_of(self.datamodule) != 1
+        if changes and config["reload_dataloaders_every_n_epochs"] == 0:
             kwargs["reload_dataloaders_every_n_epochs"] = 1
         method = self._get(self.config_init, "intervention") or []
         callbacks = _as_list(config["callbacks"] or [])
