@@ -247,7 +247,7 @@ def test_king_james_and_python(tmp_path):
     assert (
         data.load()["python"].train.blocks(np.array([0]), 500).equal(sources["python"].train.blocks(np.array([0]), 500))
     )
-    with pytest.raises(ValueError, match=r"`kjv_bytes`: .*kjv\.txt has 2600 bytes, but 5500 are asked for"):
+    with pytest.raises(ValueError, match=r"`kjv_bytes`: .*kjv\.txt has 2600 bytes, but 5500 are needed"):
         KingJamesAndPythonDataModule(str(tmp_path), kjv_bytes=5000).load()
     with pytest.raises(FileNotFoundError, match=r"kjv\.txt does not exist: put the King James text there"):
         KingJamesAndPythonDataModule(str(tmp_path / "empty")).load()

@@ -35,6 +35,7 @@ METHODS = {
 }
 BESIDE = {  # not in the paper's vision experiments
     "plasticity_injection": {"PlasticityInjection"},
+    "redo_pre_activation": {"ReDo"},
     "redo_gradient": {"ReDo"},
     "upgd": set(),
     "hare_and_tortoise": {"HareAndTortoise"},
