@@ -50,30 +50,42 @@ import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, TensorDataset
 
-class Monthly(LightningDataModule):
+class Images(LightningDataModule):
     loads = 0
 
+    def train_dataloader(self):
+        type(self).loads += 1
+        return DataLoader(TensorDataset(torch.rand(8, 1, 28, 28), torch.arange(8)), batch_size=4)
+
+class Monthly(Images):
     @property
-    def chunk(self):
+    def chunk(self):  # raises before there is a Trainer
         return self.trainer.current_epoch // 2
 
-    def train_dataloader(self):
-        Monthly.loads += 1
-        return DataLoader(TensorDataset(torch.rand(8, 1, 28, 28), torch.arange(8)), batch_size=4)
+class Counting(Images):
+    def __init__(self):
+        super().__init__()
+        self.chunk = 0
 """
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize(("words", "loads"), [([], 4), (["--trainer.reload_dataloaders_every_n_epochs", "2"], 2)])
-def test_data_of_ones_own_that_announces_chunks_is_loaded_in_every_epoch(words, loads, recipe, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "words", "loads"),
+    [
+        ("Monthly", [], 4),
+        ("Monthly", ["--trainer.reload_dataloaders_every_n_epochs", "2"], 2),
+        ("Counting", [], 4),
+    ],
+)
+def test_own_data_that_announces_chunks_is_loaded_in_every_epoch(kind, words, loads, recipe, tmp_path, monkeypatch):
     (tmp_path / "monthly.py").write_text(OWN_DATA)
     monkeypatch.syspath_prepend(str(tmp_path))
-    base = {**yaml.safe_load(BASE), "data": "monthly.Monthly"}
+    base = {**yaml.safe_load(BASE), "data": f"monthly.{kind}"}
     base["trainer"] = {"max_epochs": 4, "limit_val_batches": 0, "accelerator": "cpu", "enable_progress_bar": False}
     Path("base.yaml").write_text(yaml.safe_dump(base))
     main([*recipe, *words])
-    assert sys.modules["monthly"].Monthly.loads == loads
-    del sys.modules["monthly"]
+    assert getattr(sys.modules.pop("monthly"), kind).loads == loads
 
 
 def test_an_overlay_chooses_schedule_selection_and_options(recipe):

@@ -1,5 +1,6 @@
 """`lightning-fire fit`, `validate`, `test`, Lightning's own commands over recipes, and `select`."""
 
+import inspect
 import json
 import os
 import reprlib
@@ -104,7 +105,9 @@ class RecipeCLI(LightningCLI):
         total_epochs = getattr(self.datamodule, "total_epochs", None)
         if total_epochs is not None and config["max_epochs"] is None and config["max_steps"] == -1:
             kwargs["max_epochs"] = total_epochs
-        changes = hasattr(type(self.datamodule), "chunk") and num_chunks_of(self.datamodule) != 1
+        # static: without a Trainer a property may raise
+        announces = inspect.getattr_static(self.datamodule, "chunk", None) is not None
+        changes = announces and num_chunks_of(self.datamodule) != 1
         if changes and config["reload_dataloaders_every_n_epochs"] == 0:
             kwargs["reload_dataloaders_every_n_epochs"] = 1
         method = self._get(self.config_init, "intervention") or []
