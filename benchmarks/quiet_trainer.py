@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, Trainer
 def quiet_trainer(*callbacks: Callback, **options: Any) -> Trainer:
     """Return a Trainer without logger, checkpoints, progress bar and messages; options override."""
     warnings.filterwarnings("ignore", module="lightning")
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning_fire"):
         logging.getLogger(name).setLevel(logging.WARNING)
     quiet = {
         "logger": False,

@@ -110,7 +110,7 @@ def callback_of(method: str, month: int) -> list:
 
 def run_month(method: str, seed: int, month: int, folder: Path) -> None:
     """Train one month from the best weights of last month and write what it is worth."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning_fire"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)

@@ -99,7 +99,8 @@ def numbers(value):
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
     """Return a function that runs a script in this process, and returns what it printed and what it wrote."""
-    levels = {name: logging.getLogger(name).level for name in ("lightning.pytorch", "lightning.fabric")}
+    names = ("lightning.pytorch", "lightning.fabric", "lightning_fire")
+    levels = {name: logging.getLogger(name).level for name in names}
     modules = set(sys.modules)
 
     def run(name, words):

@@ -5,12 +5,12 @@ from typing import Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
+from lightning_fire.messages import inform
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.fire import plan_fire, scales_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
@@ -83,7 +83,7 @@ class FIRECallback(EventCallback):
         says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
         if self.scale == "auto":
             says += f"; {_in_words(scales_of(pl_module, weights))}"
-        rank_zero_info(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
+        inform(f"FIRECallback {says}. print({self.where}.select(model)) shows the selection.")
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         return plan_fire(

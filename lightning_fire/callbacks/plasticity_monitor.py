@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -28,6 +27,7 @@ from lightning_fire.functional import (
     srank_of,
     stable_rank_of,
 )
+from lightning_fire.messages import inform
 from lightning_fire.methods.change import measurable
 from lightning_fire.methods.report import health
 from lightning_fire.methods.unit_scores import mean_activities
@@ -113,7 +113,7 @@ class PlasticityMonitor(MethodCallback):
         reason = why_not_look(trainer, pl_module)
         self._looks = not reason
         if reason:
-            rank_zero_info(f"PlasticityMonitor logs weights only: {reason}.")
+            inform(f"PlasticityMonitor logs weights only: {reason}.")
         else:
             self._find_units(trainer, pl_module)
 
@@ -129,7 +129,7 @@ class PlasticityMonitor(MethodCallback):
         self._layers = ()
         if isinstance(failure, ValueError) and (self.units.include or self.units.exclude):
             raise failure
-        rank_zero_info(f"{self.name}/dormant_fraction is not logged: {failure}.")
+        inform(f"{self.name}/dormant_fraction is not logged: {failure}.")
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
@@ -181,7 +181,7 @@ class PlasticityMonitor(MethodCallback):
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
-            rank_zero_info(f"PlasticityMonitor from now on logs weights only: {failure or 'another rank failed'}.")
+            inform(f"PlasticityMonitor from now on logs weights only: {failure or 'another rank failed'}.")
             return {}
         values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
         gram = trainer.strategy.reduce(gram, reduce_op="sum")

@@ -9,12 +9,13 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.contracts import HasAct, HasNStep, offers
 from lightning_fire.data.step_axis import log_over, log_over_batches
+from lightning_fire.messages import inform
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -237,7 +238,7 @@ class ReplayDataModule(pl.LightningDataModule):
         if not fitting or self._rounds is None or "rounds" not in state_dict:
             return
         if self._rounds.restore(state_dict["rounds"]):
-            rank_zero_info(f"Training continues after {self.environment_steps} environment steps.")
+            inform(f"Training continues after {self.environment_steps} environment steps.")
         else:
             rank_zero_warn(
                 "The environments could not be restored to their states in the checkpoint, as they are not"

@@ -1,6 +1,5 @@
 """FIRE and other methods in the Trainer of Hugging Face; needs transformers and accelerate."""
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,12 +7,12 @@ from accelerate.state import AcceleratorState
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from lightning_fire.integrations.event import name_of, require_known_times
+from lightning_fire.messages import logger
 from lightning_fire.methods import Report, fire_
 from lightning_fire.when import Clock, Horizon, Schedule, one_schedule, problem_of
 
 __all__ = ["ReinitCallback"]
 
-_logger = logging.getLogger(__name__)
 _NEAR_0 = 0.01  # of the initial learning rate
 
 
@@ -81,12 +80,13 @@ class ReinitCallback(TrainerCallback):
         if not self._when.due(clock):
             return
         report, name = self._method(kwargs["model"], optimizers=[kwargs["optimizer"]]), name_of(self._method)
-        _logger.info("%s acted at epoch %d, step %d (%s)", name, clock.epoch, step, report)
+        if state.is_world_process_zero:
+            logger.info("%s acted at epoch %d, step %d (%s)", name, clock.epoch, step, report)
         values = report.keyed(name, layers=False)
         (self._log or (lambda entry: state.log_history.append({**entry, "step": step})))(values)
         rate = kwargs["optimizer"].param_groups[0]
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
-            _logger.warning(
+            logger.warning(
                 "%s acted at step %d with a learning rate of %.2g: the network cannot learn again what has changed."
                 " Each train() has its own schedule, down to 0",
                 name,

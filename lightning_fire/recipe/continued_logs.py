@@ -10,7 +10,8 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+
+from lightning_fire.messages import inform
 
 _TENSORBOARD, _CSV = "TensorBoardLogger", "CSVLogger"
 _SAME = ("seed_everything", "model", "data", "intervention")
@@ -62,7 +63,7 @@ def continue_logs(config: Namespace, written: str) -> int | None:
             if it.class_path.endswith(_TENSORBOARD):
                 it.dict_kwargs = {**it.get("dict_kwargs", {}), "purge_step": step}
     config.trainer.logger = logger
-    rank_zero_info(f"The logs in {folder} are continued.")
+    inform(f"The logs in {folder} are continued.")
     return step
 
 

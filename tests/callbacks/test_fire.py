@@ -284,6 +284,12 @@ def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog
     )
 
 
+def test_its_lines_have_a_logger_of_their_own(caplog):
+    with caplog.at_level(logging.WARNING, logger="lightning_fire"), caplog.at_level(logging.INFO):
+        fitted(FIRECallback())
+    assert "`Trainer.fit` stopped" in caplog.text and "FIRECallback" not in caplog.text
+
+
 def test_what_is_seen_first_of_an_event_is_free_of_the_scale(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(log=Log(curvature=False)), folder=tmp_path, max_epochs=3)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fire.callbacks.base.event_log import Log
@@ -19,6 +19,7 @@ from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues, V
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
+from lightning_fire.messages import inform
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.methods.report import in_words
@@ -133,7 +134,7 @@ class EventCallback(MethodCallback):
             time.announce(trainer)  # a new training, which begins with this data
         self._explanation, self._idle = explain(self.when, self.progress, trainer)
         if self._idle:
-            tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else rank_zero_info
+            tell = rank_zero_warn if time.follows_finished or (awaits and num_chunks == 1) else inform
             tell(f"{name} will not act in this fit: {self._explanation}.")
         elif awaits and trainer.current_epoch > 0 and not offers(source, HasChunkAt) and not time.has_changed(trainer):
             rank_zero_warn(
@@ -151,7 +152,7 @@ class EventCallback(MethodCallback):
         if self.num_events == self._events_before:
             never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
             before = f"; in earlier fits it acted {self.num_events} time(s)."
-            rank_zero_info(f"{name} did not act in this fit{before if self.num_events else never}")
+            inform(f"{name} did not act in this fit{before if self.num_events else never}")
         known = {*self.progress.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(
@@ -194,10 +195,10 @@ class EventCallback(MethodCallback):
         values = self.act(trainer, pl_module)
         name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         sentence = f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}"
-        rank_zero_info(sentence)
+        inform(sentence)
         if self._makes_another_network:
             if others := begin_anew(trainer, pl_module, clock.new_data):
-                rank_zero_info(f"with it {', '.join(others)}")
+                inform(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         if values.get(f"{self.name}/sfe") == 0:
             why = "they already have the values that it gives them"

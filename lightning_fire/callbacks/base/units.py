@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
 
 from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.callbacks.probing.side_effects import is_compiled
+from lightning_fire.messages import inform
 from lightning_fire.methods.unit_reset import StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
@@ -104,7 +104,7 @@ class UnitCallback(FromChunkCallback):
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
     """Log how many hidden units a callback watches."""
     units = sum(layer.size for layer in layers)
-    rank_zero_info(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
+    inform(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
 
 
 def units_shown_later(callback: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,6 +19,7 @@ from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ra
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
+from lightning_fire.messages import inform
 
 _HALF = (torch.float16, torch.bfloat16)
 _AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
@@ -217,7 +218,7 @@ def first_samples(batch: Any, number: int) -> Any:
 _told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
 
 
-def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = rank_zero_info, key: str = "") -> None:
+def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = inform, key: str = "") -> None:
     """Log a message once per Trainer; with a `key`, only the first message with that key."""
     told = _told.setdefault(trainer, set())
     if (key or message) not in told:

@@ -367,7 +367,7 @@ class Manual(PlainModule):
 )
 def test_where_it_cannot_be_measured_the_reason_is_logged_and_the_event_happens(options, reason, caplog):
     callback = logging(FIRECallback)()
-    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+    with caplog.at_level("INFO", logger="lightning_fire"):
         fitted(callback, **options)
     assert len(callback.logged) == 2
     assert not any("lambda_max" in key for values in callback.logged for key in values)
