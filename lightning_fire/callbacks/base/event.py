@@ -160,6 +160,14 @@ class EventCallback(MethodCallback):
                 f" logged were {', '.join(sorted(trainer.callback_metrics)) or 'no metrics'}."
             )
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.ckpt_path and not self.progress.fitting:
+            inform(
+                f"{type(self).__name__} did not act, as no batch was trained: the checkpoint is at epoch"
+                f" {trainer.current_epoch}, step {trainer.global_step}, and the Trainer ends at"
+                f" max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, which count from the first fit."
+            )
+
     def aim_at(self, fresh_seed: int | None) -> None:
         """Set the target values of events: new random values from a seed, or with None the initial values."""
         self.fresh_seed = fresh_seed

@@ -1,5 +1,6 @@
 """Messages about what counts as new data in a fit, before it begins."""
 
+import inspect
 from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
@@ -52,7 +53,8 @@ def explain_data(trainer: Trainer) -> str:
     elif offers(source, HasChunk) and source.chunk is not None:
         return f"{kind}.chunk is not a whole number and is ignored: {source.chunk!r}"
     else:
-        lack = f"{kind} has no `chunk` attribute"
+        broken = inspect.getattr_static(source, "chunk", None) is not None
+        lack = f"{kind}.chunk raises AttributeError" if broken else f"{kind} has no `chunk` attribute"
     return f"{lack}: only a later fit with other data, or announce_new_data(trainer), counts as new data"
 
 

@@ -74,7 +74,7 @@ class Validation:
             tell_once(
                 self._trainer,
                 f"An event of {self._prefix} has reduced {key} from {before:.2f} to {after:.2f}, near chance for"
-                f" {outputs} outputs: the network must train before it is used again, see docs/around_an_event.md.",
+                f" {outputs} outputs: the network must train before it is used again.",
                 rank_zero_warn,
                 key=f"{self._prefix} {key}",
             )

@@ -41,7 +41,7 @@ class Progress:
         self._chunk: int | None = None  # of the DataModule when the data was last compared
         self._announced = False
         self._source: list[Callable[[], Any]] | None = None  # the data that was last compared, by weak references
-        self._fitting = False
+        self.fitting = False  # whether batches have been trained in the present fit, or will be
         self._restored = False
         self._horizon = Horizon()  # of the present fit
         self.follows_finished = False  # whether this fit continues after the end of the fit that wrote its checkpoint
@@ -54,7 +54,7 @@ class Progress:
     def prepare(self) -> None:
         """Prepare for a fit, before its checkpoint is restored and its data is loaded."""
         self._epoch = self._last_read = None
-        self._fitting = self._restored = self.follows_finished = False
+        self.fitting = self._restored = self.follows_finished = False
 
     def return_to_epoch_end(self, checkpoint: dict[str, Any]) -> None:
         """Let Lightning finish an epoch after its last batch, if a schedule waits for metrics logged at its end."""
@@ -76,7 +76,7 @@ class Progress:
             self.step, self.last_event = batches_with_steps(trainer), None
         self._global_step, self._horizon = trainer.global_step, horizon_of(trainer)
         self._trainer = weakref.ref(trainer)
-        self._fitting = True
+        self.fitting = True
 
     def note_event(self, clock: Clock) -> None:
         """Record an event of the method."""
@@ -101,7 +101,7 @@ class Progress:
 
         A resumed fit may announce the data of its epoch again: where the start was read before, that is ignored.
         """
-        again = not self._fitting and self._epoch == trainer.current_epoch
+        again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
     def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
@@ -178,7 +178,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain values; after the last batch, also what has been logged."""
-        trainer = self._trainer() if self._fitting and self._watched and self._trainer else None  # a copy has none
+        trainer = self._trainer() if self.fitting and self._watched and self._trainer else None  # a copy has none
         readings = self._updated_readings({} if trainer is None else logged_after_last_batch(trainer))
         return {
             "step": self.step,

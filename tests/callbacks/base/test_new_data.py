@@ -105,6 +105,19 @@ def test_acting_on_the_first_data_is_not_doubled_by_a_resume(tmp_path, place, ca
             assert_same_weights(module, whole)
 
 
+def test_a_chunk_whose_property_has_an_error_is_not_called_absent(caplog):
+    class Misspelt(PlainData):
+        @property
+        def chunk(self):
+            return self.trainer.curent_epoch // 2
+
+    with caplog.at_level(logging.INFO):
+        fitted(FIRECallback(), data=Misspelt(), max_epochs=1)
+    assert said(caplog)[0].startswith(
+        "FIRECallback will not act in this fit: Misspelt.chunk raises AttributeError: only a later fit"
+    )
+
+
 # --- ckpt_path -------------------------------------------------------------------------------------------------------
 
 
@@ -130,6 +143,17 @@ def test_a_checkpoint_of_a_finished_training_and_data_that_says_nothing_are_warn
         " call announce_new_data(trainer) before fit, or use when=AtNewData(skip_first=False)"
     )
     assert way_out in said(caplog)[-1]
+
+
+def test_a_checkpoint_at_the_end_of_training_is_said_to_leave_nothing_to_train(tmp_path, caplog):
+    checkpoint, recorder = last_month(tmp_path), Recorder(ON_FIRST)
+    with caplog.at_level(logging.INFO):
+        train(recorder, PlainData(seed=1), ckpt_path=checkpoint, max_epochs=2)
+    assert recorder.moments == []
+    assert said(caplog)[-1] == (
+        "Recorder did not act, as no batch was trained: the checkpoint is at epoch 2, step 8, and the Trainer ends at"
+        " max_epochs=2, max_steps=-1, which count from the first fit."
+    )
 
 
 def month(how, folder, ckpt_path=None, place="end of epoch", number=1):
