@@ -17,21 +17,32 @@ _KEYS = ("model", "data", "trainer", "intervention", "optimizer", "lr_scheduler"
 
 
 def hint(message: str) -> str | None:
-    """Return the innermost reason in a sentence, with the nearest known name; None for other errors."""
-    if found := re.findall(r"Problem with given class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", message):
-        path, option = found[-1]
-        if option.rpartition(".")[2] == "class_path":
+    """Return the innermost reason of a message of jsonargparse in one line, with the nearest name; None if unknown.
+
+    Parsers of nested arguments have reduced their messages by this function before they are part of another.
+    """
+    if found := re.search(r"Problem with given class_path '([\w.]+)':\s+(.+)", message):
+        name, reason = found[1].rpartition(".")[2], found[2]
+        if not (option := re.fullmatch(r"Option '([\w.]+)' is not accepted", reason)):
+            return None if reason.startswith("Parser key") else f"{name}: {reason}"
+        if option[1].rpartition(".")[2] == "class_path":
             return "the arguments of a class belong under init_args, beside its class_path"
-        kind = _class(path)
-        names = list(inspect.signature(kind).parameters) if kind else []
-        return f"{path.rpartition('.')[2]} has no argument {option}" + _nearest(option, names)
-    if found := re.findall(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
+        kind = _class(name)
+        arguments = list(inspect.signature(kind).parameters) if kind else []
+        return f"{name} has no argument {option[1]}" + _nearest(option[1], arguments)
+    if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
-        return f"unknown class {found[-1]}" + _nearest(found[-1], known)
-    if found := re.findall(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
+        return f"unknown class {found[1]}" + _nearest(found[1], known)
+    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
-        nearest = _nearest(found[-1], keys)
-        return f"unknown key {found[-1]}{nearest}" if nearest else None
+        nearest = _nearest(found[1], keys)
+        return f"unknown key {found[1]}{nearest}" if nearest else None
+    key, value = re.match(r'Parser key "([\w.]+)":', message), re.search(r"(?:Given|Got) value: (.+)", message)
+    kinds = re.findall(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.+?)\])", message)
+    if key and value and kinds and len(kinds) >= len(re.findall(r"^ +- ", message, re.MULTILINE)):
+        names = [choice or kind.rpartition(".")[2].replace("NoneType", "null") for kind, choice in kinds]
+        choices = re.findall(r"'(\w+)'", " ".join(names))
+        return f"{key[1]} must be {' or '.join(names)}, got {value[1]}" + _nearest(value[1], choices)
     return None
 
 

@@ -1,6 +1,7 @@
 """Parser of recipes: Lightning's, with strict YAML and short error messages."""
 
 import argparse
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -58,9 +59,9 @@ class RecipeParser(LightningArgumentParser):
         return super().parse_string(*args, **options)
 
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
-        """Print the error, the innermost reason first, without empty lines, and exit."""
-        lines = [hint(message), *message.splitlines()]
-        super().error("\n".join(line for line in lines if line and line.strip()), *args, **options)
+        """Print the innermost reason of the error in one line if it is known, otherwise the whole message, and exit."""
+        reason = None if "JSONARGPARSE_DEBUG" in os.environ else hint(message)
+        super().error(reason or "\n".join(line for line in message.splitlines() if line.strip()), *args, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:
         """Print one line instead of all keys; argparse calls it before an error."""

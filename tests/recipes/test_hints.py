@@ -1,4 +1,4 @@
-"""Misspelt names in a recipe: what was meant is told first."""
+"""Misspelt names in a recipe: the error is one line that names what was meant."""
 
 from pathlib import Path
 
@@ -12,6 +12,11 @@ from tiny_recipe import refused, tiny_recipe
         (["--intervention", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
         (["--intervention", "FIRECallback", "--intervention.step", "3"], "has no argument step; did you mean steps?"),
         (["--intervention", "FIRECallback", "--intervention.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
+        (
+            ["--intervention", "FIRECallback", "--intervention.scale", "procrustess"],
+            "or 'auto', got procrustess; did you",
+        ),
+        (["--trainer.max_epochs", "x"], "trainer.max_epochs must be int or null, got x"),
         (["--trainer.max_epoch", "3"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["-c", "typo.yaml"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["-c", "flat.yaml"], "the arguments of a class belong under init_args, beside its class_path"),
@@ -19,13 +24,11 @@ from tiny_recipe import refused, tiny_recipe
         (["--ckpt_path", "/dev/zero"], "ckpt_path: /dev/zero is not a checkpoint"),
     ],
 )
-def test_what_is_misspelt_is_told_first(tmp_path, monkeypatch, capsys, words, message):
+def test_a_mistake_is_one_line_that_names_what_was_meant(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     Path("typo.yaml").write_text("trainer: {max_epoch: 3}")
     Path("flat.yaml").write_text(
         "intervention: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}"
     )
-    assert (
-        message
-        in refused(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()[0]
-    )
+    (line,) = refused(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
+    assert message in line
