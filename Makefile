@@ -23,7 +23,7 @@ TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods
 # on as many processes as there are cores
 PYTEST := python -m pytest -n auto --dist worksteal
 
-# KaTeX typesets formulas while the site is built; what is said of another site generator is left out
+# KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
 .PHONY: quickstart test test-all test-lowest lint docs docs-serve dist clean

@@ -1,19 +1,19 @@
-"""What an event of DASH costs, against the published way to the same result, side by side in one run.
+"""Cost of an event of DASH, against the published implementation, side by side in one run.
 
     python benchmarks/dash_cost.py [--net small] [--batch 256] [--batches 196] [--alpha 0.3] [--rounds 3] [--json FILE]
 
-Both take the running average of the negative gradients over batches of the new data, and shrink each weight by its
-cosine with that. Published, as the authors of FIRE describe and publish it: through all of the new data, loaded by
+Both take the EMA of the negative gradients over batches of the new data, and shrink each weight by its cosine with
+it. Published, as the authors of FIRE describe and publish it: through all of the new data, loaded by
 `PIL`, `ToTensor` and `Normalize` without worker processes; the gradients of a copy of the network, averaged one
 parameter after another. Ours: `DASH` in a Trainer, on the batches that count, 26 for α = 0.3 and 88 for α = 0.1, from
-the in-memory pipeline; it also measures what it did to the weights (DfI, SFE).
+the in-memory pipeline; it also computes the metrics of the weights (DfI, SFE).
 
 Four are timed in turn: ours; the published way through all batches, of which those that ours looks at are the last;
 the published way through these only, which shows what the same number of gradients costs; and these gradients alone,
 on tensors that are ready. The weights after the published ways are compared with ours, all of them together, in the
 Frobenius norm: after the same batches they are the same but for rounding (at most 1e-5 is checked, relative); after
-all batches but for the weight that the batches before have in the average, (1 − α)^26 ≤ 1e-4 (at most 5e-3: the
-numbers of 1×1 convolutions shrink by their sign or not at all, and a few signs change).
+all batches but for the weight of the earlier batches in the average, (1 − α)^26 ≤ 1e-4 (at most 5e-3: the
+weights of 1×1 convolutions shrink by their sign or not at all, and a few signs change).
 
 Random images 3 × 32 × 32; 196 batches of 256 are an epoch of CIFAR-10.
 """
@@ -60,7 +60,7 @@ class TimedDASH(DASH):
 
 
 class Event:
-    """One event, to be gone through in several ways.
+    """One event, run in several ways.
 
     Args:
         net: Name of the network.

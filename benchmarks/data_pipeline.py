@@ -8,8 +8,8 @@ Ours: `ChunkedDataModule` on a TensorDataset of uint8 images, from the order of 
 started before. An epoch on images of the size of CIFAR-10 and of Fashion-MNIST, in batches of the same samples: that
 both give the same tensors, bit for bit, is checked first.
 
-A ratio is the time of an epoch by that of ours, of medians over the rounds; in brackets the smallest and largest. Each
-number of workers is paired with ours in rounds of its own.
+A ratio is the time of an epoch by that of ours, of medians over the repetitions; in brackets the smallest and largest.
+Each number of workers is paired with ours in separate repetitions.
 """
 
 import statistics
@@ -92,7 +92,7 @@ def check_equal(ours: Way, other: Way) -> None:
 
 
 def epoch_seconds(way: Way, repeats: int = 1) -> float:
-    """Return how long an epoch takes, a mean over some."""
+    """Return the seconds of an epoch, a mean over some."""
 
     def go_through() -> None:
         for _ in range(repeats):
@@ -114,7 +114,7 @@ def row(epochs: list[float], ours: list[float], samples: int, batch: int) -> dic
 
 
 def table(name: str, samples: int, batch: int, workers: list[int], rounds: int) -> dict[str, dict]:
-    """Measure one shape of images; print and return a row for each way."""
+    """Time one shape of images; print and return a row for each way."""
     ours, published = ways(name, samples, batch)
     rows = {}
     for number in workers:  # pair by pair: worker processes share the memory of this one, and would slow ours

@@ -1,10 +1,10 @@
-"""How long a step of several environments takes, one after another and each in a process of its own, side by side.
+"""Duration of a step of several environments, sequential and in one process each, side by side.
 
     python benchmarks/environment_processes.py [--only cartpole asterix lunar_lander humanoid] [--json FILE]
 
-The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`. The same random actions, which both answer
-alike. Milliseconds of a step of all environments, medians over the rounds; the ratio of the medians, in brackets the
-smallest and largest of a round.
+The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`. Both get the same
+random actions, and return the same. Milliseconds of a step of all environments, medians over the repetitions; the ratio
+of the medians, in brackets the smallest and largest of a repetition.
 Processes help as far as there are cores; the network, which acts and learns in between, is not counted.
 """
 

@@ -1,4 +1,4 @@
-"""How much of a bare PyTorch loop's speed a Lightning epoch keeps, side by side in one run.
+"""Speed of a Lightning epoch as a fraction of a bare PyTorch loop's, side by side in one run.
 
     python benchmarks/epoch_speed.py [--only resnet-18 small] [--rounds 5] [--epochs 2] [--json FILE]
     python benchmarks/epoch_speed.py --only small --batches 79   # the small warm start's second chunk
@@ -9,11 +9,11 @@ it a Trainer with our `Classifier` and `ChunkedDataModule`: alone; with an idle 
 logger; and with what recipes and command line add, `OptimizerReset`, the monitor of the learning rate and the
 progress bar. Left out are validation and checkpoints, which the loop does not have either, and `PlasticityMonitor`,
 whose cost is measured by `logging_cost.py`. That all end with the same weights, bit for bit, is checked in each
-round.
+repetition.
 
 ResNet-18 as for CIFAR-10 with batches of 32, and the small ResNet with its 8 batches of 128, on random images.
-The first epoch of each training warms up; an epoch lasts until the next one starts. A share is the time of the loop by
-that of another, of medians over the rounds; in brackets the smallest and largest.
+The first epoch of each training warms up; an epoch lasts until the next one starts. A fraction is the time of the loop
+by that of another, of medians over the repetitions; in brackets the smallest and largest.
 """
 
 import statistics
@@ -46,7 +46,7 @@ WARMUP, CLIP = 0.1, 0.5
 
 
 class Setting(NamedTuple):
-    """What is trained on what, and how; the channels, height and width of an image, and the batches of an epoch."""
+    """The network and its data: channels, height and width of an image, and the batches of an epoch."""
 
     net: str
     shape: tuple[int, int, int]
@@ -65,7 +65,7 @@ Trained = tuple[list[float], dict[str, Tensor]]  # seconds of each epoch but the
 
 
 def data_of(setting: Setting) -> ChunkedDataModule:
-    """Return random images, all there from the start."""
+    """Return random images, in memory from the start."""
     generator = torch.Generator().manual_seed(0)
     size = setting.batch * setting.batches
     images = torch.randint(0, 256, (size, *setting.shape), dtype=torch.uint8, generator=generator)

@@ -1,15 +1,15 @@
-"""What an event would cost for large models, on 1 rank and on several: one matrix of each shape is timed, then summed.
+"""Estimated cost of an event for large models, on 1 rank and on several, from the times of one matrix of each shape.
 
     python benchmarks/event_at_scale.py [--models 7b 70b] [--ranks 1 64] [--steps 5] [--shrink 1] [--json FILE]
 
 Shapes are those of Llama 2; every Linear weight is taken, as by the preset `gpt`, the output layer among them. Each
 distinct shape is timed once in float32 (twice on a GPU, the second time counts), and counts as often as it occurs. The
-matrices are shared out over the ranks as an event does it; the most laden rank sets the time. Sending is on paper: all
+matrices are assigned to the ranks as in an event; the rank with most work sets the time. Sending is calculated: all
 new weights in bfloat16 reach every rank once (twice where weights are sharded: gathered before, sent after), at
-`--bandwidth` GB/s. The operations on paper are those of the literal iteration, 4·m·n·min(m, n) a step: divide by what
+`--bandwidth` GB/s. The calculated operations are those of the literal iteration, 4·m·n·min(m, n) a step: divide by what
 a device does in float32.
 
-`--shrink n` measures matrices of 1/n of the width and height, and multiplies their time by n³: for a quick look.
+`--shrink n` times matrices of 1/n of the width and height, and multiplies their time by n³: for a quick look.
 """
 
 import math

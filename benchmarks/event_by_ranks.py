@@ -1,12 +1,12 @@
-"""What an event costs by the number of ranks, which share its matrices out, on the CPU with gloo.
+"""Cost of an event by the number of ranks, to which its matrices are assigned, on the CPU with gloo.
 
     python benchmarks/event_by_ranks.py [--ranks 1 2] [--rounds 3] [--model gpt-2] [--sharded] [--json FILE]
 
 Each rank has one thread. The same event is timed in turn with each number of ranks, each time in new processes, from a
-barrier to the moment when the last rank has all new weights: FIRE of 10 steps on matrices of the model's shapes, the
-measures it logs included. `--sharded`: the weights are sharded by rows (DTensor, as FSDP2 has them); otherwise each
+barrier until the last rank has all new weights: FIRE of 10 steps on matrices of the model's shapes, the metrics it
+logs included. `--sharded`: the weights are sharded by rows (DTensor, as FSDP2 has them); otherwise each
 rank holds them all, as under DDP. A ratio is the time of the first number of ranks by that of another, of medians over
-the rounds; in brackets the smallest and largest of a round.
+the repetitions; in brackets the smallest and largest of a repetition.
 """
 
 import socket

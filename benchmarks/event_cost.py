@@ -1,4 +1,4 @@
-"""What an event of each reinitialiser costs: seconds and memory, side by side in one run.
+"""Cost of an event of each reinitialiser: seconds and memory, side by side in one run.
 
     python benchmarks/event_cost.py [--batch 256] [--batches 1] [--rounds 3] [--methods fire dash …] [--json FILE]
     python benchmarks/event_cost.py --net resnet-18 --size 32 --batch 128 --methods step fire "fire, λ_max"
@@ -34,7 +34,7 @@ from lightning_fire.modules import Classifier
 
 
 class Step(EventCallback):
-    """In the place of an event, a second training step."""
+    """A second training step instead of an event."""
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.current_epoch == 0:
@@ -62,7 +62,7 @@ METHODS = {
 
 
 def forget_peak() -> None:
-    """Begin to look for the peak anew."""
+    """Reset the peak of memory."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     else:
@@ -86,7 +86,7 @@ class NoTraining(Classifier):
 
 
 def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
-    """Build everything, let one event happen, and return its seconds and bytes."""
+    """Build everything, run one event, and return its seconds and bytes."""
     when = AtEpochs([1])
     method, result = METHODS[name](when, batches), {}
     act = method.act
@@ -109,7 +109,7 @@ def measured(name: str, net: str, size: int, batch: int, batches: int) -> dict[s
 
 
 def in_a_process(name: str, net: str, size: int, batch: int, batches: int) -> dict[str, float]:
-    """Return what `measured` does, from a process that has held nothing else before."""
+    """Return what `measured` does, from a new process."""
     words = ["--one", name, "--net", net, "--size", str(size), "--batch", str(batch), "--batches", str(batches)]
     run = subprocess.run([sys.executable, __file__, *words], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(run.stdout.strip().splitlines()[-1])

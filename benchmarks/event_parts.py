@@ -1,10 +1,10 @@
-"""What one event of FIRECallback spends its time on, beside a training step and the published loop.
+"""Time of the parts of one event of FIRECallback, beside a training step and the published loop.
 
     python benchmarks/event_parts.py [--net resnet-18] [--size 32] [--batch 128] [--rounds 5] [--json FILE]
 
-The event is the default one on random images: ten steps, all measures, λ_max before and after, logged to TensorBoard.
-Its parts are timed by their calls within it; what is left of the whole is `other`. Each round makes a training step,
-the published loop over the same weights, and the event, on `--threads` threads, one unless told.
+The event is the default one on random images: ten steps, all metrics, λ_max before and after, logged to TensorBoard.
+Its parts are timed by their calls within it; what is left of the whole is `other`. Each repetition makes a training
+step, the published loop over the same weights, and the event, on `--threads` threads, by default one.
 """
 
 import pkgutil

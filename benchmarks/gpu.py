@@ -1,12 +1,13 @@
-"""All that one GPU is to measure, in slices: the tables of speed, then the paper's warm start with ResNet-18.
+"""All measurements for one GPU, in slices: the tables of speed, then the paper's warm start with ResNet-18.
 
     python benchmarks/gpu.py --dry-run                                # the plan; needs no GPU
     python benchmarks/gpu.py --root data [--minutes 10] [--output runs/gpu]
 
-Each call takes at most `--minutes`: it prints the tables of what is there, in Markdown, and says what is left; call it
-again until nothing is. What is done is what has a result in `--output`: a benchmark its JSON, the warm start its runs,
-which go on from their checkpoints. A step that failed leaves NAME.failed with its last words, and is tried again once
-that file is removed. `--root` holds FashionMNIST/raw. Minutes of the plan are estimates for an H100.
+Each call takes at most `--minutes`: it prints the tables of the results so far, in Markdown, and the remaining steps;
+call it again until none is left. A step is done if its result is in `--output`: the JSON of a benchmark, the runs of
+the warm start, which resume from their checkpoints. A step that failed leaves NAME.failed with the end of its output,
+and is tried again once that file is removed. `--root` holds FashionMNIST/raw. Minutes of the plan are estimates for an
+H100.
 """
 
 import argparse
@@ -28,8 +29,8 @@ FOLDER = Path(__file__).parent
 RECIPE = "vision/warm_start/fashion_mnist_resnet18"
 METHODS = ("vanilla", "full_reset", "small_reset", "fire", "shrink_and_perturb", "dash")
 LEFT = "MINUTES"  # of a command: what is left of the slice
-LEAST, AGAIN = 2.0, 0.5  # minutes: the shortest part of a comparison, and what it costs to take it up again
-SPARE = 0.3  # minutes of each slice, to end what is at work and print
+LEAST, AGAIN = 2.0, 0.5  # minutes: the shortest part of a comparison, and the cost of resuming it
+SPARE = 0.3  # minutes of each slice, to end the current step and print
 BENCHMARKS = {  # minutes, and words of the command
     "projection_cost": (3, "--rounds 5"),
     "event_cost": (4, "--batches 26 --rounds 2"),
@@ -43,14 +44,14 @@ BENCHMARKS = {  # minutes, and words of the command
 
 
 class Step(NamedTuple):
-    """One thing to do.
+    """One step of the plan.
 
     Attributes:
         name: Of its log.
         command: What is run; `LEFT` stands for the minutes that are left.
         minutes: Estimate.
         result: File that it leaves.
-        runs: Of a comparison: methods and seeds that the result, a CSV file, has to have. It goes on where it was.
+        runs: Of a comparison: methods and seeds that the result, a CSV file, has to have. It resumes.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Step(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the result is there."""
+        """Return whether the result exists."""
         if not self.runs or not self.result.is_file():
             return self.result.is_file()
         with self.result.open(newline="") as file:
@@ -96,7 +97,7 @@ def plan(output: Path, root: str, seeds: int) -> list[Step]:
 
 
 def slices(steps: Sequence[Step], minutes: float) -> list[list[tuple[Step, float]]]:
-    """Deal steps out into slices: comparisons in parts, all else whole.
+    """Assign steps to slices: comparisons in parts, all else whole.
 
     Raises:
         ValueError: If a step is longer than a slice.
@@ -119,7 +120,7 @@ def slices(steps: Sequence[Step], minutes: float) -> list[list[tuple[Step, float
 
 
 def shown(steps: Sequence[Step], minutes: float) -> str:
-    """Return the plan of what is not done: a table of the slices, and the command of each step."""
+    """Return the plan of the remaining steps: a table of the slices, and the command of each step."""
     todo = [step for step in steps if not step.done]
     dealt = slices(todo, minutes)
     lines = ["| slice | steps, with their minutes | minutes |", "|--:|---|--:|"]
@@ -135,7 +136,7 @@ def shown(steps: Sequence[Step], minutes: float) -> str:
 
 
 def work(steps: Sequence[Step], output: Path, minutes: float) -> None:
-    """Do what is not done, in order, until the time is over; what has failed before is left out."""
+    """Run the remaining steps in order until the time is over; skip those that have failed before."""
     until, begun = time.monotonic() + 60 * minutes, False
     for step in steps:
         left, failed = (until - time.monotonic()) / 60, output / f"{step.name}.failed"
@@ -152,7 +153,7 @@ def work(steps: Sequence[Step], output: Path, minutes: float) -> None:
             continue
         over = code is None or (step.runs and time.monotonic() > until - 60 * AGAIN - 5)
         if over and (step.runs or not whole):
-            return  # it goes on, or has a whole slice next time
+            return  # it resumes, or has a whole slice next time
         words = log.read_text(errors="replace").splitlines()[-5:]
         reason = "took longer than a slice" if code is None else f"ended with {code}"
         failed.write_text("\n".join([reason, *words]) + "\n")

@@ -14,7 +14,7 @@ NOTES = {
 
 
 def of_benchmark(path: Path) -> str:
-    """Return the tables of a benchmark from the file of its `--json`; of GPT-2 with its share of the card's peak."""
+    """Return the tables of a benchmark from the file of its `--json`; of GPT-2 with the fraction of the card's peak."""
     result = json.loads(path.read_text())
     device = str(result.get("device"))
     peak = next((flops for card, flops in PEAK.items() if card in device), None)

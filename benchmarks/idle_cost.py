@@ -1,9 +1,9 @@
-"""What `FIRECallback` costs while it waits: microseconds a step, and as a share of a training step.
+"""Cost of an idle `FIRECallback`: microseconds a step, and as a fraction of a training step.
 
     python benchmarks/idle_cost.py [--steps 2000] [--net resnet-18] [--json FILE]
 
 A Trainer fits one small layer for many steps with `FIRECallback(AtNewData())`, whose data never changes. All of its
-hooks are timed from outside, so that the noise of the training itself does not count. The share is that of a step of
+hooks are timed from outside, so that the noise of the training itself does not count. The fraction is that of a step of
 the smallest network of the paper on this machine: ResNet-18, batch 16 (the paper's 256 takes many times as long).
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument(
-        "--net", choices=("resnet-18", "small"), default="resnet-18", help="whose step it is a share of"
+        "--net", choices=("resnet-18", "small"), default="resnet-18", help="whose step it is compared with"
     )
     options = parser.parse_args()
     idle = statistics.median(hook_times(options.steps))

@@ -1,4 +1,4 @@
-"""How often the 95 % interval of `lightning-fire compare` contains the true difference of two methods.
+"""Coverage of the 95 % interval of `lightning-fire compare` for the true difference of two methods.
 
     python benchmarks/interval_coverage.py [--repetitions 20000] [--resamples 2000] [--json FILE]
 

@@ -1,10 +1,10 @@
-"""What FIRE's event costs in continual pretraining: seconds, and as a share of the paper's second phase.
+"""Cost of FIRE's event in continual pretraining: seconds, and as a fraction of the paper's second phase.
 
     python benchmarks/language_event.py [--net gpt-2] [--batch 1] [--block 128] [--events 3] [--json FILE]
 
 A GPT-2 of 124M parameters goes through phases of one optimizer step, with FIRE between them as in the recipe: preset
 `gpt`, 5 steps. Prints the median seconds of an event, the tokens a second of a median step in the same run, and from
-both the share of an event in a phase of 20,000 steps of 480 × 1024 tokens on this device.
+both the fraction of an event in a phase of 20,000 steps of 480 × 1024 tokens on this device.
 """
 
 import statistics

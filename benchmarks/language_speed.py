@@ -1,4 +1,4 @@
-"""How much of a bare loop's speed a language model keeps under Lightning, side by side in one run.
+"""Speed of a language model under Lightning as a fraction of a bare loop's, side by side in one run.
 
     python benchmarks/language_speed.py [--only gpt-2 small] [--rounds 3] [--steps 20] [--json FILE]
     python benchmarks/language_speed.py --only gpt-2 --batch 12 --block 1024 --precision bf16-mixed
@@ -7,10 +7,10 @@ The loop trains as nanoGPT's `train.py` does: blocks read from a memory-mapped o
 accumulated, gradients clipped at 1, AdamW with decay on matrices alone, a learning rate set for each step. Against it a
 Trainer with our `LanguageModel` and `TextDataModule`: alone; and as in the recipes, with an idle `FIRECallback`,
 `OptimizerReset`, a TensorBoard logger, the monitor of the learning rate and the progress bar. Left out are validation
-and checkpoints. That all end with the same weights, but for rounding, is checked in each round.
+and checkpoints. That all end with the same weights, but for rounding, is checked in each repetition.
 
-An epoch warms up, the next is timed. A share is the time of the loop by that of another, of medians over the rounds; in
-brackets the smallest and largest.
+An epoch warms up, the next is timed. A fraction is the time of the loop by that of another, of medians over the
+repetitions; in brackets the smallest and largest.
 """
 
 import statistics
@@ -35,7 +35,7 @@ from lightning_fire.modules import LanguageModel
 from lightning_fire.modules.chunk_schedule import learning_rate_factors
 
 RATE, LEAST, WARMUP, CLIP = 6e-4, 6e-5, 0.1, 1.0
-BOUNDS = {"32-true": 1e-5, "bf16-mixed": 1e-2}  # Adam makes a step of a gradient that is nothing but rounding
+BOUNDS = {"32-true": 1e-5, "bf16-mixed": 1e-2}  # Adam makes a step of a gradient that is only rounding error
 
 
 class Setting(NamedTuple):

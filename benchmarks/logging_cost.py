@@ -1,10 +1,10 @@
-"""What the default logging costs: λ_max and histograms at an event, `PlasticityMonitor` at the end of epochs.
+"""Cost of the default logging: λ_max and histograms at an event, `PlasticityMonitor` at the end of epochs.
 
     python benchmarks/logging_cost.py --root data              # the small warm start with FIRE, timed as it is
     python benchmarks/logging_cost.py --net resnet-18 [--steps 5]   # the paper's, batch 256, for its 100 epochs
 
-Both parts are timed inside one training. The first prints shares of the training time of the chunk they belong to. The
-second times a few steps, one event and one look at data, and prints shares of 100 epochs of 196 steps.
+Both parts are timed inside one training. The first prints fractions of the training time of the chunk they belong to.
+The second times a few steps, one event and one look at data, and prints fractions of 100 epochs of 196 steps.
 """
 
 import functools
@@ -62,7 +62,7 @@ def everything_timed() -> ExitStack:
 
 
 def small_warm_start(root: str) -> dict[str, float]:
-    """Run the small warm start with FIRE; return shares of the time of its second chunk, and of a mean epoch."""
+    """Run the small warm start with FIRE; return fractions of the time of its second chunk, and of a mean epoch."""
     watch = Stopwatch("on_train_epoch_start", "on_train_epoch_end")
     watched = patch.object(Classifier, "configure_callbacks", lambda self: [watch])
     with tempfile.TemporaryDirectory() as folder, watched:
@@ -91,7 +91,7 @@ def small_warm_start(root: str) -> dict[str, float]:
 
 
 def short(net: str, batch: int, steps: int) -> dict[str, float]:
-    """Train a network for two short epochs, an event between them; return shares of a chunk of the paper."""
+    """Train a network for two short epochs, an event between them; return fractions of a chunk of the paper."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(batch * steps, 3, 32, 32), torch.randint(0, 10, (batch * steps,)))
     watch = Stopwatch("on_train_batch_start", "on_train_batch_end")

@@ -1,4 +1,4 @@
-"""What a result must tell of the machine that it is from, and how it is written down."""
+"""The machine of a result, and writing a result to a file."""
 
 import argparse
 import json
@@ -17,13 +17,13 @@ _GPU = torch.cuda.is_available()
 
 
 def wait_for_device() -> None:
-    """Let a GPU do what it still has to do."""
+    """Wait for the pending work of a GPU."""
     if _GPU:
         torch.cuda.synchronize()
 
 
 def refuse(problem: str) -> None:
-    """End, as the sides did not do the same work; on a GPU, whose kernels add in any order, only say so."""
+    """Exit, as the sides did not do the same work; on a GPU, whose kernels add in any order, only print this."""
     if not _GPU:
         raise SystemExit(problem)
     print(f"on this GPU not bit for bit: {problem}", flush=True)
@@ -46,7 +46,7 @@ def parser_of(description: str) -> argparse.ArgumentParser:
 
 
 def publish(result: dict[str, Any], path: Path | None) -> None:
-    """Print a result with the command, the machine and the versions that it is of; write it to a file if asked to."""
+    """Print a result with its command, machine and versions; write it to a file if requested."""
     words = sys.argv[1:]
     if path is not None:
         words = [word for word in words if word not in ("--json", str(path), f"--json={path}")]

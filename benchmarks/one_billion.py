@@ -35,7 +35,7 @@ from lightning_fire.nets import GPT
 
 
 def kept_bytes(depth: int, dim: int, block: int = 64) -> float:
-    """Measure what autograd keeps of a GPT in bfloat16 beside its weights: bytes for each token."""
+    """Measure the memory that autograd keeps of a GPT in bfloat16 beside its weights: bytes for each token."""
     net, kept = GPT(64, block, depth, 4, dim).bfloat16(), {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

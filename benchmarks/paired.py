@@ -1,4 +1,4 @@
-"""Paired timing: what is compared runs in turn, so that a slow spell of the machine falls on all of it."""
+"""Paired timing: the compared ways run alternately, so that a slow period of the machine affects all of them."""
 
 import argparse
 import statistics
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Call every way once a round, for a number of rounds; return what each returned, by way."""
+    """Call all ways alternately, for a number of repetitions; return the results of each way."""
     found: dict[str, list[T]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, way in ways.items():
@@ -21,7 +21,7 @@ def in_turn(ways: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[
 
 
 def seconds(function: Callable[..., Any], *arguments: Any) -> float:
-    """Return how long a call takes, the work that it leaves to the device included."""
+    """Return the seconds of a call, pending work of the device included."""
     wait_for_device()
     start = time.perf_counter()
     function(*arguments)
@@ -30,13 +30,13 @@ def seconds(function: Callable[..., Any], *arguments: Any) -> float:
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> tuple[float, float, float]:
-    """Return the ratio of the medians over the rounds, and the smallest and largest of a round."""
+    """Return the ratio of the medians over the repetitions, and the smallest and largest of a repetition."""
     each = [one / other for one, other in zip(slow, fast, strict=True)]
     return statistics.median(slow) / statistics.median(fast), min(each), max(each)
 
 
 def share_of_loop(loop: Sequence[float], seconds: Sequence[float]) -> tuple[dict[str, Any], str]:
-    """Return how much of a bare loop's speed another way keeps, for the file and for the screen."""
+    """Return the fraction of a bare loop's speed that another way has, for the file and for the screen."""
     middle, least, most = ratio(loop, seconds)
     row = {"share_of_the_loops_speed": round(middle, 4), "range": [round(least, 4), round(most, 4)]}
     return row, f"{middle:7.1%} of the loop ({least:.1%} – {most:.1%})"
@@ -45,10 +45,10 @@ def share_of_loop(loop: Sequence[float], seconds: Sequence[float]) -> tuple[dict
 def publish_each(
     table: Callable[[Any, int], dict[str, dict]], settings: Mapping[str, Any], options: argparse.Namespace
 ) -> None:
-    """Measure all settings that were chosen, with the numbers that were given in the place of theirs, and publish.
+    """Measure the chosen settings, with the given numbers instead of theirs, and publish.
 
     Args:
-        table: From a setting, a named tuple, and the number of rounds to a row for each way.
+        table: From a setting, a named tuple, and the number of repetitions to a row for each way.
         settings: All there are, by name.
         options: Of the command line: `only`, `rounds`, `json`, and numbers by the names of a setting's fields.
     """

@@ -1,4 +1,4 @@
-"""What FIRE's projection costs, against the published loop, side by side in one process.
+"""Cost of FIRE's projection, against the published loop, side by side in one process.
 
     python benchmarks/projection_cost.py [--threads 1] [--rounds 5] [--steps 10] [--only vgg-16 …] [--json FILE]
     python benchmarks/projection_cost.py --memory
@@ -8,8 +8,8 @@ N = 10 steps X ← 1.5X − 0.5X(XᵀX) in float32. Against it: `fire` with as m
 `steps="exact"`. Weights have random singular vectors and singular values in log steps from 1 to 1 / 1.6e4, about those
 of trained networks. Each distinct shape of a model is measured, the three in turn, and counts as often as it occurs.
 
-A ratio is the time of the loop by that of `fire`, of the sums over a model: of medians over the rounds; in brackets the
-smallest and largest of the rounds. Errors are the worst over the shapes, of one slice each: of paper mode, relative in
+A ratio is the time of the loop by that of `fire`, of the sums over a model: of medians over the repetitions; in
+brackets the smallest and largest. Errors are the worst over the shapes, of one slice each: of paper mode, relative in
 the Frobenius norm, against the recursion in float64; of exact mode, the residual ‖QᵀQ − I‖_F / √r.
 
 On the GPU, if there is one. `--memory` prints what each takes beyond the weights of VGG-16 at its peak, weight by
@@ -102,7 +102,7 @@ def errors(weight: Tensor, steps: int) -> tuple[float, float]:
 
 
 def measured(shape: tuple[int, ...], steps: int, rounds: int) -> dict:
-    """Times of the three, in turn, and errors. Small weights are repeated within a round."""
+    """Times of the three, in turn, and errors. Small weights are repeated within a repetition."""
     torch.manual_seed(0)
     weight = trained_like(shape).to(DEVICE)
     ways = {"loop": (published, steps), "paper": (fire, steps), "exact": (fire, "exact")}

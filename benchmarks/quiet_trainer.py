@@ -1,4 +1,4 @@
-"""A Trainer that only trains, and says nothing."""
+"""A Trainer that only trains, without output."""
 
 import logging
 import warnings

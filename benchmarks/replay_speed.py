@@ -1,22 +1,22 @@
-"""How many updates a second DQN and SAC make under Lightning, against a CleanRL-style loop, side by side in one run.
+"""Updates a second of DQN and SAC under Lightning, against a CleanRL-style loop, side by side in one run.
 
     python benchmarks/replay_speed.py [--only cartpole atari simba] [--rounds 3] [--json FILE]
 
 The loop steps one environment in a `SyncVectorEnv` that keeps the statistics of episodes, writes each transition into
 arrays with both of its observations (frames stacked by gymnasium's wrapper), draws batches from these, and updates, as
 CleanRL's single files do; with logs, it writes to TensorBoard what these write: return and length of each episode, and
-every 100 steps the loss, the mean value and the steps per second. The bare loop steps the environment itself, and knows
-no returns. Against them a Trainer with our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes, with an
-idle `FIRECallback`, a TensorBoard logger and the progress bar. Left out are evaluations and checkpoints. Where there is
-no GPU, PyTorch looks for one at each step of an optimizer as it does without Lightning, and in our command line: by
-CUDA, not by NVML.
+every 100 steps the loss, the mean value and the steps per second. The bare loop steps the environment itself,
+without returns. Against them a Trainer with our `DQN` or `SAC` and `ReplayDataModule`: alone; and as in the recipes,
+with an idle `FIRECallback`, a TensorBoard logger and the progress bar. Left out are evaluations and checkpoints.
+Without a GPU, PyTorch looks for one at each step of an optimizer as it does without Lightning, and in our command line:
+by CUDA, not by NVML.
 
 - cartpole: CleanRL's network (120, 84) and batch of 128, an update each ten steps.
 - atari: Asterix, Nature CNN, the paper's batch of 32 and an update each step.
 - simba: SAC with the paper's networks, batch of 256 and two updates each step, on Pendulum-v1.
 
-The same numbers of steps and updates, of other random numbers. An epoch warms up, the next is timed. A share is the
-time of the loop by that of another, of medians over the rounds; in brackets the smallest and largest.
+Both do as many steps and updates, with different random numbers. An epoch warms up, the next is timed. A fraction is
+the time of the loop by that of another, of medians over the repetitions; in brackets the smallest and largest.
 """
 
 import copy
@@ -185,7 +185,7 @@ def sac_of(setting: Setting, device: str) -> tuple[Callable, Callable]:
 
 
 class Single:
-    """Steps one environment as if it were a vector of them, with as little around it as can be."""
+    """Steps one environment as a vector of one, with minimal overhead."""
 
     def __init__(self, make: Callable[[], gymnasium.Env]):
         self.env = make()

@@ -1,4 +1,4 @@
-"""Whether our DQN and SAC learn what those of Stable-Baselines3 do, with the same budget, side by side in one run.
+"""Returns of our DQN and SAC and of those of Stable-Baselines3, with the same budget, side by side in one run.
 
     pip install stable-baselines3
     python benchmarks/stable_baselines.py [--only cartpole pendulum] [--seeds 3] [--json FILE]
@@ -7,7 +7,7 @@
 - pendulum: SAC on Pendulum-v1 for 5,100 steps, with those of the Zoo, which trains 20,000.
 
 Stable-Baselines3 copies its target network every ten steps, which is once between two rollouts of 256 steps; ours every
-128 updates is the same. Ours normalises SAC's observations. Both are evaluated at five moments, without random
+128 updates is the same. Ours normalises SAC's observations. Both are evaluated five times, without random
 actions. Printed are the returns of the last evaluation and the best of the five, mean and standard deviation
 (n - 1) over the seeds, and the seconds of a training with its evaluations.
 """
@@ -81,7 +81,7 @@ def theirs(task: str, seed: int, every: int, episodes: int) -> list[float]:
             seed=seed,
             device="cpu",
         )
-    model.learn(steps + 255, callback=Evaluate())  # the last rollout may be cut by the evaluation's place
+    model.learn(steps + 255, callback=Evaluate())  # the last rollout may be cut by the evaluation
     return returns[:EVALUATIONS]
 
 

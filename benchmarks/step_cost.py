@@ -1,4 +1,4 @@
-"""What a regulariser or a unit resetter adds to a training step: ratios to plain training, alternating in one run.
+"""Cost of a regulariser or a unit resetter per training step: ratios to plain training, alternating in one run.
 
     python benchmarks/step_cost.py [--batch 256] [--steps 5] [--rounds 2] [--net resnet-18] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""When things happen in a training."""
+"""Times of hooks in a training."""
 
 import time
 from functools import partial
@@ -9,13 +9,13 @@ from machine import wait_for_device
 
 
 class Stopwatch(Callback):
-    """Notes when Lightning calls each of some hooks; the last callback of a Trainer sees the work of the others done.
+    """Records when Lightning calls each of some hooks; as the last callback of a Trainer, after the others.
 
     Args:
         hooks: Their names.
 
     Attributes:
-        times: Seconds since some fixed moment, by hook, in the order of the calls.
+        times: Seconds since some fixed time, by hook, in the order of the calls.
     """
 
     def __init__(self, *hooks: str):

@@ -1,4 +1,4 @@
-"""A fit under Lightning, as quiet as in the benchmarks or with all that recipes add, and how long its epochs took."""
+"""A fit under Lightning, quiet or with all callbacks of recipes, and the durations of its epochs."""
 
 import contextlib
 import io

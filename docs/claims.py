@@ -101,7 +101,7 @@ def around(middle: float, error: float, freedom: float) -> Interval:
 
 
 def verdict(entry: Mapping[str, Any]) -> str:
-    """Return what one entry says of its claim, by the rule on the page."""
+    """Return the status of a claim by one entry, by the rule on the page."""
     if "holds" in entry:
         return "confirmed" if entry["holds"] else "refuted"
     interval = estimate(entry)[1]

@@ -1,4 +1,4 @@
-"""What the reference needs to know of the sources: doctests under `Example:`, and functions made by `in_place`."""
+"""Extension of the reference: doctests under `Example:`, and functions made by `in_place`."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Accuracy right after an event, and what softens it: python examples/after_an_event.py (a minute or two).
+"""Accuracy right after an event, and remedies for its drop: python examples/after_an_event.py (a minute or two).
 
 A small CNN, with and without BatchNorm, is trained on 3,000 images of Fashion-MNIST. Then a method changes its weights,
 and it trains on 6,000 images. Printed is the mean test accuracy over the seeds, in %.

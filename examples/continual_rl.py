@@ -3,7 +3,7 @@
 python examples/continual_rl.py runs/continual_rl                 # 8 methods, 5 seeds; see docs/continual_rl.md
 
 A task is gymnasium's Pendulum with three torques to choose from. Each task has its own order and signs of the
-observations, order of the torques, gravity and length. The agent is told when the task changes: each method acts then,
+observations, order of the torques, gravity and length. The change of the task is known: each method acts then,
 and only then. The network and its budget for a task are always the same.
 """
 
@@ -106,7 +106,7 @@ class ChangingPendulum(VecEnv):
 
 
 class Results(BaseCallback):
-    """Notes how each task ended, before a method acts. It draws no random numbers of the training."""
+    """Records the result of each task, before a method acts. It draws no random numbers of the training."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FIRE between two texts, by size of the network and length of phase 2: is its gain a matter of either?
+"""Gain of FIRE between two texts, by size of the network and length of phase 2.
 
 python examples/language_sizes.py runs/language_sizes --root data   # it holds text/kjv.txt; see docs/language_sizes.md
 
@@ -28,7 +28,7 @@ STEPS_PER_EPOCH = 50  # the recipe's last checkpoint is after 30 epochs
 
 
 def compare(size: str, length: int, options: argparse.Namespace) -> pd.DataFrame:
-    """Run the methods at one size and length; return the numbers of all runs. Finished runs are not run again."""
+    """Run the methods at one size and length; return the results of all runs. Finished runs are not run again."""
     output = options.folder / f"{size}_{length}"
     depth, heads, dim = SIZES[size]
     net, data = "model.init_args.net.init_args", "data.init_args"

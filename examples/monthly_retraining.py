@@ -1,7 +1,7 @@
 """Retrain a network each month, in a process of its own, on all images that there are by then.
 
 python monthly_retraining.py 0 weights FOLDER      # then 1, 2, …; after an interruption the same command again
-python monthly_retraining.py 0 checkpoint FOLDER   # the same, but the optimizer and the count of epochs go on, too
+python monthly_retraining.py 0 checkpoint FOLDER   # the same, but the optimizer and the count of epochs continue
 """
 
 import sys
@@ -22,7 +22,7 @@ EPOCHS = 4  # a month
 class Months(LightningDataModule):
     def __init__(self, month: int):
         super().__init__()
-        self.chunk = month  # tells FIRECallback which data this is
+        self.chunk = month  # distinguishes the data for FIRECallback
         self.train, self.test = SmallFashionMNISTDataModule().load()
 
     def train_dataloader(self):

@@ -1,4 +1,4 @@
-"""Twelve months of Fashion-MNIST: each month more images, new classes, another camera, and a process that goes on.
+"""Twelve months of Fashion-MNIST: each month more images, new classes, another camera, and a new process.
 
 python examples/twelve_months.py runs/twelve_months                 # 5 methods, 5 seeds; see docs/twelve_months.md
 
@@ -109,7 +109,7 @@ def callback_of(method: str, month: int) -> list:
 
 
 def run_month(method: str, seed: int, month: int, folder: Path) -> None:
-    """Train one month from the best weights of last month and write what it is worth."""
+    """Train one month from the best weights of last month and write its results."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning_fire"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
@@ -172,7 +172,7 @@ def run_year(method: str, seed: int, months: int, folder: Path) -> None:
 
 
 def report(folder: Path, reference: str) -> str:
-    """Return the table over months 1 and later, with differences to a method, and draw the picture of all months."""
+    """Return the table over months 1 and later, with differences to a method, and draw the figure of all months."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,1 +1,1 @@
-"""Studies of what decides, on streams of tasks: run one by `python -m studies.<name>`."""
+"""Studies on streams of tasks: run one by `python -m studies.<name>`."""

@@ -1,4 +1,4 @@
-"""Which layers should FIRE replace? First, hidden, last and combinations, beside a reset of the same layers.
+"""FIRE by layers: first, hidden, last and combinations, beside a reset of the same layers.
 
 python -m studies.layers   # tables, results.csv and layers.png in runs/layers
 

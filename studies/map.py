@@ -1,4 +1,4 @@
-"""When does FIRE not help? A map over learning rate, width, length of tasks and similarity of tasks.
+"""Map of FIRE's gain over learning rate, width, length of tasks and similarity of tasks.
 
 python -m studies.map   # tables, results.csv and map.png in runs/map
 

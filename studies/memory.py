@@ -1,9 +1,9 @@
-"""What of FIRE's gain is memory? FIRE beside controls that keep less, or change less, by kind of change.
+"""Memory as a part of FIRE's gain: FIRE beside controls that keep less, or change less, by kind of change.
 
 python -m studies.memory   # tables, results.csv and memory.png in runs/memory
 
-FIRE minus the isometries of the *initial* weights, each of the norm that FIRE would give it, is what the network's past
-is worth; these minus a full reset are what isometry and scale are worth without any past.
+FIRE minus the isometries of the *initial* weights, each of the norm that FIRE would give it, is the gain from
+earlier training; these minus a full reset are the gain from isometry and scale without earlier training.
 """
 
 import time

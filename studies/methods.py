@@ -52,7 +52,7 @@ def shrink_and_perturb(member: Member, optimizer: Optimizer, strength: float) ->
 
 
 def reset_optimizer(member: Member, optimizer: Optimizer) -> None:
-    """New moments of Adam, and nothing else."""
+    """Reset the moments of Adam only."""
     reset_optimizer_state(optimizer, member.network.parameters())
 
 

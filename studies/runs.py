@@ -42,7 +42,7 @@ class Setting:
         act: The method.
         when: When it acts.
         signs: Whether to record the signs of lost plasticity.
-        tasks: The stream itself, where it is not the one of that name.
+        tasks: The stream, if not the one of that name.
     """
 
     stream: str
@@ -58,7 +58,7 @@ class Setting:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """What members of one batch have in common."""
+        """Common settings of the members of one batch."""
         return self.stream, self.normalization, self.width
 
     def row(self, member: Member) -> dict[str, object]:

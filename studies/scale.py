@@ -1,4 +1,4 @@
-"""Which scale should weights have after an event, by normalisation? Directions × Frobenius norms, on four streams.
+"""Scale of the weights after an event, by normalisation: directions × Frobenius norms, on four streams.
 
 python -m studies.scale   # table, results.csv and scale.png in runs/scale
 

@@ -1,4 +1,4 @@
-"""Which metric before an event predicts its gain? Rank correlations over some hundred events.
+"""Metrics before an event as predictors of its gain: rank correlations over some hundred events.
 
 python -m studies.signs   # tables, results.csv and signs.png in runs/signs
 

@@ -1,9 +1,9 @@
-"""When should FIRE act? On every change, on fewer, never, or on a metric, without knowing the borders of the tasks.
+"""Schedules of FIRE: on every change, on fewer, never, or on a metric, without knowledge of the task boundaries.
 
 python -m studies.timing   # tables, results.csv and timing.png in runs/timing
 
-`every_change` and `every_n_changes` know the borders. `every_n_epochs` and `when_…` do not: the latter read, at the
-start of each epoch, what was measured on the epoch before: they see a new task an epoch late at best. Thresholds were
+`every_change` and `every_n_changes` use the boundaries. `every_n_epochs` and `when_…` do not: at the start of each
+epoch the latter read metrics of the epoch before, so they react to a new task at least one epoch late. Thresholds were
 chosen on seeds 100 to 102, `--all --first-seed 100 --seeds 3`: for each metric the best mean over the streams.
 """
 

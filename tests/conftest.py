@@ -1,4 +1,4 @@
-"""Shared by all tests: a known seed, one thread (test processes share the machine), helper modules on the path."""
+"""Fixtures of all tests: a fixed seed, one thread per test process, helper modules on the path."""
 
 import gc
 import sys

@@ -19,5 +19,5 @@ def test_the_table(monkeypatch, capsys):
     for network in ("with BatchNorm", "without BatchNorm"):
         none, fire, procrustes = (table[network, name] for name in ("no event", "FIRE", 'FIRE, scale="procrustes"'))
         assert none[0] > 60
-        assert fire[0] < procrustes[0] - 5  # right after; nearer to nothing having happened
+        assert fire[0] < procrustes[0] - 5  # right after; closer to no event
     assert table["with BatchNorm", "FIRE"][1] > table["with BatchNorm", "FIRE"][0] + 10

@@ -1,4 +1,4 @@
-"""Imports go one way: read from the sources with `ast`."""
+"""Imports have one direction: read from the sources with `ast`."""
 
 import ast
 from pathlib import Path

@@ -120,7 +120,7 @@ def run(monkeypatch, capsys, tmp_path):
             del sys.modules[name]
 
 
-def test_every_benchmark_is_among_them():
+def test_every_benchmark_has_a_case():
     assert {*CASES, "gpu", "make_small_fashion_mnist"} == SCRIPTS  # test_gpu_plan.py
 
 
@@ -143,7 +143,7 @@ def test_a_small_run_prints_and_writes_every_row(run, name):
         assert any(digit in line.replace(row, "") for digit in "123456789")
 
 
-def test_the_interval_of_compare_contains_the_true_difference_as_often_as_it_says(monkeypatch):
+def test_the_interval_of_compare_has_its_nominal_coverage(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     coverage = runpy.run_path(str(FOLDER / "interval_coverage.py"))["coverage"]
     found = {seeds: coverage("normal", seeds, repetitions=8000, resamples=500) for seeds in (3, 5, 10)}

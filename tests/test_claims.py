@@ -29,7 +29,7 @@ def test_every_claim_has_a_row_with_its_status_by_the_rule():
 
 
 @pytest.mark.parametrize("link", sorted({entry["link"] for entry in EVIDENCE}))
-def test_links_lead_somewhere(link):
+def test_links_exist(link):
     if ".py::" in link:
         path, name = link.split("::")
         assert f"def {name}(" in (ROOT / path).read_text()
@@ -37,7 +37,7 @@ def test_links_lead_somewhere(link):
         assert SCRIPT["section"](link)
 
 
-def test_links_of_the_page_lead_somewhere():
+def test_links_of_the_page_exist():
     for link in re.findall(r"\]\(([^)]+)\)", (ROOT / "docs" / "claims.md").read_text()):
         assert SCRIPT["section"](link) if ".md" in link else (ROOT / "docs" / link).is_file()
 
@@ -114,7 +114,7 @@ def test_what_is_not_on_the_page_is_an_error(page):
         ({"within": 0.05}, "refuted"),
     ],
 )
-def test_verdicts(page, side, expected):
+def test_statuses(page, side, expected):
     """The interval is 0.1 to 0.5."""
     entry = {"link": page, "seeds": 3, "row": "fire", "column": "minus vanilla (95 %)", **side}
     assert SCRIPT["verdict"](entry) == expected

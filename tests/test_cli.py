@@ -1,4 +1,4 @@
-"""The command line as a user meets it: YAML, `--help`, overrides, errors, resume."""
+"""The command line: YAML, `--help`, overrides, errors, resume."""
 
 import contextlib
 import importlib
@@ -127,7 +127,7 @@ def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
         (["four.yaml"], "four.yaml: the method fire must be a class_path with init_args, or keys, got 10"),
     ],
 )
-def test_what_is_no_recipe_or_method_is_refused(recipe, words, message, capsys):
+def test_an_unknown_recipe_or_method_is_an_error(recipe, words, message, capsys):
     write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
     texts = {"broken": "{a: [", "list": "[1]", "three": "methods: [1]", "four": "methods: {fire: 10}"}
     for name, text in texts.items():
@@ -181,7 +181,7 @@ def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, word
     assert message in refused([*recipe, *words], capsys)
 
 
-def test_a_schedule_by_a_measure_in_yaml(recipe):
+def test_a_schedule_by_a_metric_in_yaml(recipe):
     Path("when.yaml").write_text(
         "intervention: {init_args: {when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}}}\n"
         "trainer: {callbacks+: [{class_path: PlasticityMonitor, init_args: {data_every_n_steps: 4}}]}"
@@ -222,7 +222,7 @@ def test_print_config_is_a_recipe_again(recipe, capsys):
     assert method_of(cli).steps == 5
 
 
-def test_max_epochs_that_do_not_fit_the_protocol_are_refused(recipe):
+def test_max_epochs_that_do_not_fit_the_protocol_are_an_error(recipe):
     from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
     with pytest.raises(MisconfigurationException, match=r"takes 6 epochs in all, but the Trainer has max_epochs=4"):
@@ -285,7 +285,7 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
         (["--trainer.max_epochs", "5"], "takes 6 epochs in all, but the Trainer has max_epochs=5"),
     ],
 )
-def test_what_is_refused_before_training_is_one_line_without_a_traceback(recipe, words, message, monkeypatch, capfd):
+def test_an_error_before_training_is_one_line_without_a_traceback(recipe, words, message, monkeypatch, capfd):
     monkeypatch.setattr(sys, "argv", ["lightning-fire", *recipe, *words])
     with pytest.raises(SystemExit) as refusal:
         console()
@@ -325,8 +325,8 @@ def test_characters_that_the_terminal_lacks_are_replaced(recipe, words, monkeypa
 
 @pytest.mark.parametrize("words", COMMANDS)
 @pytest.mark.parametrize("at_once", [True, False])
-def test_a_reader_that_has_gone_is_no_error(recipe, words, at_once, monkeypatch, capfd):
-    """As after `| head`: printing fails in the midst of a command, or when it has ended."""
+def test_a_closed_pipe_is_not_an_error(recipe, words, at_once, monkeypatch, capfd):
+    """As after `| head`: printing fails within a command, or when it has ended."""
     torch.save(nn.Linear(3, 2).state_dict(), "net.pt")
     read, write = os.pipe()
     os.close(read)
@@ -380,14 +380,14 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
         ([], "a command is needed"),
     ],
 )
-def test_commands_that_there_are_not(words, message, capsys):
+def test_unknown_commands(words, message, capsys):
     with pytest.raises(SystemExit) as error:
         main(words)
     assert error.value.code == 2 and message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["--help", "--version"])
-def test_what_the_program_is_does_not_wait_for_torch(word):
+def test_help_and_version_do_not_import_torch(word):
     code = "import sys; from lightning_fire.cli import main\ntry:\n    main([sys.argv[1]])\nfinally:\n"
     code += "    assert not {'torch', 'lightning', 'numpy', 'matplotlib'} & set(sys.modules)"
     words = [sys.executable, "-c", code, word]
@@ -399,7 +399,7 @@ def test_what_the_program_is_does_not_wait_for_torch(word):
 
 @pytest.mark.filterwarnings("ignore:An event of fire has reduced val/accuracy")  # of two images
 def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, capsys):
-    """What `init` writes, on six images: a run of FIRE that acts once."""
+    """Run the template of `init` on six images: FIRE acts once."""
     monkeypatch.chdir(tmp_path)
     main(["init", "."])
     with pytest.raises(SystemExit) as error:
@@ -421,13 +421,13 @@ def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, caps
     sys.modules.pop("mine")
 
 
-def test_every_command_is_where_the_program_looks_for_it():
+def test_every_command_can_be_imported():
     for place, _ in program.COMMANDS.values():
         module, function = place.split(":")
         assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_select_says_what_it_is(capsys):
+def test_select_prints_its_usage(capsys):
     for words, code in ((["--help"], 0), ([], 2)):
         with pytest.raises(SystemExit) as leaving:
             main(["select", *words])

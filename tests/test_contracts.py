@@ -1,4 +1,4 @@
-"""What a user's module and data may offer: found wherever it comes from, and on a page of the documentation."""
+"""Optional members of a user's module and data: found on wrappers too, and documented on a page."""
 
 import inspect
 from pathlib import Path

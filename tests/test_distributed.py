@@ -125,8 +125,8 @@ def test_processes_get_the_weights_of_one(tmp_path, methods, devices, module):
             torch.testing.assert_close(first[epoch][name], one[epoch][name], rtol=1e-4, atol=1e-5)
 
 
-def test_ranks_with_data_of_their_own_act_alike(tmp_path):
-    """What depends on data is agreed upon: directions, activities, silences."""
+def test_ranks_with_data_of_their_own_act_equally(tmp_path):
+    """Ranks agree on what depends on data: directions, activities, inter-firing intervals."""
     snr = "SelfNormalizedReset(0.3, refresh_every=3, max_silence=40)"
     first, second = states(tmp_path, 2, f"DASH(AtEpochs([1, 3])), {snr}, {UNITS}", own_data=True)
     assert_ranks_agree(first, second)
@@ -156,7 +156,7 @@ def test_the_curvature_is_that_of_the_mean_loss_of_all_ranks(tmp_path):
         assert logged != pytest.approx(loss_curvature(losses[0], parameters).value, rel=0.02)
 
 
-def test_a_rank_that_cannot_measure_keeps_no_other_waiting(tmp_path):
+def test_a_rank_that_cannot_compute_a_metric_does_not_block_the_others(tmp_path):
     methods = "PlasticityMonitor(data_every_n_steps=1), FIRECallback(AtEpochs([1]))"
     first, second = states(tmp_path, 2, methods, module="FailsOnRankOne")
     assert_ranks_agree(first, second)

@@ -58,11 +58,11 @@ def links_of(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_links_between_pages_lead_somewhere(page):
+def test_links_between_pages_exist(page):
     for target in links_of(page):
         assert re.match("https?:", target) or (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_links_of_the_readme_hold_on_every_site():
-    """An index of packages shows it without the files beside it."""
+    """A package index shows it without the files beside it."""
     assert not re.findall(r"\]\((?!https:|#)", (ROOT / "README.md").read_text())

@@ -1,4 +1,4 @@
-"""The site of `make docs`: all pages in its navigation, all public names in its reference, no invented messages."""
+"""The site of `make docs`: all pages in its navigation, all public names in its reference, no unknown messages."""
 
 import ast
 import re

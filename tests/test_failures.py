@@ -1,4 +1,4 @@
-"""Trainings that fail: nothing is half done or done twice, and the last checkpoint can be gone on from."""
+"""Trainings that fail: nothing is half done or done twice, and the last checkpoint can be resumed."""
 
 import contextlib
 import copy
@@ -58,7 +58,7 @@ def chunked(kind: type = ChunkedDataModule) -> ChunkedDataModule:
 
 
 def methods() -> list[Callback]:
-    """Several that act at new data: one looks at the data, and none but the last would do the same twice."""
+    """Several that act at new data: one uses the data, and only the last one is idempotent."""
     return [FIRECallback(), ShrinkAndPerturb(strength=0.1), DASH(), OptimizerReset()]
 
 
@@ -81,8 +81,8 @@ def whole() -> PlainModule:
     return run(*methods())
 
 
-def assert_goes_on(checkpoint: Path, whole: PlainModule) -> None:
-    """Go on from a checkpoint to the end: each event once in all, and the weights of a training without failure."""
+def assert_continues(checkpoint: Path, whole: PlainModule) -> None:
+    """Resume a checkpoint to the end: each event happens once, and the weights are those without a failure."""
     own = methods()
     assert_same_weights(run(*own, ckpt_path=checkpoint), whole)
     assert [method.num_events for method in own] == [2] * len(own)
@@ -103,7 +103,7 @@ class SavesOnFailure(Callback):
 
 @pytest.mark.parametrize("error", [OSError("out of order"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
 @pytest.mark.parametrize("when", [AtNewData(), AtEpochs([2]), EveryNSteps(6)], ids=repr)
-def test_an_event_that_fails_has_not_been(tmp_path, monkeypatch, when, error):
+def test_an_event_that_fails_does_not_count(tmp_path, monkeypatch, when, error):
     """Also not for the checkpoint that is written because it fails."""
 
     def fails(*args):
@@ -119,7 +119,7 @@ def test_an_event_that_fails_has_not_been(tmp_path, monkeypatch, when, error):
 
 
 class StopsAt(TorchDispatchMode):
-    """Counts the operations on tensors, and raises Ctrl-C in the place of one of them."""
+    """Counts the operations on tensors, and raises Ctrl-C instead of one of them."""
 
     def __init__(self, number=None):
         super().__init__()
@@ -173,7 +173,7 @@ def stopped(build, mode: StopsAt) -> Callback:
     ids=["fire", "dash", "initial", "fresh", "redrawn", "reset", "injection", "redo"],
 )
 def test_an_event_that_is_stopped_in_the_middle_is_done_once(tmp_path, build):
-    """Wherever that is: resumed, the run ends with the weights of an undisturbed one."""
+    """At any operation: resumed, the run ends with the weights of an undisturbed one."""
     kind = Validated if build().name == "plasticity_injection" else WithTarget
     expected = run(build(), kind=kind)  # the first event computes what later ones remember
     run(stopped(build, counter := StopsAt()), kind=kind)
@@ -201,11 +201,11 @@ class FullDisk(DummyLogger):
 @pytest.mark.parametrize("checkpoint", ["before", "now"])
 @pytest.mark.parametrize("name", ["fire", "shrink_and_perturb", "dash"])
 def test_an_event_whose_log_cannot_be_written_is_done_once(tmp_path, whole, name, checkpoint):
-    """Gone on with from the last checkpoint before it, or from the one that is written because of the failure."""
+    """Resumed from the last checkpoint before it, or from the one that is written because of the failure."""
     before = ModelCheckpoint(tmp_path, "before", every_n_train_steps=5)
     with pytest.raises(OSError, match="No space left on device"):
         run(*methods(), before, SavesOnFailure(tmp_path), logger=FullDisk(name))
-    assert_goes_on(tmp_path / f"{checkpoint}.ckpt", whole)
+    assert_continues(tmp_path / f"{checkpoint}.ckpt", whole)
 
 
 # --- a full disk -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class FillsTheDisk(Callback):
 
 
 @contextlib.contextmanager
-def refused_by_the_disk() -> Iterator[None]:
+def expect_a_full_disk() -> Iterator[None]:
     """Expect the error of a file that is too large, and take the bound away."""
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -237,26 +237,26 @@ def refused_by_the_disk() -> Iterator[None]:
 def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, whole):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # Lightning writes there first
     save = ModelCheckpoint(tmp_path / "checkpoints", "{step}", every_n_train_steps=1, save_last=True)
-    with refused_by_the_disk():
+    with expect_a_full_disk():
         run(*methods(), save, FillsTheDisk(step=8))
     names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert names == {"last.ckpt", "step=8.ckpt"}
     for name in names:
         assert torch.load(tmp_path / "checkpoints" / name, weights_only=True)["global_step"] == 8
-        assert_goes_on(tmp_path / "checkpoints" / name, whole)
+        assert_continues(tmp_path / "checkpoints" / name, whole)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 @pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
 def test_a_full_disk_under_the_logs_leaves_the_last_checkpoint_whole(tmp_path, whole, kind):
     save = ModelCheckpoint(tmp_path / "checkpoints", "last", every_n_train_steps=4)
-    with refused_by_the_disk():
+    with expect_a_full_disk():
         run(*methods(), save, FillsTheDisk(step=5), logger=kind(tmp_path, name="log", version=""))
-    assert_goes_on(tmp_path / "checkpoints" / "last.ckpt", whole)
+    assert_continues(tmp_path / "checkpoints" / "last.ckpt", whole)
 
 
 @pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
-def test_a_file_in_the_place_of_the_log_folder_is_named_before_training(tmp_path, kind):
+def test_a_file_at_the_path_of_the_log_folder_is_named_before_training(tmp_path, kind):
     (tmp_path / "here").write_text("a file")
     begun = []
 
@@ -315,7 +315,7 @@ def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next
     assert (place / "start.ckpt").exists() == kept
 
 
-def test_a_comparison_whose_folder_is_a_file_says_so(compare, tmp_path, capsys):
+def test_a_comparison_whose_folder_is_a_file_is_an_error(compare, tmp_path, capsys):
     (tmp_path / "out").write_text("a file")
     with pytest.raises(SystemExit, match="no run finished"):
         compare()
@@ -369,8 +369,8 @@ class Snapshot(Callback):
         (partial(PlasticityInjection, head="net.5"), "net.5.weight"),
     ],
 )
-def test_what_keeps_something_of_a_network_refuses_one_that_has_diverged(tmp_path, method, weight):
-    """Nothing changes, neither in memory nor on the disk; the checkpoint from before the NaN is gone on from."""
+def test_methods_that_keep_part_of_a_network_reject_one_that_has_diverged(tmp_path, method, weight):
+    """Nothing changes in memory or on the disk; training resumes from the checkpoint before the NaN."""
     save = ModelCheckpoint(tmp_path, "last", every_n_train_steps=4)
     snapshot, failing = Snapshot(tmp_path / "last.ckpt"), method()
     seen = []
@@ -392,8 +392,8 @@ def test_what_keeps_something_of_a_network_refuses_one_that_has_diverged(tmp_pat
 
 @pytest.mark.parametrize("optimizer", ["touched", "all", "keep"])
 @pytest.mark.parametrize("fresh_seed", [None, 0], ids=["initial", "fresh"])
-def test_a_full_reset_heals_a_network_that_has_diverged(fresh_seed, optimizer):
-    """With the moments of Adam, which are NaN as well, only if something drops them."""
+def test_a_full_reset_repairs_a_network_that_has_diverged(fresh_seed, optimizer):
+    """Only if the moments of Adam, which are NaN as well, are dropped."""
     method = FullReset(fresh_seed=fresh_seed, optimizer=optimizer)
     module = run(method, *([OptimizerReset()] if optimizer == "keep" else []), kind=Diverges)
     assert method.num_events == 2
@@ -428,14 +428,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_the_others_neither_end_the_training_of_a_network_that_has_diverged_nor_heal_it(name):
+def test_the_others_do_not_stop_a_training_that_has_diverged(name):
     module = run(OTHERS[name](), kind=Diverges)
     assert module.trainer.global_step == 34
     assert not module.net[5].bias.isfinite().any()
 
 
 def test_redo_resets_no_unit_of_a_network_that_has_diverged():
-    """What is not a number is not 0."""
+    """NaN is not 0."""
 
     class Counts(ReDo):
         def act(self, trainer, pl_module):
@@ -449,7 +449,7 @@ def test_redo_resets_no_unit_of_a_network_that_has_diverged():
 
 
 class LeavesOut(Validated):
-    """Meets inputs of NaN in the fifth step, and leaves them out, as many projects do; without normalisation."""
+    """Gets inputs of NaN in the fifth step and skips them, as many projects do; without normalisation."""
 
     def __init__(self):
         super().__init__()
@@ -464,8 +464,8 @@ class LeavesOut(Validated):
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.filterwarnings("ignore:LeavesOut has no normalisation layer")
 @pytest.mark.parametrize("build", [*OTHERS.values(), *REWRITING.values()], ids=[*OTHERS, *REWRITING])
-def test_a_batch_that_training_leaves_out_spoils_nothing(build):
-    """The methods that watch each batch have watched it as well."""
+def test_a_batch_that_training_skips_has_no_effect_on_methods(build):
+    """Methods that observe each batch have observed it too."""
     module = run(build(), kind=LeavesOut)
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
 
@@ -478,8 +478,8 @@ class SpoiltData(ChunkedDataModule):
         return [x * (float("nan") if self.chunk == 1 else 1), y]
 
 
-def test_dash_refuses_directions_that_are_not_finite():
-    """The network is healthy as yet."""
+def test_dash_rejects_directions_that_are_not_finite():
+    """The network itself is still finite."""
     snapshots, method = [], DASH()
 
     class Keeps(Validated):
@@ -497,11 +497,11 @@ def test_dash_refuses_directions_that_are_not_finite():
 
 
 class WrongError(Exception):
-    """What a user's own code raises."""
+    """Error of a user's own code."""
 
 
 class Flawed(ChunkedDataModule):
-    """Raises an error of its own at one place, once the second chunk has come."""
+    """Raises an error of its own in one hook, once the second chunk starts."""
 
     place = error = None
 
@@ -526,8 +526,8 @@ class Flawed(ChunkedDataModule):
 @pytest.mark.filterwarnings("ignore:.*/lambda_max_before is not logged. WrongError. first batch")
 @pytest.mark.parametrize("chosen", [["fire"], ["fire", "shrink_and_perturb", "dash", "optimizer_reset"]], ids=len)
 @pytest.mark.parametrize("checkpoint", ["last", "now"])
-def test_new_data_that_fails_does_so_with_its_own_error_and_leaves_the_checkpoint(tmp_path, chosen, checkpoint):
-    """Mended at last, the run goes on, and the event happens once."""
+def test_new_data_that_fails_raises_its_own_error_and_leaves_the_checkpoint(tmp_path, chosen, checkpoint):
+    """After the fix the run continues, and the event happens once."""
 
     def build():
         return [method for method in methods() if method.name in chosen]

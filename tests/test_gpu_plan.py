@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.py`: its plan, and how it works through one of other commands in slices."""
+"""`benchmarks/gpu.py`: its plan, and the execution of other commands in slices."""
 
 import argparse
 import importlib.util
@@ -124,7 +124,7 @@ def test_benchmarks_take_the_options_of_the_plan(gpu, tmp_path, monkeypatch):
         (False, ["--minutes", "2"], "projection_cost takes some 3 minutes, more than the 1.7 of a slice"),
     ],
 )
-def test_what_it_refuses(gpu, tmp_path, monkeypatch, capsys, there, words, message):
+def test_errors(gpu, tmp_path, monkeypatch, capsys, there, words, message):
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: there)
     with pytest.raises(SystemExit):
         gpu.main(["--output", str(tmp_path / "out"), *words])
@@ -152,7 +152,7 @@ if begun < 3:
 
 
 @pytest.mark.slow
-def test_an_interrupted_plan_goes_on_where_it_was(gpu, step, tmp_path):
+def test_an_interrupted_plan_continues(gpu, step, tmp_path):
     steps = [
         step("quick", QUICK),
         step("broken", BROKEN),
@@ -185,7 +185,7 @@ def test_an_interrupted_plan_goes_on_where_it_was(gpu, step, tmp_path):
     assert not (tmp_path / "survived").exists()  # by now, what the third had started would have made it
 
 
-def test_a_comparison_that_fails_early_is_not_taken_up_again(gpu, step, tmp_path):
+def test_a_comparison_that_fails_early_is_not_retried(gpu, step, tmp_path):
     steps = [step("comparison", "sys.exit('1 of 6 runs failed')", frozenset({("fire", "0")})), step("quick", QUICK)]
     gpu.work(steps, tmp_path, 0.5)
     assert "1 of 6 runs failed" in (tmp_path / "comparison.failed").read_text()
@@ -200,7 +200,7 @@ def test_a_step_longer_than_a_slice_does_not_stop_the_others_for_ever(gpu, step,
     assert steps[1].done
 
 
-def test_the_share_of_a_cards_peak(gpu, tmp_path):
+def test_the_fraction_of_a_cards_peak(gpu, tmp_path):
     result = {"device": "NVIDIA H100 80GB HBM3", "nets": {"gpt-2": {"loop": {"tokens_a_second": 100000.0}}}}
     (step,) = [step for step in gpu.plan(tmp_path, "data", 1) if step.name == "language_speed"]
     step.result.write_text(json.dumps(result))

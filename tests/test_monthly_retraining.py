@@ -1,4 +1,4 @@
-"""`examples/monthly_retraining.py` as its reader runs it: a process a month, one of them killed and started again."""
+"""`examples/monthly_retraining.py` run as on its page: a process a month, one of them killed and started again."""
 
 import shutil
 from pathlib import Path

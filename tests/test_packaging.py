@@ -1,4 +1,4 @@
-"""What is published: one version, all files, extras and commands that there are."""
+"""The published package: one version, all files, valid extras and commands."""
 
 import importlib.metadata
 import re

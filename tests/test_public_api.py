@@ -1,4 +1,4 @@
-"""What a user may rely on: names, docstrings, and imports that need no more than they must."""
+"""The public API: names, docstrings, and imports with few dependencies."""
 
 import importlib
 import inspect
@@ -34,7 +34,7 @@ def test_names_at_the_top():
 
 
 @pytest.mark.parametrize("module", PUBLIC)
-def test_everything_public_says_what_it_is(module):
+def test_everything_public_has_a_docstring(module):
     module = importlib.import_module(module)
     for name in module.__all__:
         thing = getattr(module, name)
@@ -48,7 +48,7 @@ def test_everything_public_says_what_it_is(module):
 
 
 @pytest.mark.slow
-def test_functional_needs_neither_lightning_nor_torchvision():
+def test_functional_runs_without_lightning_and_torchvision():
     code = (
         "import sys; sys.modules['lightning'] = sys.modules['torchvision'] = None\n"
         "import torch, lightning_fire.functional as f; print(f.fire(torch.eye(2), steps=20))"
@@ -60,7 +60,7 @@ def test_functional_needs_neither_lightning_nor_torchvision():
 
 @pytest.mark.slow
 def test_a_torchvision_of_another_build_is_explained():
-    """What `import torchvision` does then: it registers fake operators for a namespace that does not exist."""
+    """As `import torchvision` does then: register fake operators for a missing namespace."""
     code = (
         "import sys, types\n"
         "class Broken:\n"

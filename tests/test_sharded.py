@@ -83,7 +83,7 @@ def whole(module):
 
 
 def train(folder: str, devices: int, data_parallel: int) -> None:
-    """Train, then once more from the middle; each rank saves its states. Runs in every process."""
+    """Train, then resume from the middle; each rank saves its states. Runs in every process."""
     for checkpoint in (None, f"{folder}/checkpoints{devices}/epoch={RESUMED - 1}.ckpt"):
         torch.manual_seed(0)
         methods = [

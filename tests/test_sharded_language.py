@@ -146,7 +146,7 @@ def test_a_resumed_training_ends_with_the_bits_of_the_whole_one(folder, kind, st
     assert all(torch.equal(whole[name], value) for name, value in resumed.items())
 
 
-def test_a_rank_holds_what_the_estimate_for_a_billion_parameters_says(folder, monkeypatch):
+def test_a_rank_holds_the_memory_estimated_for_a_billion_parameters(folder, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     memory = runpy.run_path(str(BENCHMARKS / "one_billion.py"))["memory"]
     expected = memory(GPT(16, 8, 2, 2, 16), ranks=2, tokens=8)

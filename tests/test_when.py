@@ -108,7 +108,7 @@ def test_any_of():
         (AnyOf([AtNewData(), AtEpochs([9])]), Horizon(max_epochs=5), r"AtEpochs\(epochs=\(9,\)\): training ends"),
     ],
 )
-def test_a_schedule_that_can_never_be_due_says_why(schedule, horizon, reason):
+def test_a_schedule_that_can_never_be_due_has_a_reason(schedule, horizon, reason):
     assert re.search(reason, schedule.problem(horizon))
 
 
@@ -123,7 +123,7 @@ def test_a_schedule_that_can_never_be_due_says_why(schedule, horizon, reason):
         (AnyOf([AtNewData(), AtEpochs([1])]), Horizon(max_epochs=5)),
     ],
 )
-def test_a_schedule_that_may_be_due_has_no_problem(schedule, horizon):
+def test_a_schedule_that_may_be_due_has_problem_none(schedule, horizon):
     assert schedule.problem(horizon) is None
 
 
@@ -148,7 +148,7 @@ def test_errors(build, message):
 
 
 class Fibonacci(Schedule):
-    """A stranger's schedule."""
+    """A user's own schedule."""
 
     def __init__(self, first):
         self.first = first
@@ -165,7 +165,7 @@ class Minimal:
         return clock.step == 7
 
 
-def test_schedules_of_strangers():
+def test_custom_schedules():
     assert repr(Fibonacci(3)) == "Fibonacci(first=3)"
     either = AnyOf([Fibonacci(3), Minimal()])
     assert [step for step in range(9) if either.due(Clock(0, step))] == [3, 6, 7]
@@ -191,7 +191,7 @@ def test_when_metric_acts_once_each_time_that_it_passes_the_threshold():
     assert metric_events(WhenMetric("m", below=0.5), [0.6, 0.4, 0.3, 0.5, 0.2]) == [2, 5]
 
 
-def test_when_metric_with_hysteresis_does_not_tremble():
+def test_when_metric_with_hysteresis_does_not_repeat_events():
     trembling = [0.6, 0.45, 0.6, 0.45, 0.6, 0.1, 0.6]
     assert metric_events(WhenMetric("m", above=0.5), trembling) == [1, 3, 5, 7]
     assert metric_events(WhenMetric("m", above=0.5, rearm=0.2), trembling) == [1, 7]
@@ -211,7 +211,7 @@ def test_when_metric_needs_a_reading_and_the_start_of_an_epoch():
     assert watched_by(AtNewData()) == ()
 
 
-def test_when_metric_refuses_what_makes_no_sense():
+def test_when_metric_rejects_invalid_arguments():
     for wrong in ({}, {"above": 1.0, "below": 0.0}):
         with pytest.raises(ValueError, match="one of `above` and `below` must be given"):
             WhenMetric("m", **wrong)

@@ -1,4 +1,4 @@
-"""Each snippet of docs/your_own_training.md runs, and does what its section says."""
+"""Each snippet of docs/your_own_training.md runs as its section describes."""
 
 import os
 import re

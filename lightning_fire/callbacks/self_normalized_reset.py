@@ -14,7 +14,7 @@ class SelfNormalizedReset(UnitCallback):
     """Re-initializes hidden units whose inactivity is improbably long given their own past inter-firing intervals.
 
     See `methods.SelfNormalizedReset`. Logs, at the end of each epoch in which it acts, `snr/units`, the units reset so
-    far, and `snr/threshold`, the samples for which a unit may be silent, mean over the units.
+    far, and `snr/threshold`, the largest allowed inter-firing interval in samples, mean over the units.
 
     Args:
         rejection: τ, in (0, 1) (paper: tuned, 0.01 to 0.08; the SNR paper calls it η).

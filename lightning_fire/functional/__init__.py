@@ -1,4 +1,4 @@
-"""WHAT a method does: pure functions, tensors in, new tensors out. Imports torch only."""
+"""Pure functions of the methods: tensors in, new tensors out. Imports torch only."""
 
 from lightning_fire.functional.curvature import Eigenvalue, hessian_product, largest_eigenvalue, loss_curvature
 from lightning_fire.functional.features import (

@@ -18,8 +18,8 @@ from lightning_fire.functional.newton_schulz import moderate, newton_schulz, pol
 _BLOCK = 128  # rows of a symmetric product at a time, fastest of 96 to 384
 _STEEPEST = 80.0  # times ε this is 5e-6 in float32; measured errors are up to 4 times that, 9 with one dominant σ
 _LEAST = 192  # short side from which deflation takes less time than a singular value decomposition
-_SMALL = 32  # short side up to which a round of deflation takes longer than a singular value decomposition
-_GAP = 0.02  # singular values below this fraction of the largest wait for the next round
+_SMALL = 32  # short side up to which a pass of deflation takes longer than a singular value decomposition
+_GAP = 0.02  # singular values below this fraction of the largest wait for the next pass
 _NOISE = 1e-9  # instead of zeros, as a fraction of the largest entry: far below rounding
 
 
@@ -47,7 +47,7 @@ def projected(x: Tensor) -> Tensor:
 
 
 def by_spectrum(x: Tensor, steps: int, coefficients: tuple[float, ...]) -> Tensor | None:
-    """Return what `newton_schulz` makes of X / ‖X‖_F, shape `(m, n)`, from the eigenvalues of the Gram matrix.
+    """Return `newton_schulz` of X / ‖X‖_F, shape `(m, n)`, from the eigenvalues of the Gram matrix.
 
     The Gram matrix holds λ = σ² up to a rounding error of about ε λ_max, which is harmless as far as h is flat on that
     scale. h rises to p(0)^N towards λ = 0, where it is steep for many steps, and steeper for Muon's coefficients. None

@@ -1,4 +1,4 @@
-"""The checks that the functions share."""
+"""Checks of the functions' arguments."""
 
 import math
 

@@ -102,7 +102,7 @@ def feature_covariance_bound(
 ) -> Tensor:
     """Upper bound of `feature_covariance_shift`, ‖C − C̃‖_F, between two networks.
 
-    The shift is never above √2, so a larger bound says nothing. The factor 4 is the paper's; the bound divided by 2√2
+    The shift is never above √2, so a larger bound is vacuous. The factor 4 is the paper's; the bound divided by 2√2
     holds as well. Assumes no biases, elementwise activations with σ(0) = 0 (ReLU and tanh; not the sigmoid), and
     features that are not all 0.
 

@@ -23,7 +23,7 @@ P = ParamSpec("P")
 class Change:
     """A change of a model that is computed and not yet made: new values by tensor, each sharded as its tensor is.
 
-    `then` does what else there is to do, such as dropping optimizer state. A second call must have the same result.
+    `then` does the rest, such as dropping optimizer state. A second call must have the same result.
     """
 
     report: Report = field(default_factory=Report)
@@ -38,7 +38,7 @@ class Change:
 
     @torch.no_grad()
     def make(self) -> None:
-        """Write the new values in place, then do what else there is to do. A second call changes nothing."""
+        """Write the new values in place, then call `then`. A second call changes nothing."""
         for tensor, new in self.values.items():
             local(tensor).copy_(local(new))
         self.then()

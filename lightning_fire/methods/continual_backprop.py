@@ -83,7 +83,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
 
 
 def check(replacement_rate: float, maturity: int, decay: float) -> None:
-    """Refuse arguments of `ContinualBackprop` that are out of range."""
+    """Check the arguments of `ContinualBackprop`."""
     if not 0 <= replacement_rate <= 1:
         raise ValueError(f"`replacement_rate` must be in [0, 1], got {replacement_rate}")
     if maturity < 0:

@@ -87,7 +87,7 @@ def plan_dash(
     """Compute what `dash_` does, and change nothing yet; `gradients` yields those of parameters on each batch."""
     if not 0 < alpha <= 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
-    dash(torch.zeros(1), torch.zeros(1), minimum)  # refuses what is out of range
+    dash(torch.zeros(1), torch.zeros(1), minimum)  # raises if out of range
     weights = (Weights(preset="cnn") if where is None else where).select(model)
     biases = _biases_of(model, weights)
     require_finite({**{view.name: view.read() for view in weights}, **biases})

@@ -78,7 +78,7 @@ class FeatureRank:
 
 
 def check(lr: float) -> None:
-    """Refuse a learning rate that is out of range."""
+    """Check the learning rate."""
     if lr < 0:
         raise ValueError(f"`lr` must be at least 0, got {lr}")
 

@@ -87,12 +87,12 @@ class HareAndTortoise:
         return {name: tensor.cpu().clone() for name, tensor in self.tortoise.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned. Tensors that it does not know keep the values of the model."""
+        """Restore what `state_dict` returned. Tensors not in it keep the values of the model."""
         for name in self.tortoise.keys() & state.keys():
             self.tortoise[name].copy_(state[name])
 
 
 def check_momentum(momentum: float) -> None:
-    """Refuse a momentum out of range."""
+    """Check the momentum."""
     if not 0 <= momentum < 1:
         raise ValueError(f"`momentum` must be in [0, 1), got {momentum}")

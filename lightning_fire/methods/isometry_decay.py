@@ -11,8 +11,8 @@ from lightning_fire.where import Weights
 class IsometryDecay(Parseval):
     """Moves the selected weights towards isometries at each optimizer step: W ← W − lr·λ·4(WWᵀ − I)W.
 
-    It is to `Parseval` what AdamW is to Adam with a penalty: the moments see the gradient of the loss alone. Beside
-    Adam it is AdamO.
+    The decoupled form of `Parseval`, as AdamW decouples weight decay: the moments use only the gradient of the loss.
+    Combined with Adam it is AdamO.
 
     Args:
         model: Any module.

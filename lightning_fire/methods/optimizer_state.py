@@ -26,8 +26,8 @@ def reset_optimizer_state(
     Args:
         optimizers: One or several. Tensors kept outside their state are not dropped; a warning names them.
         parameters: The parameters whose state to drop. Default: all.
-        zero: Set the state to 0 in place instead of dropping it, step counts too, for what holds on to its tensors, as
-            a captured CUDA graph does.
+        zero: Set the state to 0 in place instead of dropping it, step counts too, for code that keeps its tensors, such
+            as a captured CUDA graph.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -52,7 +52,7 @@ def reset_optimizer_state(
 
 
 def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iterable[Tensor]) -> None:
-    """Drop optimizer state as an `optimizer_state` argument says: none, that of the `touched` tensors, or all of it."""
+    """Drop optimizer state by an `optimizer_state` argument: none, that of the `touched` tensors, or all of it."""
     if policy != "keep":
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
@@ -125,6 +125,6 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def check_policy(policy: str) -> None:
-    """Refuse an unknown policy."""
+    """Raise a ValueError for an unknown policy."""
     if policy not in ("keep", "touched", "all"):
         raise ValueError(f"`optimizer` must be 'keep', 'touched' or 'all', got {policy!r}")

@@ -87,7 +87,7 @@ class ReDo:
         return report
 
     def measure(self, forward: Forward) -> Tensor:
-        """Return what the scores of all units are made of, shape (units of all layers,); see `step`."""
+        """Return the terms of the scores of all units, shape (units of all layers,); see `step`."""
         if self.score == "gradient":
             return mean_gradients(self.layers, [gradients_of(forward(), incoming_weights(self.layers))])
         return (mean_pre_activations if self.score == "pre_activation" else mean_activities)(self.layers, forward)

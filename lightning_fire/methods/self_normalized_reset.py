@@ -64,7 +64,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
 
     @property
     def mean_threshold(self) -> float:
-        """Samples for which a unit may be silent, mean over the units."""
+        """Largest allowed inter-firing interval in samples, mean over the units."""
         return float(torch.cat([each.threshold for each in self.statistics]).float().mean())
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
@@ -83,7 +83,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
             if statistics.steps == self.refresh_every:
                 statistics.refresh(self.rejection, self.expansion, self.max_silence)
             silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
-        if not torch.cat(silent_too_long).any():  # a GPU is waited for once a step, not once a layer
+        if not torch.cat(silent_too_long).any():  # one GPU synchronization per step, not per layer
             return []
         for statistics, mask in zip(self.statistics, silent_too_long, strict=True):
             statistics.forget(mask)
@@ -91,7 +91,7 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
 
 
 def check(rejection: float, refresh_every: int, max_silence: int, expansion: float) -> None:
-    """Refuse arguments of `SelfNormalizedReset` that are out of range."""
+    """Check the arguments of `SelfNormalizedReset`."""
     if not 0 < rejection < 1:
         raise ValueError(f"`rejection` must be between 0 and 1, got {rejection}")
     if refresh_every < 1:
@@ -105,8 +105,8 @@ def check(rejection: float, refresh_every: int, max_silence: int, expansion: flo
 class _Statistics:
     """Statistics of the units of a layer: tensors of shape (units,), `largest` a scalar; times in samples.
 
-    A unit of some `age`, the time since it fired or was new, may be silent for `threshold`. `intervals` has a tensor
-    for each step since the last refresh, and for each with a reset: the age of units that fired or were reset in it,
+    `age` is the time since a unit fired or was new, `threshold` the largest allowed one. `intervals` has a tensor for
+    each step since the last refresh, and for each with a reset: the age of units that fired or were reset in it,
     otherwise `NEVER`. `largest` is the largest step so far: no threshold is below it.
     """
 

@@ -149,7 +149,7 @@ class StepwiseReset(Generic[S]):
         return {"num_reset": self.num_reset, "records": statistics}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned. Layers that it does not know begin with new statistics."""
+        """Restore what `state_dict` returned. Layers not in it begin with new statistics."""
         self.num_reset, known = state["num_reset"], state["records"]
         self.statistics = [
             self.new_statistics(layer, layer.incoming.parameter.device, known.get(layer.name) or {})

@@ -16,7 +16,7 @@ Score = Literal["activation", "pre_activation", "gradient"]
 
 
 def check_score(score: str) -> None:
-    """Refuse an unknown score."""
+    """Raise a ValueError for an unknown score."""
     if score not in get_args(Score):
         raise ValueError(f"`score` must be 'activation', 'pre_activation' or 'gradient', got {score!r}")
 

@@ -18,7 +18,7 @@ class WeightProjection:
     smaller gradient, and so a lower effective learning rate. The normalisation is the network's part.
 
     Args:
-        model: Any module; a warning says so if it has no normalisation layer.
+        model: Any module; warns if it has no normalisation layer.
         where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
             which is taken for the output layer.
 
@@ -61,7 +61,7 @@ class WeightProjection:
         return dict(self.norms)
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore what `state_dict` returned. Weights that it does not know keep their present norms."""
+        """Restore what `state_dict` returned. Weights not in it keep their present norms."""
         self.norms |= {name: norm for name, norm in state.items() if name in self.norms}
 
 

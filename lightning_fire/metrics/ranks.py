@@ -1,7 +1,7 @@
 """Ranks of features, from their Gram matrix FᵀF.
 
 `update` takes features `(..., num_features)`; all dimensions but the last count as samples. `compute` returns a float64
-scalar, 0 for features of zeros, NaN after a NaN or Inf. Memory is num_features², whatever the number of samples.
+scalar, 0 for features of zeros, NaN after a NaN or Inf. Memory is num_features², for any number of samples.
 Squaring costs digits: singular values below about √num_features · 1e-8 σ_max count as 0.
 """
 

@@ -115,7 +115,7 @@ class LanguageModel(ChunkModule):
         data, config = self.trainer.datamodule, getattr(self.net, "config", None)
         for ours, theirs, what in (
             ("vocab_size", "vocab_size", "different tokens"),
-            ("block_size", "max_position_embeddings", "tokens in a block"),  # GPT-2's config knows its own as this too
+            ("block_size", "max_position_embeddings", "tokens in a block"),  # GPT-2's config has this name too
         ):
             wanted = getattr(data, ours, None)
             has = getattr(self.net, ours, getattr(config, theirs, None))
@@ -150,7 +150,7 @@ class LanguageModel(ChunkModule):
         dtype = {"bf16": torch.bfloat16, "16-m": torch.float16, "16-t": torch.float16}.get(self.trainer.precision[:4])
         try:
             peak = get_available_flops(self.device, dtype or torch.float32)
-        except (ValueError, RuntimeError):  # a device that Lightning does not know
+        except (ValueError, RuntimeError):  # a device unknown to Lightning
             peak = None
         if peak:
             self.log("train/mfu", self.flops_per_token(batch[0].shape[1]) * speed / peak, **how)
@@ -222,7 +222,7 @@ class LanguageModel(ChunkModule):
         return self._scheduled(optimizer, self.warmup, self.decay, self.min_learning_rate / self.learning_rate)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep what `diagnose` and `reinit` must know: a causal language model, and settings of Hugging Face."""
+        """Save what `diagnose` and `reinit` need: a causal language model, and settings of Hugging Face."""
         config = getattr(self.net, "config", None)
         settings = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else {}
         name = type(self.net).__name__.removeprefix("FSDP")  # of the class that FSDP2 derives

@@ -68,7 +68,7 @@ class SAC(ReplayModule):
 
     Raises:
         ValueError: If an argument is out of its range, or a layer of the critic cannot be re-initialized (the smaller
-            of two equal values would be no bound); when training starts, if the networks do not fit the environment.
+            of two equal values would not be a bound); when training starts, if the networks do not fit the environment.
     """
 
     def __init__(

@@ -155,7 +155,7 @@ class GPT(nn.Module):
     def to_huggingface(self) -> "GPT2LMHeadModel":
         """Copy the net into a `GPT2LMHeadModel` of Hugging Face's `transformers`, with biases of 0 where it has none.
 
-        Mode, device and floating type are those of this net. An `ImportError` says that transformers is missing.
+        Mode, device and floating type are those of this net. Raises an `ImportError` without transformers.
         """
         return huggingface_gpt2.write(self)
 
@@ -197,7 +197,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    is_causal = True  # by this `Weights` knows a language model, as by that of transformers
+    is_causal = True  # by this `Weights` recognizes a language model, as in transformers
 
     def __init__(self, heads: int, dim: int, bias: bool, dropout: float, residual_std: float):
         super().__init__()

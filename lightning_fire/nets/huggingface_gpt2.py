@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lightning_fire.nets.gpt import GPT
 
 _GELU = {"gelu": "exact", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}  # names of activations in a config
-# What `GPT` has no setting for. `reorder_and_upcast_attn` may be either: it changes the rounding alone.
+# Settings that `GPT` does not have. `reorder_and_upcast_attn` may be either: it changes only the rounding.
 _ONLY = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -39,7 +39,7 @@ def read(
         source = source.state_dict()
     elif isinstance(source, Mapping):
         if heads is None:
-            raise ValueError("`heads` must be given with a state dict, which does not tell them (GPT-2: dim / 64)")
+            raise ValueError("`heads` must be given with a state dict, which does not contain them (GPT-2: dim / 64)")
         settings = {"heads": heads, "dropout": 0.0 if dropout is None else dropout, "gelu": "tanh"}
     else:
         raise ValueError(f"`source` must be a model, a state dict or a path, got {type(source).__name__}")

@@ -1,4 +1,4 @@
-"""WHERE a method acts: from any `nn.Module` to named weight matrices. Imports torch only."""
+"""Selections of what a method acts on: named weight matrices of any `nn.Module`. Imports torch only."""
 
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.hidden_units import HiddenUnits, UnitLayer

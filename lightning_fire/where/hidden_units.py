@@ -106,7 +106,7 @@ class HiddenUnits(ByName):
 
     A layer is taken if its outputs go only through normalisation layers, nonlinearities, dropout, pooling and
     flattening into Linear and convolution weights. Units that go anywhere else, such as into a residual sum, an
-    attention product or the output, are left alone, and the table says why.
+    attention product or the output, are left alone, and the table gives the reason.
 
     Args:
         include: Regular expressions, searched in names of layers such as `layer1.0.conv1`. Default: all are taken.

@@ -82,7 +82,7 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
-    """Return reasons of parameters that overlap others; of several in the same place the first has none."""
+    """Return reasons of parameters that overlap others; of several with the same memory the first has none."""
     places = {name: place for name, parameter in named.items() if (place := place_of(local(parameter)))}
     firsts: dict[Place, str] = {}
     for name, place in places.items():

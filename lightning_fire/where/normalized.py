@@ -36,7 +36,7 @@ def normalized_weights(model: nn.Module, views: Iterable[WeightView]) -> set[str
 def normalization_layers(model: nn.Module) -> list[int]:
     """Return the positions of the normalization layers of a model in the order of its modules, from 0.
 
-    A normalization layer is a module with `norm` in the name of its class; the parametrization `weight_norm` is none.
+    A normalization layer is a module with `norm` in the name of its class; `weight_norm` is not one.
     """
     return [
         index

@@ -56,13 +56,13 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
-    """Join the first few items, and say how many more there are."""
+    """Join the first few items, and count the others."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(items[:most]) + more
 
 
 class ByName:
-    """Selection by regular expressions: taken is what some of `include` (if given) finds, and none of `exclude`."""
+    """Selection of names that match one of `include` (if given) and none of `exclude` (regular expressions)."""
 
     def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
         self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)

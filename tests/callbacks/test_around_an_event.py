@@ -1,4 +1,4 @@
-"""What stands around an event in the training of others: fine-tuning, quantised parts, weight decay, all at once."""
+"""Events in trainings with fine-tuning, quantised parts, weight decay, and all at once."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_a_frozen_backbone_is_left_alone_until_it_is_trained():
 
 
 def test_quantised_parts_are_left_alone():
-    """Their weights are no parameters."""
+    """Their weights are not parameters."""
 
     class Quantised(PlainModule):
         def __init__(self):

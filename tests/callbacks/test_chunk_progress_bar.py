@@ -1,4 +1,4 @@
-"""The progress bar: drawn a few times a second, and right wherever training pauses."""
+"""The progress bar: refreshed a few times a second, and correct at every pause of training."""
 
 import itertools
 from types import SimpleNamespace
@@ -11,7 +11,7 @@ from lightning_fire.callbacks import ChunkProgressBar, chunk_progress_bar
 
 
 class Watched(ChunkProgressBar):
-    """Remembers after how many batches the bar of training was drawn."""
+    """Records after how many batches the training bar was drawn."""
 
     def __init__(self, **options):
         super().__init__(**options)
@@ -30,7 +30,7 @@ class Watched(ChunkProgressBar):
 
 
 def drawn_in(monkeypatch, seconds: float, rate: int, **options) -> list[int]:
-    """Train with a clock that goes on by some seconds a batch."""
+    """Train with a clock that advances by some seconds a batch."""
     clock = itertools.count(100.0, seconds)
     monkeypatch.setattr(chunk_progress_bar, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     bar = Watched(refresh_rate=rate)
@@ -61,10 +61,10 @@ def test_is_drawn_ten_times_a_second_at_most_and_at_the_end(monkeypatch, seconds
         ({"val_check_interval": 7, "limit_val_batches": 1, "num_sanity_val_steps": 1}, [1, 7, 14, 20]),
     ],
 )
-def test_says_the_number_of_batches_wherever_training_pauses(monkeypatch, options, drawn):
+def test_shows_the_number_of_batches_at_every_pause(monkeypatch, options, drawn):
     assert drawn_in(monkeypatch, 0.0, 1, **options) == drawn
 
 
-def test_refresh_rate_0_is_no_bar(monkeypatch, capsys):
+def test_refresh_rate_0_disables_the_bar(monkeypatch, capsys):
     drawn_in(monkeypatch, 1.0, 0)
     assert "Epoch" not in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every method does to a compiled network what it does to a plain one, also where it was compiled before the fit."""
+"""Every method changes a compiled network as it changes a plain one, also if compiled before the fit."""
 
 import pytest
 import torch
@@ -77,7 +77,7 @@ def test_a_compiled_network_ends_with_the_weights_of_a_plain_one(name):
     )  # the method did something
 
 
-def test_a_later_fit_without_the_method_runs_as_if_plain():
+def test_a_later_fit_without_the_method_equals_a_plain_one():
     modules = [run(ContinualBackprop(0.2, maturity=2), compiled) for compiled in (False, True)]
     for module in modules:
         fitted(module=module)

@@ -61,7 +61,7 @@ def test_it_equals_the_slow_loop(options):
 
 
 def test_a_small_rate_adds_up():
-    """A share of 1/160 of 16 units a step: int(ρ · n) would be 0 for ever."""
+    """A fraction of 1/160 of 16 units a step: int(ρ · n) would always be 0."""
     callback = ContinualBackprop(replacement_rate=1 / 160, maturity=0)
     fitted(callback)
     assert callback.num_reset == 2  # 24 steps · 8 units / 160 = 1.15 for each of two layers
@@ -107,7 +107,7 @@ def test_accumulated_batches_are_one_step():
 
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
-    """Ages, utilities and what is owed are in the checkpoint."""
+    """Ages, utilities and fractional units are in the checkpoint."""
     build = lambda: ContinualBackprop(replacement_rate=0.07, maturity=2)  # noqa: E731
     whole = fitted(build(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
     names = ["step=4", "step=8", "step=12"] if "every_n_epochs" in stop else []
@@ -119,7 +119,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
         assert state["records"]["net.0"]["age"].max() == torch.load(checkpoint, weights_only=True)["global_step"]
 
 
-def test_several_fits_go_on_and_copies_are_independent():
+def test_several_fits_continue_and_copies_are_independent():
     callback, module = ContinualBackprop(replacement_rate=0.01, maturity=0), PlainModule()
     data = GrowingData((1,))
     for _ in range(2):
@@ -162,6 +162,6 @@ def test_arguments_out_of_range(options, message):
         ContinualBackprop(**options)
 
 
-def test_a_selection_without_units_is_refused_before_the_first_step():
+def test_a_selection_without_units_is_an_error_before_the_first_step():
     with pytest.raises(ValueError, match="layer99"):
         fitted(ContinualBackprop(where=HiddenUnits(include=["layer99"])))

@@ -1,4 +1,4 @@
-"""`DASH` through real fits over growing data, and the probe that it looks through."""
+"""`DASH` through real fits over growing data, and the data probe that it uses."""
 
 import pytest
 import reference
@@ -28,7 +28,7 @@ LAYERS = ("net.0", "net.3", "net.5")
 
 
 def directions(state, batches, alpha):
-    """The running average in a plain loop, over a plain network in training mode."""
+    """The EMA of the negative gradients in a plain loop, with a plain network in training mode."""
     module = PlainModule()
     module.load_state_dict(state)
     average = {name: torch.zeros_like(parameter) for name, parameter in module.named_parameters()}
@@ -52,7 +52,7 @@ def test_weights_and_biases_shrink_by_their_direction_and_nothing_else_moves_by_
         expected = directions(before, batches[: callback.num_batches], callback.alpha)
         for name in before:
             if name == "net.0.bias":
-                continue  # BatchNorm follows: its gradient is rounding, and has no direction
+                continue  # BatchNorm follows: its gradient is rounding error, without a direction
             if name.rpartition(".")[0] in LAYERS:
                 assert_near(after[name], reference.dash(before[name], expected[name], callback.minimum))
             else:
@@ -68,7 +68,7 @@ def test_how_many_batches_count():
 
 
 class Draws(PlainModule):
-    """Dropout, a metric and logs: all that a look at the data could leave traces in."""
+    """With dropout, a metric and logs: everything that a look at the data could change."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ class Looks(DASH):
         return values
 
 
-def test_looking_leaves_no_trace(tmp_path):
+def test_looking_leaves_training_unchanged(tmp_path):
     """Weights, buffers, order of batches, dropout, metrics and logs of the whole run are as without it."""
     runs = {}
     for name, callbacks in (("with", [Looks(optimizer="keep")]), ("without", [])):
@@ -126,7 +126,7 @@ def test_gradients_are_left_alone():
     assert callback.gradients_stay
 
 
-def test_workers_that_persist_go_on_serving_the_training(tmp_path):
+def test_persistent_workers_continue_to_serve_the_training(tmp_path):
     class Workers(GrowingData):
         def train_dataloader(self):
             data = super().train_dataloader().dataset
@@ -215,6 +215,6 @@ def test_arguments_out_of_range(options, message):
         DASH(**options)
 
 
-def test_a_selection_that_matches_nothing_is_refused_before_training():
+def test_a_selection_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
         fitted(DASH(where=Weights(include=["layer99"])))

@@ -1,4 +1,4 @@
-"""`FeatureRank` through real fits: equal to a slow version in a module of its own; where, when, resumed, refused."""
+"""`FeatureRank` through real fits: equals a slow version; selection, schedule, resume, errors."""
 
 import math
 
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lightning_fire import FeatureRank, HiddenUnits, methods
 
-# The bias before the BatchNorm has no effect, and Adam blows up the rounding of its zero gradient.
+# The bias before the BatchNorm is without effect, and Adam amplifies the rounding of its zero gradient.
 WITHOUT_EFFECT = {"net.0.bias", "net.1.running_mean"}
 
 
@@ -114,7 +114,7 @@ def test_errors(build, message):
         build()
 
 
-def test_manual_optimization_must_say_how_the_module_runs():
+def test_manual_optimization_requires_loss_on():
     class Manual(PlainModule):
         def __init__(self):
             super().__init__()

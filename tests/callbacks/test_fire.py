@@ -102,7 +102,7 @@ class Watches(Callback):
         self.seen.append(trainer.callback_metrics.get("fire/sfe_normalized"))
 
 
-def test_other_callbacks_can_watch_the_measures_from_the_first_event_on():
+def test_other_callbacks_can_watch_the_metrics_from_the_first_event_on():
     watches, fire = Watches(), Snapshots()
     fitted(fire, watches)
     assert watches.seen[:2] == [None, None]
@@ -152,7 +152,7 @@ def test_half_precision_with_a_loss_scale():
     assert callback.num_events == 2
 
 
-def test_compiled_layers_see_the_new_weights_and_are_not_compiled_anew():
+def test_compiled_layers_use_the_new_weights_without_recompilation():
     compiled = []
 
     def backend(graph, inputs):
@@ -219,7 +219,7 @@ def test_an_all_zero_weight_stays_zero_with_one_warning():
     assert torch.equal(callback.seen[0][1]["net.0.weight"], torch.zeros(8, 6))
 
 
-def test_a_selection_that_matches_nothing_is_refused_before_training():
+def test_a_selection_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
         fitted(FIRECallback(where=Weights(include=["layer99"])))
 
@@ -260,7 +260,7 @@ def test_tensorboard_shows_the_singular_values_of_each_layer_before_and_after(tm
                 assert event.histogram_value.sum_squares == pytest.approx(weight.square().sum().item(), rel=1e-3)
 
 
-def test_without_layers_there_are_no_histograms(tmp_path):
+def test_without_layers_histograms_are_not_logged(tmp_path):
     fitted(FIRECallback(log=Log(layers=False)), folder=tmp_path)
     log = EventAccumulator(str(tmp_path))
     log.Reload()
@@ -275,7 +275,7 @@ def test_without_layers_there_are_no_histograms(tmp_path):
         ([AtEpochs([1]), AtNewData()], "announces new data when its `chunk` changes from 0. print("),
     ],
 )
-def test_it_says_before_training_when_it_will_act_and_on_what(when, said, caplog):
+def test_it_logs_before_training_when_it_will_act_and_on_what(when, said, caplog):
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(when))
     (line,) = (text for text in caplog.messages if "will act on" in text)
@@ -290,7 +290,7 @@ def test_its_lines_have_a_logger_of_their_own(caplog):
     assert "`Trainer.fit` stopped" in caplog.text and "FIRECallback" not in caplog.text
 
 
-def test_what_is_seen_first_of_an_event_is_free_of_the_scale(tmp_path, caplog):
+def test_the_first_metrics_of_an_event_are_scale_invariant(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(log=Log(curvature=False)), folder=tmp_path, max_epochs=3)
     (line,) = (text for text in caplog.messages if "acted at" in text)

@@ -33,7 +33,7 @@ def test_parameters_and_buffers_return_to_their_initial_values():
     assert callback.optimizer_state == {}
 
 
-def test_isometries_of_the_initial_values_know_nothing_of_the_training():
+def test_isometries_of_the_initial_values_do_not_depend_on_the_training():
     callback = Snapshots(target="isometry")
     fitted(callback)
     for name, tensor in initial_state().items():
@@ -41,7 +41,7 @@ def test_isometries_of_the_initial_values_know_nothing_of_the_training():
         assert torch.equal(callback.seen[-1][1][name], expected), name
 
 
-def test_an_unknown_target_is_refused():
+def test_an_unknown_target_is_an_error():
     with pytest.raises(ValueError, match="`target` must be 'initial' or 'isometry', got 'fire'"):
         FullReset(target="fire")
 
@@ -109,7 +109,7 @@ def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
-def test_a_run_that_goes_on_from_a_checkpoint_without_full_reset_returns_to_how_the_module_was_built(tmp_path):
+def test_a_run_continued_from_a_checkpoint_without_full_reset_returns_to_the_constructed_module(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
     callback = Snapshots()
     fitted(callback, ckpt_path=tmp_path / "epoch=1.ckpt")
@@ -148,7 +148,7 @@ def test_a_module_with_other_layers_is_not_the_same_training():
 
 
 @pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
-def test_a_checkpoint_of_a_run_with_fresh_targets_knows_no_initial_values(tmp_path):
+def test_a_checkpoint_of_a_run_with_fresh_targets_lacks_initial_values(tmp_path):
     fresh = Snapshots(fresh_seed=0)
     fitted(fresh, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
     callback = Snapshots()
@@ -173,7 +173,7 @@ def test_lazy_layers_that_are_made_in_configure_model():
         assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
-def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
+def test_it_logs_the_change_of_plasticity_and_stability(tmp_path):
     fitted(FullReset(), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
@@ -182,8 +182,8 @@ def test_it_says_what_it_did_to_plasticity_and_stability(tmp_path):
 
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
-def test_an_event_that_changes_nothing_is_warned_of(method):
-    """As in a process that goes on from loaded weights: these are its initial values."""
+def test_warns_of_an_event_that_changes_nothing(method):
+    """As in a process that starts from loaded weights: these are its initial values."""
     when = AtNewData(skip_first=False)
     with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use fresh_seed=0"):
         fitted(method(when), data=PlainData(), max_epochs=1)
@@ -205,7 +205,7 @@ def test_arguments_out_of_range():
         FullReset(optimizer="x")
 
 
-def test_optimizer_reset_forgets_the_moments_and_touches_no_weight():
+def test_optimizer_reset_drops_the_moments_and_leaves_the_weights():
     class Looks(OptimizerReset):
         def act(self, trainer, pl_module):
             self.before = state_of(pl_module)
@@ -240,6 +240,6 @@ def test_a_checkpoint_can_watch_the_monitor(tmp_path):
     assert len(list(tmp_path.glob("*.ckpt"))) == 1
 
 
-def test_monitor_refuses_a_senseless_period():
+def test_monitor_rejects_an_invalid_period():
     with pytest.raises(ValueError, match="`every_n_epochs` must be at least 1, got 0"):
         PlasticityMonitor(every_n_epochs=0)

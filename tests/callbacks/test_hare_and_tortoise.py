@@ -79,7 +79,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch)
 
 
 class Evaluated(PlainModule):
-    """Keeps the weights with which it is evaluated, and trained after that."""
+    """Records the weights with which it is evaluated, and those with which training continues."""
 
     def __init__(self):
         super().__init__()
@@ -103,7 +103,7 @@ class WithValidation(GrowingData):
     test_dataloader = predict_dataloader = val_dataloader
 
 
-def test_the_tortoise_is_evaluated_and_the_hare_goes_on():
+def test_the_tortoise_is_evaluated_and_the_hare_continues():
     callback = HareAndTortoise(EveryNEpochs(2), momentum=0.7)
     torch.manual_seed(0)
     module, data = Evaluated(), WithValidation()
@@ -142,7 +142,7 @@ def test_what_is_logged(tmp_path):
     assert log.Scalars("hare_and_tortoise/sfe")[0].value > 0
 
 
-def test_a_tortoise_that_has_diverged_is_refused():
+def test_a_tortoise_that_has_diverged_is_an_error():
     model = torch.nn.Linear(2, 2)
     both = methods.HareAndTortoise(model, momentum=0.5)
     both.tortoise["weight"][0, 0] = torch.nan

@@ -102,7 +102,7 @@ class Remembers(PlasticityInjection):
         return values
 
 
-def test_an_event_changes_the_head_and_nothing_it_says():
+def test_an_event_changes_the_head_but_not_its_output():
     callback = Remembers(HEAD)
     module = fitted(callback)
     assert len(callback.seen) == 2
@@ -194,7 +194,7 @@ def test_what_is_logged_and_counted(tmp_path):
     assert ModelSummary(module).trainable_parameters == ModelSummary(PlainModule()).trainable_parameters
 
 
-def test_a_second_fit_goes_on():
+def test_a_second_fit_continues():
     callback, module = PlasticityInjection(HEAD), PlainModule()
     for _ in range(2):
         trainer(callback, max_epochs=6).fit(module, datamodule=GrowingData())
@@ -226,7 +226,7 @@ def test_bad_arguments(build, message):
         fitted(build())
 
 
-def test_a_head_that_cannot_be_drawn_anew():
+def test_a_head_that_cannot_be_re_initialized():
     with pytest.raises(
         ValueError, match=r"'0' cannot be re-initialized: NoReset has parameters and no reset_parameters"
     ):

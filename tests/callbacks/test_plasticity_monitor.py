@@ -1,4 +1,4 @@
-"""`PlasticityMonitor`: every logged number against its definition, on its schedule; training never notices."""
+"""`PlasticityMonitor`: every logged number equals its definition; schedule; no effect on training."""
 
 import re
 
@@ -20,7 +20,7 @@ OF_DATA = ("dormant_fraction", "srank", "stable_rank", "entropy_rank", "lambda_m
 
 
 class Wide(PlainModule):
-    """With hidden units of which some are dormant, and dropout, which must not be seen."""
+    """With some dormant hidden units, and dropout, which must be off."""
 
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ def run(folder, seed=0, **options):
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_measures_of_the_network_are_those_of_their_definitions(tmp_path, number):
+def test_metrics_of_the_network_equal_their_definitions(tmp_path, number):
     keep = run(tmp_path, data_every_n_steps=1, num_batches=number, log=Log(curvature=True))
     logged = {key: scalars(tmp_path, f"plasticity/{key}") for key in OF_DATA}
     for epoch, state in enumerate(keep.states):
@@ -98,13 +98,13 @@ def test_norms_are_those_of_the_weights_and_of_the_last_step(tmp_path):
 
 
 @pytest.mark.parametrize(("every", "steps"), [(1, STEPS), (5, [8, 18, 24]), (10, [12, 24]), (24, [24]), (25, [])])
-def test_it_looks_at_data_only_so_often(tmp_path, every, steps):
+def test_it_evaluates_data_every_n_steps(tmp_path, every, steps):
     run(tmp_path, data_every_n_steps=every)
     assert list(scalars(tmp_path, "plasticity/srank")) == [step - 1 for step in steps]
     assert list(scalars(tmp_path, "plasticity.raw/dfi")) == [step - 1 for step in STEPS]
 
 
-def test_it_tells_its_own_cost(tmp_path):
+def test_it_logs_its_own_cost(tmp_path):
     run(tmp_path, data_every_n_steps=1)
     seconds, overhead = (scalars(tmp_path, f"plasticity/{key}") for key in ("seconds", "overhead"))
     assert list(seconds) == list(overhead) == [step - 1 for step in STEPS]
@@ -162,7 +162,7 @@ class StreamData(GrowingData):
         ),
     ],
 )
-def test_what_cannot_be_measured_is_told_and_the_rest_is_logged(tmp_path, caplog, options, reason, missing, there):
+def test_warns_of_what_cannot_be_measured_and_logs_the_rest(tmp_path, caplog, options, reason, missing, there):
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         fitted(PlasticityMonitor(data_every_n_steps=1), folder=tmp_path, max_epochs=2, **options)
     assert re.search(reason, caplog.text)
@@ -190,7 +190,7 @@ def test_errors():
         PlasticityMonitor(dormancy_threshold=-1)
 
 
-def test_a_later_trainer_is_looked_at_as_well(tmp_path):
+def test_a_later_trainer_is_monitored_too(tmp_path):
     monitor, module = PlasticityMonitor(data_every_n_steps=10), Wide()
     for fit in range(3):
         fitted(monitor, module=module, folder=tmp_path / str(fit))

@@ -82,7 +82,7 @@ def test_histograms_are_logged(tmp_path):
     assert tags[standalone] == tags[unified]
 
 
-def test_early_stopping_waits_anew():
+def test_early_stopping_restarts_its_patience():
     class Worse(standalone.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             pl_module.log("loss", [0.1, 0.9, 0.8, 0.7, 0.6, 0.5][trainer.current_epoch])
@@ -93,7 +93,7 @@ def test_early_stopping_waits_anew():
     assert stopping.best_score == 0.5
 
 
-def test_our_data_says_which_trainer_it_needs():
+def test_our_data_names_the_trainer_that_it_needs():
     data = lightning_fire.data.SmallFashionMNISTDataModule()
     trainer = standalone.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     with pytest.raises(

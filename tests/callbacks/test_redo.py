@@ -1,4 +1,4 @@
-"""`ReDo` through real fits: which units it resets, what that is, and that nothing else moves."""
+"""`ReDo` through real fits: the units that it resets and how, and that nothing else changes."""
 
 from itertools import product
 
@@ -44,7 +44,7 @@ SCORES = ("activation", "pre_activation", "gradient")
 
 
 def measured(state, x, y, score):
-    """What the scores of both hidden layers are means of, in training mode, by a plain network: (samples, units)."""
+    """Samples whose means are the scores of both hidden layers, in training mode: (samples, units)."""
     module = PlainModule()
     module.load_state_dict(state)
     net = module.net
@@ -72,7 +72,7 @@ def entries_of(dead, score):
 
 
 @pytest.mark.parametrize(("score", "threshold"), [*product(SCORES, [0.3, 0.8]), ("activation", 1.5)])
-def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(score, threshold):
+def test_exactly_the_dormant_units_are_re_initialized_and_nothing_else_changes(score, threshold):
     callback = Snapshots(AtEpochs([1, 3]), threshold=threshold, num_batches=2, score=score)
     fitted(callback)
     for ((before, moments), (after, moments_after), values), size in zip(callback.seen, (12, 24), strict=True):
@@ -89,7 +89,7 @@ def test_exactly_the_dormant_units_begin_anew_and_nothing_else_moves_by_a_bit(sc
             redrawn = key in ("net.0.weight", "net.3.weight") and len(where) == 1
             expected[key][where] = after[key][where] if redrawn else start
         for layer, units in dead.items():
-            for unit in units:  # its column is zero also where it crosses a row that is drawn anew
+            for unit in units:  # its column is zero also where it crosses a re-initialized row
                 if score != "gradient":
                     expected[f"{HIDDEN[layer][1]}.weight"][:, unit] = 0.0
                 drawn = after[f"{layer}.weight"][unit]
@@ -185,7 +185,7 @@ def test_the_gradients_of_a_plain_loop_stay(score):
     assert all(torch.equal(p.grad, grad) for p, grad in zip(module.parameters(), before, strict=True))
 
 
-def test_a_saturated_unit_has_no_gradient_and_a_large_activation():
+def test_a_saturated_unit_has_zero_gradient_and_a_large_activation():
     """Liu et al., section 3: the activation of such a unit hides that it cannot learn."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     nn.init.constant_(net[0].bias[:1], 30.0)
@@ -196,7 +196,7 @@ def test_a_saturated_unit_has_no_gradient_and_a_large_activation():
     assert dead == {"activation": False, "pre_activation": False, "gradient": True}
 
 
-def test_a_reset_unit_says_nothing_at_first():
+def test_a_reset_unit_does_not_contribute_to_the_output_at_first():
     """The outputs are those of the network without it."""
     module = Convolutional().eval()
     batch = dataset(6).tensors
@@ -209,7 +209,7 @@ def test_a_reset_unit_says_nothing_at_first():
 
 
 def test_a_layer_that_is_reset_whole_has_gradients_again():
-    """With outgoing weights of 0 in two layers that follow each other, no weight would have one any more."""
+    """If the outgoing weights of two successive layers were 0, every gradient would be 0."""
     module = PlainModule()
     batch = dataset(6).tensors
     redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1e9, score="gradient")
@@ -264,7 +264,7 @@ def test_what_is_logged(tmp_path):
     assert log.Scalars("redo/event")[0].step == 2
 
 
-def test_manual_optimization_says_how_the_module_runs():
+def test_manual_optimization_requires_loss_on():
     class Manual(PlainModule):
         def __init__(self):
             super().__init__()
@@ -303,12 +303,12 @@ def test_arguments_out_of_range(options, message):
         ReDo(**options)
 
 
-def test_a_selection_without_units_is_refused_before_the_first_step():
+def test_a_selection_without_units_is_an_error_before_the_first_step():
     with pytest.raises(ValueError, match="layer99"):
         fitted(ReDo(where=HiddenUnits(include=["layer99"])))
 
 
-def test_a_layer_that_cannot_be_drawn_anew_is_refused_before_training():
+def test_a_layer_that_cannot_be_re_initialized_is_an_error_before_training():
     module = PlainModule()
     module.net[3].reset_parameters = None
     with pytest.raises(

@@ -27,7 +27,7 @@ def orthogonality(module, strength, norms=False):
 
 
 class SpectralNorms:
-    """(σ₁² − 1)² of the weights, each estimated anew in each step, and ‖b‖⁴ of the biases beside them."""
+    """(σ₁² − 1)² of the weights, estimated in each step, and ‖b‖⁴ of their biases."""
 
     def __init__(self, layers=(0, 3, 5)):
         self.layers, self.step = layers, None
@@ -47,7 +47,7 @@ class SpectralNorms:
 
 
 class WithSGD(PlainModule):
-    """Adam would blow up the rounding of a gradient that is zero: of the bias before the BatchNorm."""
+    """Adam would amplify the rounding of a zero gradient, that of the bias before the BatchNorm."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -250,7 +250,7 @@ def test_arguments_out_of_range(build, message):
         build()
 
 
-def test_a_selection_that_matches_nothing_is_refused_before_training():
+def test_a_selection_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
         fitted(L2Init(0.1, where=Parameters(include=["layer99"])))
     with pytest.raises(ValueError, match="layer99"):

@@ -20,7 +20,7 @@ def probability_of_at_least(age, silences):
 
 
 def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, seed=0):
-    """Train in a plain loop; thresholds by trying every silence there could be."""
+    """Train in a plain loop; thresholds by trying every possible inter-firing interval."""
     age = [[0] * 8 for _ in range(2)]
     threshold = [[max_silence // 2] * 8 for _ in range(2)]
     silences = [[[] for _ in range(8)] for _ in range(2)]
@@ -83,7 +83,7 @@ def test_it_begins_with_its_chunk():
 
 
 class HasDeadUnits(PlainModule):
-    """Units 2 and 5 of the second hidden layer say nothing, whatever comes; the others of that layer always do."""
+    """Units 2 and 5 of the second hidden layer never fire; the others of that layer always do."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +101,7 @@ def test_dead_units_are_reset_and_live_ones_are_not():
 
 
 def test_without_refreshes_only_the_first_threshold_counts():
-    """A unit that never fires has no past: its threshold stays."""
+    """A unit that never fires has no intervals yet: its threshold stays."""
     callback = SelfNormalizedReset(refresh_every=1, max_silence=1000)
     fitted(callback, module=HasDeadUnits(), max_epochs=2)
     record = callback._state["records"]["net.3"]
@@ -120,7 +120,7 @@ def test_accumulated_batches_are_one_step():
 
 @pytest.mark.parametrize("epoch", range(5))
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
-    """Ages, thresholds and the silences of the present window are in the checkpoint; resets come after each."""
+    """Ages, thresholds and intervals of the current window are in the checkpoint; resets come after each."""
     build = lambda: SelfNormalizedReset(0.3, refresh_every=5, max_silence=80)  # noqa: E731
     callback, resumed = build(), build()
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
@@ -148,7 +148,7 @@ class DiesAgain(PlainModule):
                 self.net[3].bias[[2, 5]] = -1e3
 
 
-def test_thresholds_stay_between_the_largest_step_and_the_longest_silence():
+def test_thresholds_stay_between_the_largest_step_and_the_longest_interval():
     """A short last batch, and one step that is longer than the first threshold."""
 
     class Ragged(GrowingData):
@@ -175,13 +175,13 @@ class Sometimes(PlainModule):
         return nn.functional.cross_entropy(self.net[3:](hidden), y)
 
 
-def test_layers_that_run_only_sometimes_hold_nothing_up():
+def test_layers_that_run_only_in_some_steps_do_not_delay_the_others():
     callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6, where=HiddenUnits(include=["net.3"]))
     fitted(callback, module=Sometimes(), max_epochs=2)
     assert callback._state["records"]["net.3"]["steps"] == 4
 
 
-def test_a_fit_after_an_error_goes_on_with_the_ages():
+def test_a_fit_after_an_error_continues_with_the_ages():
     class Fails(HasDeadUnits):
         fails = True
 

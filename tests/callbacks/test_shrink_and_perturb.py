@@ -59,7 +59,7 @@ def test_a_fresh_target_does_not_change_the_batches_that_follow():
     assert_same_weights(module, fitted())
 
 
-def test_at_every_step_without_measures(tmp_path):
+def test_at_every_step_without_metrics(tmp_path):
     callback = ShrinkAndPerturb(EveryNSteps(1), strength=1e-3, optimizer="keep", log=Log(weights=False))
     fitted(callback, folder=tmp_path)
     assert callback.num_events == 23  # between 24 steps
@@ -99,7 +99,7 @@ def test_arguments_out_of_range(options, message):
         ShrinkAndPerturb(**options)
 
 
-def test_a_pattern_that_matches_nothing_is_refused_before_training():
+def test_a_pattern_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match=r"`include` has 'layer99', which matches no parameter; there are: net\.0"):
         fitted(ShrinkAndPerturb(where=Parameters(include=["layer99"])))
 

@@ -70,7 +70,7 @@ def test_parts_of_a_fused_weight_have_norms_of_their_own():
     assert [part.norm().item() for part in fused.chunk(3)] == pytest.approx(before)
 
 
-def test_a_network_without_normalisation_is_warned_of():
+def test_warns_of_a_network_without_normalisation():
     with pytest.warns(UserWarning, match="Sequential has no normalisation layer"):
         methods.WeightProjection(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
 
@@ -80,6 +80,6 @@ def test_a_single_weight_is_taken_for_the_output():
         methods.WeightProjection(nn.Linear(2, 2))
 
 
-def test_what_it_shows():
+def test_show_selection():
     assert WeightProjection().show_selection(PlainModule()) == "WeightProjection rescales net.0.weight, net.3.weight"
     assert "net.5.weight" in WeightProjection(Weights(preset="cnn")).show_selection(PlainModule())

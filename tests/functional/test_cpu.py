@@ -1,4 +1,4 @@
-"""`functional._cpu`: against float64, against the plain ways, and the choice between them."""
+"""`functional._cpu`: against float64, against the plain methods, and the choice between them."""
 
 import math
 

@@ -26,7 +26,7 @@ def random_matrix(*shape: int, seed: int = 0) -> torch.Tensor:
 @settings(max_examples=80, deadline=None)
 @given(sizes, sizes, sizes, seeds, st.sampled_from([1e-100, 1.0, 1e100]))
 def test_shift_equals_the_slow_version(samples, before_features, after_features, seed, scale):
-    """With fewer samples than features and more; the numbers of features differ."""
+    """With fewer samples than features and with more; the feature dimensions differ."""
     before = random_matrix(samples, before_features, seed=seed)
     after = random_matrix(samples, after_features, seed=seed + 1)
     expected = reference.feature_covariance_shift(before, after)
@@ -67,7 +67,7 @@ def test_closed_forms():
     assert feature_covariance_shift(ones, 5 * ones) == 0
 
 
-def test_features_of_zeros_have_no_covariance():
+def test_the_covariance_of_zero_features_is_zero():
     assert not normalized_feature_covariance(torch.zeros(3, 2)).any()
     for features in (2, 9):
         assert feature_covariance_shift(torch.zeros(5, features), torch.zeros(5, features)) == 0

@@ -168,7 +168,7 @@ def test_vectors_are_normalised(shape):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_inputs_are_not_modified_and_outputs_share_no_memory(dtype):
+def test_inputs_are_not_modified_and_outputs_are_new_tensors(dtype):
     weight = torch.randn(6, 4, 3, 3).to(dtype)
     copy = weight.clone()
     for function in (orthogonalize, polar, fire):
@@ -234,7 +234,7 @@ def test_as_matrices_lists_taps_in_row_major_order():
 
 @pytest.mark.parametrize("function", [orthogonalize, polar, fire])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_non_finite_values_are_refused(function, bad):
+def test_non_finite_values_are_an_error(function, bad):
     matrix = torch.eye(3)
     matrix[1, 2] = bad
     with pytest.raises(ValueError, match="NaN or Inf"):
@@ -243,13 +243,13 @@ def test_non_finite_values_are_refused(function, bad):
 
 @pytest.mark.parametrize("function", [orthogonalize, polar, fire])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
-def test_dtypes_without_meaning_are_refused(function, dtype):
+def test_unsupported_dtypes_are_an_error(function, dtype):
     with pytest.raises(TypeError, match=r"real floating dtype, got torch\."):
         function(torch.ones(2, 2, dtype=dtype))
 
 
 @pytest.mark.parametrize("function", [orthogonalize, polar, fire])
-def test_vectors_are_refused(function):
+def test_vectors_are_an_error(function):
     with pytest.raises(ValueError, match=r"at least 2 dimensions, got shape \(3,\)"):
         function(torch.ones(3))
 
@@ -262,7 +262,7 @@ def test_steps_must_be_a_positive_integer(steps):
         fire(torch.eye(2), steps=steps)
 
 
-def test_unknown_names_are_refused():
+def test_unknown_names_are_an_error():
     with pytest.raises(ValueError, match=r"`coefficients` must be one of .*'cubic'.*, got 'septic'"):
         orthogonalize(torch.eye(2), coefficients="septic")
     with pytest.raises(ValueError, match=r"`scale` must be 'paper', 'none' or 'procrustes' .*, got 'kaiming'"):

@@ -90,7 +90,7 @@ def test_a_power_iteration_never_lowers_the_estimate_and_never_passes_the_larges
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])
-def test_a_power_iteration_keeps_the_vector_where_there_is_no_next_one(value):
+def test_a_power_iteration_keeps_the_vector_if_the_product_is_zero(value):
     vector = torch.tensor([[0.6, 0.8]])
     assert torch.equal(power_iteration(torch.full((3, 2), value), vector), vector)
 

@@ -1,4 +1,4 @@
-"""What TF32, whose products have inputs of 10 bits of mantissa, does to the projection: imitated on a CPU."""
+"""The projection in TF32 (products of inputs with 10 bits of mantissa), emulated on a CPU."""
 
 import pytest
 import torch

@@ -200,7 +200,7 @@ def test_an_isometry_with_more_outputs_than_inputs_may_have_a_dead_neuron():
 
 
 def test_fire_meets_the_assumptions_only_in_some_shapes():
-    """Numbers of docs/theorems.md: the scale hides an isometry, and 10 steps do not make a square weight one."""
+    """Numbers in docs/theorems.md: a scaled isometry is not one, and 10 steps do not make a square weight one."""
     square = fire(torch.randn(512, 512), steps=10)
     assert 40 < dfi(square.mT) < 160
     assert smallest_dfi(square) > 1

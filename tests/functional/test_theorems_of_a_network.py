@@ -79,7 +79,7 @@ def sigmoid_networks() -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Te
 
 
 def test_feature_bound_breaks_with_the_sigmoid():
-    """σ(0) is not 0: the hidden features do not shrink with the inputs, as ‖H‖ ≤ ‖Z‖ΠL‖W‖ has it."""
+    """σ(0) is not 0: the hidden features do not shrink with the inputs, as ‖H‖ ≤ ‖Z‖ΠL‖W‖ requires."""
     before, after, inputs = sigmoid_networks()
     turned, norm = distance(before, after, inputs, [torch.sigmoid] * 2)
     bound = float(feature_covariance_bound(before, after, float(inputs.norm()), norm, [0.25, 0.25]))
@@ -123,7 +123,7 @@ networks = (
 
 
 def draw(sizes, extra, seed, scale, stretch):
-    """Weights, inputs with ZᵀZ/n = stretch² · I, targets."""
+    """Weights, inputs with ZᵀZ/n = `stretch`² · I, targets."""
     inputs = stretch * slow.whitened_inputs(sizes[0] + extra, sizes[0], seed)
     targets = torch.randn(len(inputs), sizes[-1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return random_weights(sizes, seed, scale), inputs, targets

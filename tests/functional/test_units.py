@@ -78,7 +78,7 @@ def test_utility_and_choice_by_hand():
     st.sampled_from([0.02, 0.25, 0.5, 0.9]),
 )
 def test_inter_firing_thresholds_are_those_of_the_definition(units, rejection):
-    """The longest interval that is not yet improbable, by trying each."""
+    """The longest interval that is not yet improbable, by trying each one."""
     intervals = torch.tensor([[NEVER if interval is None else 10 * interval for interval in unit] for unit in units])
     found = inter_firing_threshold(intervals, torch.full((len(units),), 25), rejection, expansion=3.0)
     for unit, threshold in zip(units, found.tolist(), strict=True):
@@ -94,6 +94,6 @@ def test_a_quantile_of_fifty_intervals_does_not_suffer_from_rounding():
     assert inter_firing_threshold(intervals, torch.tensor([100]), rejection=0.019).tolist() == [7]
 
 
-def test_a_layer_with_a_nan_has_no_dormant_units():
+def test_a_layer_with_a_nan_has_zero_dormant_units():
     """A loss that has diverged must not make ReDo reset the whole layer."""
     assert not dormant(torch.tensor([0.0, float("nan"), 1.0]), 0.5).any()

@@ -51,7 +51,7 @@ def trainer(folder, *callbacks, model=None, data=None, **options):
 
 
 class Watched:
-    """A method that keeps the model of before, that of after, and the steps of Adam that are left."""
+    """A method that records the model before and after, and the step counts of Adam that remain."""
 
     def __init__(self, method=fire_):
         self.method, self.seen = method, []
@@ -81,7 +81,7 @@ def assert_equal(one, other):
         (None, []),
     ],
 )
-def test_it_acts_when_the_schedule_says(tmp_path, when, steps):
+def test_it_acts_when_the_schedule_is_due(tmp_path, when, steps):
     method = Watched()
     training = trainer(tmp_path, ReinitCallback(method, when))
     training.train()
@@ -147,7 +147,7 @@ def test_lora_factors_are_left_alone_and_a_merged_model_is_not(tmp_path):
     assert fire_(merged)["dfi_normalized_after"] < 0.1
 
 
-def test_a_learning_rate_near_0_is_warned_of(tmp_path, caplog):
+def test_warns_of_a_learning_rate_near_0(tmp_path, caplog):
     constant = {"lr_scheduler_type": "constant"}
     trainer(tmp_path, ReinitCallback(when=EveryNSteps(5)), **constant).train()
     assert "learning rate of" not in caplog.text
@@ -155,7 +155,7 @@ def test_a_learning_rate_near_0_is_warned_of(tmp_path, caplog):
     assert "fire acted at step 198 with a learning rate of 5e-06" in caplog.text
 
 
-def test_what_cannot_work_is_refused(tmp_path):
+def test_unsupported_settings_are_an_error(tmp_path):
     with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
         ReinitCallback(when=[AtEpochs([1]), WhenMetric("eval_loss", above=1.0)])
     with pytest.raises(TypeError, match="`when` must be a schedule"):
@@ -167,7 +167,7 @@ def test_what_cannot_work_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("deepspeed", "version", "refused"), [(None, 1, True), ({}, None, False), ({"a": 1}, None, True), (None, 2, False)]
 )
-def test_weights_in_pieces_are_refused(monkeypatch, deepspeed, version, refused):
+def test_weights_in_pieces_are_an_error(monkeypatch, deepspeed, version, refused):
     """No such training runs here: the plugin of accelerate is a stand-in."""
     from lightning_fire.integrations import huggingface
 

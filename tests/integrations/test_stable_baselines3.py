@@ -46,7 +46,7 @@ def td3():
 
 
 class Watched:
-    """A method that keeps the weights of before, and for which parameters there is optimizer state after it."""
+    """A method that records the weights before, and the parameters with optimizer state after it."""
 
     def __init__(self, method=fire_):
         self.method, self.seen = method, []
@@ -61,7 +61,7 @@ class Watched:
 
 
 class Steps(ReinitCallback):
-    """Keeps the timesteps of its events."""
+    """Records the timesteps of its events."""
 
     def __init__(self, when):
         self.timesteps = []
@@ -117,7 +117,7 @@ def test_it_acts_at_the_first_rollout_at_which_it_is_due(algorithm, when, expect
 
 
 @pytest.mark.parametrize("stop", [48, 52, 60])
-def test_a_saved_model_that_learns_on_neither_loses_nor_repeats_an_event(tmp_path, stop):
+def test_a_loaded_model_neither_loses_nor_repeats_an_event(tmp_path, stop):
     first, second = Steps(EveryNSteps(50)), Steps(EveryNSteps(50))
     model = dqn()
     model.learn(stop, first)
@@ -143,7 +143,7 @@ def test_other_methods_and_the_log(tmp_path, capsys):
     assert "shrink_and_perturb/sfe" in (tmp_path / "progress.csv").read_text()
 
 
-def test_what_cannot_work_is_refused():
+def test_unsupported_settings_are_an_error():
     for when in (AtNewData(), AtEpochs([1]), WhenMetric("rollout/ep_rew_mean", above=1.0)):
         with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
             ReinitCallback(when=when)

@@ -1,4 +1,4 @@
-"""A planned change leaves a model alone until it is made; its report is what a slow reader of the weights finds."""
+"""A planned change leaves a model alone until it is applied; its report equals a slow computation."""
 
 import copy
 import dataclasses
@@ -42,7 +42,7 @@ def slow_dfi(matrix: torch.Tensor, normalized: bool) -> float:
         lambda model: shrink_and_perturb_(model, fresh_values(model, seed=3)),
     ],
 )
-def test_a_report_says_what_became_of_the_weights(method):
+def test_a_report_describes_the_change_of_the_weights(method):
     model = network()
     before = copy.deepcopy(model)
     report = method(model)
@@ -69,7 +69,7 @@ def test_a_report_says_what_became_of_the_weights(method):
     assert f"sfe {report['sfe']:.4g}" in str(report)
 
 
-def test_a_plan_changes_nothing_until_it_is_made_and_then_as_often_as_it_is_made():
+def test_a_plan_changes_nothing_until_it_is_applied_and_then_at_each_application():
     model = network()
     before, twin = copy.deepcopy(model.state_dict()), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

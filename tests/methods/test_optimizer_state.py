@@ -1,4 +1,4 @@
-"""Optimizer state at an event: what is dropped, where it is kept, and what the next step is then."""
+"""Optimizer state at an event: what is dropped, where it is kept, and the next step."""
 
 import copy
 import warnings
@@ -40,7 +40,7 @@ def step(net: nn.Module, optimizer: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_fused_sgd_steps_after_an_event_as_if_the_momentum_were_new(nesterov):
+def test_fused_sgd_steps_after_an_event_as_with_new_momentum(nesterov):
     options = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.01}
     steps = []
     for fused in (True, False):
@@ -62,7 +62,7 @@ def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
 
 
 @pytest.mark.parametrize(("policy", "touched"), [("touched", 2), ("all", 0), ("all", 1)])
-def test_fused_sgd_that_keeps_no_momentum_begins_anew(policy, touched):
+def test_fused_sgd_with_dropped_state_restarts(policy, touched):
     net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
     follow_policy(policy, [optimizer], list(net.parameters())[:touched])
     assert not optimizer.state
@@ -97,7 +97,7 @@ def seeded(kind: type) -> nn.Module:
 
 
 class Lookahead(Optimizer):
-    """Steps an inner optimizer, and goes back half-way to slow weights in every second step."""
+    """Steps an inner optimizer, and returns half-way to slow weights in every second step."""
 
     def __init__(self, inner: Optimizer):
         self.wrapped, self.count = inner, 0
@@ -203,7 +203,7 @@ def test_units_that_are_reset_begin_with_moments_of_zero_in_an_inner_optimizer()
 
 
 @pytest.mark.parametrize("index", [0, 2])
-def test_lbfgs_forgets_the_curvature_of_all_weights_once_one_of_them_is_replaced(index):
+def test_lbfgs_drops_the_curvature_of_all_weights_if_one_of_them_is_replaced(index):
     net, optimizer = stepped(lambda parameters: LBFGS(parameters, lr=0.1))
     stranger = nn.Parameter(torch.zeros(2))
     follow_policy("touched", [optimizer], [stranger])
@@ -220,7 +220,7 @@ def test_lbfgs_forgets_the_curvature_of_all_weights_once_one_of_them_is_replaced
 
 
 class Hidden(Adam):
-    """Keeps what it knows elsewhere, too."""
+    """Keeps its state elsewhere, too."""
 
     def __init__(self, parameters, where: str):
         super().__init__(parameters, lr=0.1)
@@ -240,7 +240,7 @@ class Hidden(Adam):
 
 
 @pytest.mark.parametrize("where", ["momenta", "by_weight", "flat", "state", "inner"])
-def test_state_that_cannot_be_reached_is_warned_of(where):
+def test_warns_of_state_that_cannot_be_reached(where):
     net, optimizer = stepped(lambda parameters: Hidden(parameters, where), steps=0)
     name = "Adam.param_groups" if where == "inner" else f"Hidden.{where}"
     match = f"Hidden keeps tensors as large as its parameters in {name}, outside of their state: they are not dropped"
@@ -251,7 +251,7 @@ def test_state_that_cannot_be_reached_is_warned_of(where):
     follow_policy("keep", [optimizer], [net[2].weight])
 
 
-def test_what_holds_no_more_than_the_state_of_its_parameters_is_not_warned_of():
+def test_does_not_warn_if_all_state_belongs_to_parameters():
     net, optimizer = stepped(lambda parameters: Hidden(parameters, "nothing"))
     follow_policy("touched", [optimizer], [net[2].weight])
     assert list(optimizer.state) == [net[0].weight]
@@ -261,7 +261,7 @@ def test_what_holds_no_more_than_the_state_of_its_parameters_is_not_warned_of():
 
 
 def test_the_first_updates_of_a_reset_unit_by_adam_are_three_to_seven_times_as_large():
-    """PyTorch counts the steps of a whole tensor, so the moments of the reset unit are no longer corrected."""
+    """PyTorch counts the steps of a whole tensor, so the moments of the reset unit are not bias-corrected."""
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 2, bias=False)).double()
     weight, optimizer = net[0].weight, Adam(net.parameters(), lr=1e-6)
 

@@ -64,7 +64,7 @@ CALLBACKS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory) -> dict[str, dict[str, torch.Tensor]]:
-    """The weights of all methods, from a process in which neither lightning nor torchvision can be imported."""
+    """The weights of all methods, from a process in which lightning and torchvision cannot be imported."""
     path = tmp_path_factory.mktemp("plain") / "weights.pt"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, plain_loops.__file__, str(path)]

@@ -52,8 +52,8 @@ def test_constants(case):
 @each_metric
 @settings(max_examples=10, deadline=None)
 @given(cuts=st.lists(st.integers(0, SIZE), max_size=5))
-def test_equals_the_function_of_all_inputs_whatever_the_batches(case, cuts):
-    """Empty batches among them."""
+def test_equals_the_function_of_all_inputs_for_any_batches(case, cuts):
+    """Some batches are empty."""
     edges = [0, *sorted(cuts), SIZE]
     sizes = [end - start for start, end in itertools.pairwise(edges)]
     found = updated(case, sizes).compute()
@@ -82,7 +82,7 @@ def test_reset_forgets(case):
 
 @each_metric
 @pytest.mark.parametrize("copy", [torchmetrics.Metric.clone, lambda metric: pickle.loads(pickle.dumps(metric))])
-def test_copies_go_on_by_themselves(case, copy):
+def test_copies_are_independent(case, copy):
     first, second = batches(case.inputs, (12, 12))
     metric = case.build()
     metric.update(*first)
@@ -95,7 +95,7 @@ def test_copies_go_on_by_themselves(case, copy):
 @each_metric
 def test_state_dict(case):
     metric = updated(case)
-    assert metric.state_dict() == {}  # as torchmetrics has it: not persistent unless asked to be
+    assert metric.state_dict() == {}  # as in torchmetrics: not persistent unless requested
     metric.persistent(True)
     other = case.build()
     other.persistent(True)
@@ -106,7 +106,7 @@ def test_state_dict(case):
 
 @each_metric
 def test_moving_to_half_precision_keeps_the_sums(case):
-    """What `Trainer(precision="bf16-true")` does to a module with metrics; `set_dtype` is the way to mean it."""
+    """As `Trainer(precision="bf16-true")` does to a module with metrics; `set_dtype` changes the dtype."""
     metric = updated(case)
     for move in ("half", "bfloat16", "float", "double", "cpu"):
         metric = getattr(torch.nn.ModuleDict({"metric": metric}), move)()["metric"]
@@ -177,7 +177,7 @@ def test_collections_of_all_metrics_with_the_same_inputs(number):
         assert set(collection(*inputs)) == {f"val/{name}" for name in cases}
 
 
-def test_ranks_of_the_same_features_share_their_sum():
+def test_ranks_of_the_same_features_form_a_compute_group():
     names = ("SRank", "StableRank", "EntropyRank")
     collection = MetricCollection({name: CASES[name].build() for name in names})
     collection.update(*CASES["SRank"].inputs)
@@ -188,7 +188,7 @@ def test_ranks_of_the_same_features_share_their_sum():
         near(value, CASES[name].expected(torch.cat([CASES[name].inputs[0]] * 2)))
 
 
-def test_measures_that_agree_once_are_not_taken_for_one():
+def test_metrics_with_equal_states_do_not_form_a_compute_group():
     """Both deviations of an isometry are 0; a collection compares states after the first update."""
     names = ("DeviationFromIsometry", "NormalizedDeviationFromIsometry")
     collection = MetricCollection({name: CASES[name].build() for name in names})

@@ -54,7 +54,7 @@ def test_two_processes_get_the_value_of_one(tmp_path):
 
 
 class Watched(pl.LightningModule):
-    """Logs every metric; a batch is a range of numbers of inputs."""
+    """Logs every metric; a batch is a range of indices of inputs."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ class Watched(pl.LightningModule):
 
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
 def test_logged_by_a_lightning_module(precision, tmp_path):
-    """Two epochs: each begins anew. The value of a step is that of its batch."""
+    """Two epochs: each starts from a reset metric. The value of a step is that of its batch."""
     module = Watched()
     run = trainer(max_epochs=2, folder=tmp_path, precision=precision)
     run.fit(module)

@@ -1,4 +1,4 @@
-"""`Classifier` over chunks: learning rate, accuracies, and what it measures between event and first batch."""
+"""`Classifier` over chunks: learning rate, accuracies, and metrics between event and first batch."""
 
 import lightning.pytorch as pl
 import pytest
@@ -89,7 +89,7 @@ def test_no_warm_up_for_data_without_chunks_and_for_zero(tmp_path):
         (lambda parameters: torch.optim.Adam(parameters, lrr=1.0), "`optimizer` cannot be made: .* argument 'lrr'"),
     ],
 )
-def test_an_optimizer_that_cannot_be_made(tmp_path, optimizer, message):
+def test_an_optimizer_that_cannot_be_constructed(tmp_path, optimizer, message):
     with pytest.raises(ValueError, match=message):
         run(tmp_path, Continual(2, epochs=1), module=Classifier(net(), 4, optimizer=optimizer))
 
@@ -108,7 +108,7 @@ def test_accuracies_equal_a_count_by_hand(tmp_path):
     assert seen.sum() == 12
 
 
-def test_measures_of_training_are_means_over_samples_logged_once_an_epoch(tmp_path):
+def test_training_metrics_are_means_over_samples_logged_once_an_epoch(tmp_path):
     """23 samples in batches of 5, of a network that learns nothing; a monitor finds them in their own epoch."""
     module = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)), 4, lambda parameters: SGD(parameters, lr=0))
     data = ChunkedDataModule(images(23, 0), images(8, 1), Continual(1, epochs=2), batch_size=5)
@@ -125,7 +125,7 @@ def test_measures_of_training_are_means_over_samples_logged_once_an_epoch(tmp_pa
     assert logged(events, "train/accuracy") == [(4, pytest.approx(right)), (9, pytest.approx(right))]
     assert calls.count("train/loss") == calls.count("train/accuracy") == 2
     assert [score.item() for score in save.best_k_models.values()] == pytest.approx([loss, loss])
-    assert module.train_loss.samples == module.train_accuracy.correct == 0  # the next epoch begins anew
+    assert module.train_loss.samples == module.train_accuracy.correct == 0  # the next epoch starts from a reset metric
 
 
 def test_the_mean_loss_is_over_all_ranks():
@@ -226,7 +226,7 @@ def test_errors(options, message):
 
 
 def test_a_classifier_without_a_trainer_gives_its_loss():
-    """As λ_max of a module by itself asks for it."""
+    """As λ_max of a module requires."""
     module = Classifier(net(), num_classes=4).eval()
     batch = images(5, 0).tensors[0] / 255, images(5, 0).tensors[1]
     torch.testing.assert_close(module.training_step(batch, 0), nn.functional.cross_entropy(module(batch[0]), batch[1]))

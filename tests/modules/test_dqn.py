@@ -67,7 +67,7 @@ def test_another_module_on_the_same_data_has_returns_of_its_own(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 def test_double_dqn_with_returns_over_three_steps_and_redo_resumes(tmp_path):
-    """ReDo and `PlasticityMonitor` look at the pass that learns, not at the one that chooses the next actions."""
+    """ReDo and `PlasticityMonitor` use the pass with gradients, not the one that chooses the next actions."""
 
     def fit(checkpoint=None):
         torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_double_dqn_with_returns_over_three_steps_and_redo_resumes(tmp_path):
     assert trainer.callback_metrics["plasticity/dormant_fraction"] == pytest.approx(float(dormant))
 
 
-def test_the_share_of_random_actions_falls_linearly():
+def test_the_fraction_of_random_actions_falls_linearly():
     module = small_dqn(epsilon=0.1, epsilon_steps=100)
     assert [module.epsilon_at(step) for step in (0, 50, 100, 10**6)] == pytest.approx([1, 0.55, 0.1, 0.1])
     observations, generator = torch.randn(4000, 3), torch.Generator().manual_seed(0)
@@ -133,7 +133,7 @@ EVENTS = {
 
 @pytest.mark.parametrize("follow", [True, False])
 @pytest.mark.parametrize("name", EVENTS)
-def test_right_after_an_event_the_target_network_says_what_the_trained_one_does(tmp_path, name, follow):
+def test_right_after_an_event_the_target_network_equals_the_trained_one(tmp_path, name, follow):
     observations, said = torch.randn(50, 3), {}
 
     class Watched(DQN):
@@ -151,7 +151,7 @@ def test_right_after_an_event_the_target_network_says_what_the_trained_one_does(
         assert not torch.allclose(online, target, atol=1e-3)
 
 
-def test_plasticity_injection_leaves_both_networks_saying_what_they_said(tmp_path):
+def test_plasticity_injection_leaves_the_outputs_of_both_networks(tmp_path):
     observations, said = torch.randn(50, 3), []
 
     class Watched(DQN):
@@ -183,7 +183,7 @@ def test_the_nature_cnn():
     assert not any(layer.bias.any() for layer in net.modules() if hasattr(layer, "bias"))
 
 
-def test_says_what_does_not_fit(tmp_path):
+def test_errors(tmp_path):
     with pytest.raises(ValueError, match=r"`discount` must be in \[0, 1\]"):
         small_dqn(discount=2.0)
     with pytest.raises(ValueError, match="`huber_delta` must be positive and finite, or None for squares, got 0"):

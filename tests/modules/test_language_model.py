@@ -179,7 +179,7 @@ def test_speed_leaves_validation_out(tmp_path, monkeypatch):
     assert shares == pytest.approx([speed * slow.net.flops_per_token(8) / 1e9 for speed in speeds], rel=1e-5)
 
 
-def test_a_device_of_unknown_speed_has_no_mfu(tmp_path):
+def test_mfu_is_not_logged_on_a_device_of_unknown_speed(tmp_path):
     _, logged = run(tmp_path, texts=data(phases=[{"a": 1.0}], epochs=1))
     assert "train/mfu" not in logged and logged["train/tokens_per_second"][0][1] > 0
 
@@ -236,7 +236,7 @@ def test_tf32_is_asked_for_on_gpus_alone(monkeypatch, device, asked, found):
         ({"decay": "exponential"}, "`decay` must be 'linear', 'cosine' or 'none', got 'exponential'"),
     ],
 )
-def test_wrong_arguments_are_refused(options, message):
+def test_wrong_arguments_are_an_error(options, message):
     with pytest.raises(ValueError, match=message):
         module(**options)
 
@@ -249,14 +249,14 @@ def test_wrong_arguments_are_refused(options, message):
         (Wrapped(positions=7), "but Wrapped has `block_size`=7"),
     ],
 )
-def test_a_network_too_small_for_its_texts_is_refused(net, message):
+def test_a_network_too_small_for_its_texts_is_an_error(net, message):
     with pytest.raises(ValueError, match=message):
         trainer(max_epochs=4).fit(module(net), datamodule=data())
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true", "64-true"])
 def test_precisions_go_with_clipped_gradients(precision):
-    """Lightning's mixed precision refuses to clip for fused optimizers."""
+    """Lightning's mixed precision cannot clip for fused optimizers."""
     options = {"precision": precision}
     if precision == "16-mixed":
         options = {"plugins": pl.plugins.MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))}

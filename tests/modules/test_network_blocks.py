@@ -88,12 +88,12 @@ def test_a_copy_runs_its_own_blocks():
     assert torch.equal(copied(tokens), before)
 
 
-def test_a_network_without_blocks_is_refused():
+def test_a_network_without_blocks_is_an_error():
     with pytest.raises(ValueError, match="`activation_checkpointing` needs a ModuleList of blocks, Linear has none"):
         LanguageModel(nn.Linear(2, 2), activation_checkpointing=True)
 
 
-def test_tensor_parallelism_is_refused():
+def test_tensor_parallelism_is_an_error():
     mesh = {"tensor_parallel": types.SimpleNamespace(size=lambda: 2)}
     with pytest.raises(ValueError, match=r"FSDP2 alone: use ModelParallelStrategy\(data_parallel_size=number of all"):
         shard_by_block(net_of("ours"), mesh, "32-true")

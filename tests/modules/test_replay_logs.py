@@ -1,4 +1,4 @@
-"""What DQN and SAC log, and over which axis."""
+"""The logs of DQN and SAC, and their axis."""
 
 import csv
 from pathlib import Path
@@ -40,7 +40,7 @@ def steps(rows: list[tuple[int, float]]) -> list[int]:
 
 
 def test_every_logger_and_every_callback_writes_over_environment_steps(tmp_path):
-    """10 initial steps, then two epochs of 40; each round is of 2 · 2 steps, each epoch has 10 rounds."""
+    """10 initial steps, then two epochs of 40; each rollout has 2 · 2 steps, each epoch 10 rollouts."""
     loggers = [Remembering(), TensorBoardLogger(tmp_path, name="tb"), CSVLogger(tmp_path, name="csv")]
     callbacks = [FIRECallback(AtFraction(0.5)), PlasticityMonitor(), LearningRateMonitor("step")]
     fit = quiet_trainer(tmp_path, 2, logger=loggers, callbacks=callbacks, log_every_n_steps=5)
@@ -52,7 +52,7 @@ def test_every_logger_and_every_callback_writes_over_environment_steps(tmp_path)
         assert sorted(set(steps(seen.of(key)))) == ends, key
     for key in ("fire/event", "fire/dfi_normalized_after", "fire/lambda_max_before"):
         assert steps(seen.of(key)) == [50], key
-    assert steps(seen.of("lr-Adam")) == rounds[4::5]  # Lightning counts rounds to know when
+    assert steps(seen.of("lr-Adam")) == rounds[4::5]  # Lightning counts rollouts
     assert [value for _, value in seen.of("train/environment_steps")] == ends
 
     log = EventAccumulator(str(tmp_path / "tb" / "version_0"), size_guidance={"scalars": 0, "histograms": 0}).Reload()
@@ -103,7 +103,7 @@ class Counted(Corridor):
 
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_each_episode_is_logged_at_the_step_with_which_it_ended(tmp_path, num_envs):
-    Counted.calls, Counted.episodes = -num_envs, []  # the first resets are no steps
+    Counted.calls, Counted.episodes = -num_envs, []  # the first resets are not steps
     log = Remembering()
     fit = quiet_trainer(tmp_path, 2, logger=log, limit_val_batches=0)
     fit.fit(small_dqn(), small_data(Counted, num_envs=num_envs, steps_per_epoch=240, steps_per_round=2))
@@ -117,7 +117,7 @@ def test_each_episode_is_logged_at_the_step_with_which_it_ended(tmp_path, num_en
 
 @pytest.mark.parametrize(("every", "at"), [(1, range(14, 91, 4)), (12, [22, 34, 46, 58, 70, 82]), (1000, [])])
 def test_losses_and_epsilon_every_so_many_updates(tmp_path, every, at):
-    """A round is four steps and four updates; ε is that of the last action, two environments before the present."""
+    """A rollout is four steps and four updates; ε is that of the last action, two environments earlier."""
     last: dict[int, float] = {}
 
     class Watched(DQN):

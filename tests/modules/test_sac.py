@@ -31,7 +31,7 @@ def test_actions_and_their_densities_are_those_of_a_squashed_normal():
     assert torch.allclose(log_probability[inside], expected[inside], atol=1e-3)
 
 
-def test_goals_are_those_of_one_transition_after_another():
+def test_critic_targets_equal_a_loop_over_transitions():
     module = small_sac(discount=0.9, temperature=0.3)
     module.normalizer.observe(torch.randn(100, 1) * 3 + 1)
     batch = transitions(20, 1, torch.rand(20, 1))
@@ -53,7 +53,7 @@ def test_the_two_critics_differ_and_their_targets_do_not():
         assert torch.equal(trained, target) and not target.requires_grad
 
 
-def test_a_critic_that_cannot_be_drawn_anew_is_refused():
+def test_a_critic_that_cannot_be_re_initialized_is_an_error():
     class Constant(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -95,7 +95,7 @@ def test_an_update_changes_each_part_and_moves_the_targets_by_tau(tmp_path):
     assert {f"train/{name}" for name in checked[0]} <= set(fit.callback_metrics)
 
 
-def test_normalises_by_all_that_was_met():
+def test_normalises_by_all_observations():
     norm, inputs = RunningNorm(3), torch.randn(1000, 3) * torch.tensor([1.0, 5.0, 0.1]) + 7
     for part in inputs.split([1, 1, 13, 85, 900]):
         norm.observe(part)
@@ -148,7 +148,7 @@ def test_plasticity_injection_into_the_whole_critic(tmp_path):
     assert injection.num_events == 1
     for before, after in zip(said[1], said[2], strict=True):
         assert torch.equal(before, after)
-    assert not torch.equal(said[3][1], said[2][1])  # the targets go on to follow
+    assert not torch.equal(said[3][1], said[2][1])  # the targets continue to follow
     for _ in range(3000):
         torch._foreach_lerp_(_floats(module.target_critic), _floats(module.critic), 0.005)
     trained, target = module.critic(*inputs), module.target_critic(*inputs)
@@ -160,7 +160,7 @@ def test_a_target_that_is_not_injected_is_asked_for(tmp_path):
         injection = PlasticityInjection(head=head, when=AtFraction(0.5))
         with pytest.raises(MisconfigurationException, match=f"target='{target}'"):
             quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Slope))
-    injection = PlasticityInjection(head="actor", when=AtFraction(0.5))  # which has no target
+    injection = PlasticityInjection(head="actor", when=AtFraction(0.5))  # which lacks a target
     quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(small_sac(), small_data(Slope))
 
 
@@ -187,7 +187,7 @@ def test_simba():
         SimBa(1, 3, heads=2)
 
 
-def test_says_what_does_not_fit(tmp_path):
+def test_errors(tmp_path):
     with pytest.raises(ValueError, match="`temperature` must be positive"):
         small_sac(temperature=0.0)
     fit = quiet_trainer(tmp_path, 1)

@@ -23,7 +23,7 @@ def test_from_a_folder(tmp_path):
         assert torch.equal(a, b), name
 
 
-def test_what_is_refused(tmp_path):
+def test_errors(tmp_path):
     with pytest.raises(ValueError, match="`config` of 'llama' has no n_embd"):
         causal_lm("llama", {"n_embd": 8})
     with pytest.raises(ValueError, match="one of `model_type` and `folder` must be given"):

@@ -1,4 +1,4 @@
-"""`GPT`: its formula, sizes and initial values, Hugging Face's GPT-2, and what the methods ask of it."""
+"""`GPT`: its formula, sizes and initial values, Hugging Face's GPT-2, and the methods on it."""
 
 import json
 import math
@@ -178,7 +178,7 @@ def test_flops_of_impossible_lengths(length):
 
 
 def test_flops_count_every_matrix_product_of_a_step():
-    """Against torch's counter, which knows matrix products alone, and nothing of embeddings that are looked up."""
+    """Against torch's counter, which counts matrix products only, without embedding look-ups."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -220,7 +220,7 @@ def test_initial_values():
 
 
 def test_fresh_values_are_initial_values():
-    """What `FullReset(fresh_seed=0)` and shrink-and-perturb take; of the tied weight the draw of the head stays."""
+    """Targets of `FullReset(fresh_seed=0)` and shrink-and-perturb; the tied weight keeps the draw of the head."""
     net = GPT(**WIDE)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -231,7 +231,7 @@ def test_fresh_values_are_initial_values():
     assert all((parameter == 7.0).all() for parameter in net.parameters())
     torch.manual_seed(1)
     for (name, parameter), value in zip(GPT(**WIDE).named_parameters(), drawn.values(), strict=True):
-        assert torch.equal(parameter, value), name  # as a net that is built anew
+        assert torch.equal(parameter, value), name  # as in a newly built net
 
 
 # --- Hugging Face ----------------------------------------------------------------------------------------------------
@@ -239,14 +239,14 @@ def test_fresh_values_are_initial_values():
 
 @pytest.fixture
 def hf(monkeypatch):
-    """The package transformers, with no way to the network."""
+    """The package transformers, without access to the network."""
     transformers = pytest.importorskip("transformers")
 
-    def refuse(*_, **__):
+    def no_network(*_, **__):
         raise AssertionError("a test has asked the network")
 
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    monkeypatch.setattr(socket.socket, "connect", no_network)
+    monkeypatch.setattr(socket, "getaddrinfo", no_network)
     return transformers
 
 
@@ -360,19 +360,19 @@ def test_every_source_gives_the_same_net(hf, tmp_path):
         ({"attn_pdrop": 0.0}, r"GPT has one probability of dropout, got \{'embd_pdrop': 0.1, 'attn_pdrop': 0.0"),
     ],
 )
-def test_what_it_cannot_equal_is_refused(hf, options, message):
+def test_unsupported_settings_are_an_error(hf, options, message):
     with pytest.raises(ValueError, match=message):
         GPT.from_huggingface(huggingface(hf, **options))
 
 
-def test_settings_that_change_nothing_are_taken(hf):
+def test_settings_that_change_nothing_are_accepted(hf):
     model = huggingface(hf, n_inner=48, reorder_and_upcast_attn=True, attn_pdrop=0.0)
     net = GPT.from_huggingface(model, dropout=0.0).eval()
     batch = tokens()
     torch.testing.assert_close(net(batch), model(batch).logits, rtol=1e-12, atol=1e-12)
 
 
-def test_other_sources_are_refused(hf):
+def test_other_sources_are_an_error(hf):
     model = huggingface(hf, torch.float32)
     state = model.state_dict()
 
@@ -397,7 +397,7 @@ def test_other_sources_are_refused(hf):
             GPT.from_huggingface(source, heads=heads)
 
 
-def test_other_folders_are_refused(hf, tmp_path):
+def test_other_folders_are_an_error(hf, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"must be a folder .* got 'gpt2'; nothing is downloaded"):
         GPT.from_huggingface("gpt2")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
@@ -423,7 +423,7 @@ def test_without_transformers(hf, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_is_imported_only_where_it_is_needed():
+def test_it_is_imported_only_when_needed():
     code = "import sys, lightning_fire.nets; print('transformers' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "False\n"
@@ -464,7 +464,7 @@ def test_hidden_units_are_those_of_the_mlps():
 
 
 class LanguageModel(pl.LightningModule):
-    """Someone's: predicts each next token."""
+    """A user's module: predicts each next token."""
 
     def __init__(self):
         super().__init__()
@@ -511,7 +511,7 @@ def test_fire_orthogonalises_each_matrix_and_nothing_else(steps):
 
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
-def test_methods_that_draw_anew_reach_the_draw(method):
+def test_methods_that_re_initialize_use_the_initial_distribution(method):
     callback = snapshots_of(method)(fresh_seed=3)
     module = fitted(callback, module=LanguageModel(), data=Texts())
     assert len(callback.seen) == 2

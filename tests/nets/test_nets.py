@@ -1,4 +1,4 @@
-"""The networks: sizes of the paper's, formulas, and what the callbacks and the command line ask of them."""
+"""The networks: sizes of the paper's, formulas, and the interface for callbacks and command line."""
 
 import math
 from itertools import pairwise
@@ -114,8 +114,8 @@ def test_state_dict_round_trip(build):
     assert torch.equal(net.eval()(images), other.eval()(images))
 
 
-def test_redrawing_every_layer_is_building_the_net_anew(build):
-    """What `FullReset(fresh_seed=0)` and shrink-and-perturb rely on."""
+def test_re_initializing_every_layer_equals_a_newly_built_net(build):
+    """`FullReset(fresh_seed=0)` and shrink-and-perturb rely on it."""
     net = build()
     with torch.no_grad():
         for parameter in net.parameters():
@@ -222,6 +222,6 @@ def test_an_mlp_normalizes_before_its_nonlinearity(normalization, activation):
 
 
 @pytest.mark.parametrize("option", ["normalization", "activation"])
-def test_an_mlp_refuses_unknown_options(option):
+def test_an_mlp_rejects_unknown_options(option):
     with pytest.raises(ValueError, match=f"`{option}` must be one of .*, got 'other'"):
         MLP(6, 3, **{option: "other"})

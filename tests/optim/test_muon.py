@@ -55,7 +55,7 @@ def test_a_convolution_is_scaled_by_its_flattened_shape():
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon came with torch 2.9")
 @pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
 def test_matrices_take_the_steps_of_torch(scale):
-    """Which iterates in bfloat16: 8 bits."""
+    """torch iterates in bfloat16: 8 bits."""
     weight, gradients = torch.randn(12, 6), [torch.randn(12, 6) for _ in range(3)]
     parameter = nn.Parameter(weight.clone())
     optimizer = torch.optim.Muon([parameter], lr=0.02, weight_decay=0.1, adjust_lr_fn=scale)
@@ -156,7 +156,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
         assert_same_weights(fitted(*build(), module=module, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"), whole)
 
 
-def test_use_muon_begins_as_adam_and_goes_on_as_muon():
+def test_use_muon_begins_as_adam_and_continues_as_muon():
     adam = fitted(module=built(WithAdamOfTheRatio), max_epochs=2)
     assert_same_weights(fitted(UseMuon(), module=built(WithMuon), max_epochs=2), adam)
     assert any(
@@ -195,7 +195,7 @@ def test_unit_resets_find_the_momenta():
     assert torch.equal(callback.seen[0], torch.zeros(8, 8))
 
 
-def test_the_moments_of_hidden_matrices_are_dropped_at_the_event_and_no_others():
+def test_only_the_moments_of_hidden_matrices_are_dropped_at_the_event():
     class Remembers(UseMuon):
         def act(self, trainer, pl_module):
             had = set(trainer.optimizers[0].state)
@@ -255,7 +255,7 @@ def test_arguments_out_of_range(options, message):
         Muon(muon_groups(PlainModule()), **options)
 
 
-def test_groups_say_what_they_are_for():
+def test_errors_of_groups():
     with pytest.raises(ValueError, match="needs `use_muon`"):
         Muon(PlainModule().parameters())
     with pytest.raises(ValueError, match=r"Muon steps matrices only, got a parameter of shape \(8,\)"):

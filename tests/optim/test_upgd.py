@@ -62,7 +62,7 @@ def test_the_most_useful_weight_takes_the_smallest_part_of_its_step():
     torch.testing.assert_close(moved - weight, torch.tensor(parts))
 
 
-def test_noise_has_its_standard_deviation_and_half_of_it_is_applied_where_there_is_no_utility():
+def test_noise_has_its_standard_deviation_and_half_of_it_is_applied_at_zero_utility():
     (moved,) = stepped([torch.zeros(100_000)], [[torch.zeros(100_000)]], lr=1.0, noise=0.2)
     assert moved.std().item() == pytest.approx(0.1, rel=0.01)
     assert moved.mean().item() == pytest.approx(0.0, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Random recipes: each is taken as it is written, or refused in one paragraph that names the key or the file."""
+"""Random recipes: each is taken as written, or is an error of one paragraph that names the key or the file."""
 
 import contextlib
 import copy
@@ -69,7 +69,7 @@ intervention:
 
 
 class Outcome:
-    """What became of a recipe: a configuration, or a message."""
+    """Result of a recipe: a configuration, or a message."""
 
     def __init__(self, config: Any, code: Any, message: str):
         self.config, self.code, self.message = config, code, message
@@ -85,7 +85,7 @@ def run(*texts: str | bytes) -> Outcome:
         parsed.append(cli.config.fit.clone())
 
     out, err = io.StringIO(), io.StringIO()
-    logging.disable()  # the Trainer tells much
+    logging.disable()  # the Trainer prints much
     with contextlib.ExitStack() as stack:
         stack.callback(logging.disable, logging.NOTSET)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -99,7 +99,7 @@ def run(*texts: str | bytes) -> Outcome:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         stack.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # of the Trainer, on what it is told to do
+        warnings.simplefilter("ignore")  # of the Trainer, on its settings
         code: Any = 0
         try:
             console()
@@ -112,7 +112,7 @@ def run(*texts: str | bytes) -> Outcome:
 
 
 def check(outcome: Outcome, written: dict, names: list[str]) -> None:
-    """Taken as written, or refused in one paragraph with one of some names in it."""
+    """Assert that it is taken as written, or is an error of one paragraph with one of some names in it."""
     if outcome.config is None:
         assert outcome.code not in (0, None)
         assert outcome.message
@@ -168,10 +168,10 @@ def test_the_recipe_itself_is_taken_as_it_is_written():
 Path_ = tuple[str | int, ...]
 
 
-def places(value: Any, place: Path_ = ()) -> list[Path_]:
-    """Every place in a recipe, mappings and lists as well, the recipe itself first."""
+def paths_in(value: Any, place: Path_ = ()) -> list[Path_]:
+    """Paths of all values in a recipe, mappings and lists included, the recipe itself first."""
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [place, *(found for key, below in inner for found in places(below, (*place, key)))]
+    return [place, *(found for key, below in inner for found in paths_in(below, (*place, key)))]
 
 
 def at(value: Any, place: Path_) -> Any:
@@ -181,7 +181,7 @@ def at(value: Any, place: Path_) -> Any:
 
 
 def with_value(place: Path_, value: Any) -> dict:
-    """The recipe, changed in one place."""
+    """The recipe with one value replaced."""
     recipe = copy.deepcopy({**BASE, **OVERLAY})
     at(recipe, place[:-1])[place[-1]] = value
     return recipe
@@ -195,10 +195,10 @@ def as_files(recipe: dict) -> list[str]:
 
 
 WHOLE = {**BASE, **OVERLAY}
-MAPPINGS = [place for place in places(WHOLE) if isinstance(at(WHOLE, place), dict)]
-VALUES = places(WHOLE)[1:]
+MAPPINGS = [place for place in paths_in(WHOLE) if isinstance(at(WHOLE, place), dict)]
+VALUES = paths_in(WHOLE)[1:]
 KEYS = [place for place in VALUES if isinstance(place[-1], str)]
-LINE = [".yaml, line", '""']  # what names the file and the line needs no name of the key; a key that is empty has none
+LINE = [".yaml, line", '""']  # a message with file and line need not name the key; an empty key has no name
 
 
 # what
@@ -250,7 +250,7 @@ values = st.one_of(
 
 @st.composite
 def misspelt(draw: st.DrawFn) -> tuple[Path_, str]:
-    """A key of the recipe, one letter off: the place of its mapping, and what it has become."""
+    """A key of the recipe, one letter off: the path of its mapping, and the misspelt key."""
     *place, key = draw(st.sampled_from(KEYS))
     letter = draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz_"))
     at_ = draw(st.integers(0, len(key) - 1))
@@ -324,7 +324,7 @@ AGAIN = "again_and_again"
 @few
 @given(st.sampled_from(KEYS), values, st.sampled_from(["plain", "plus", "dotted", "dotted first"]))
 def test_a_key_given_twice(place, value, how):
-    """YAML would take the last, whatever it is; also where jsonargparse takes `a.b` or `a+`."""
+    """YAML would take the last one, also where jsonargparse takes `a.b` or `a+`."""
     *above, key = place
     numbers = [step for step, name in enumerate(above) if isinstance(name, int)]
     recipe = copy.deepcopy(WHOLE)
@@ -347,7 +347,7 @@ def test_a_key_given_twice(place, value, how):
     outcome = run(text)
     assert outcome.code == 2
     assert re.search(r"a\.yaml, line \d+: ", outcome.message)
-    if "\ud800" not in str(value):  # refused before
+    if "\ud800" not in str(value):  # an error earlier
         assert re.search(rf"the key (\S+\.)?{re.escape(again.removesuffix('+'))} is given twice", outcome.message)
 
 
@@ -393,7 +393,7 @@ rubbish = st.one_of(
 @example(len(TEXT), b"x: &a [*a]\n")
 @example(len(TEXT), b"x: " + b"[" * 3000)
 @example(len(TEXT), b"x: " + b"9" * 5000)
-def test_rubbish_anywhere_in_a_file(place, added):
+def test_garbage_anywhere_in_a_file(place, added):
     text = TEXT[:place] + added + TEXT[place:]
     outcome = run(text)
     if outcome.config is None:
@@ -435,7 +435,7 @@ BILLION_LAUGHS = b"a: &a {x: 1}\n" + TWICE_EACH
         (BILLION_LAUGHS, "b.yaml: its aliases repeat 24498 values; at most 1000 may be repeated"),
     ],
 )
-def test_files_that_are_no_recipes_are_named(text, message):
+def test_files_that_are_not_recipes_are_named(text, message):
     outcome = run(yaml.safe_dump(BASE), text)
     assert outcome.code == 2
     assert message in outcome.message.replace(
@@ -474,7 +474,7 @@ def test_aliases_that_repeat_little_are_followed():
         ("model.init_args.net.init_args.in_channels", 10**30, "JSONARGPARSE_DEBUG=true shows where"),
     ],
 )
-def test_what_is_wrong_is_said(place, value, message):
+def test_errors_name_the_cause(place, value, message):
     outcome = run(*as_files(with_value(tuple(place.split(".")), value)))
     assert outcome.code == 2
     assert message in outcome.message
@@ -515,7 +515,7 @@ def test_an_error_of_a_constructor_can_be_traced():
         run(text)
 
 
-def test_what_is_said_is_short():
+def test_errors_are_short():
     """argparse would print the usage first, of a hundred lines."""
     err = io.StringIO()
     with contextlib.redirect_stderr(err), pytest.raises(SystemExit), warnings.catch_warnings():
@@ -537,7 +537,7 @@ def test_what_is_said_is_short():
 @example(text=b"\xff")
 @example(text=b"intervention: {class_path: FIRECallback, class_path: FullReset}")
 def test_a_method_of_any_kind_in_the_other_commands(words, text):
-    """They read it themselves; what they take goes on to the training, which is left out here."""
+    """They read it themselves; what they take is passed to the training, which is left out here."""
 
     class Reached(BaseException):
         pass

@@ -60,7 +60,7 @@ def test_every_recipe_has_its_methods_and_starts(path):
     assert {kind_of(method) for method in methods_of(path)} == {"vanilla", *METHODS} - own
     starts = find_recipe(path).starts
     epochs = find_recipe(path).base["data"]["init_args"]["epochs"]
-    presets = {"fire": "gpt", "fire_query_key": "vit"}  # said, whatever `auto` is
+    presets = {"fire": "gpt", "fire_query_key": "vit"}  # explicit, independent of `auto`
     for name, preset in presets.items():
         assert arguments_of(path, name)["where"]["init_args"] == {"preset": preset}
     early, late = (when for when in starts.values() if when != "best")
@@ -79,7 +79,7 @@ def test_it_runs_over_both_phases(texts, path, method, monkeypatch):
     base = yaml.safe_load(path.read_text())
     base["trainer"]["callbacks"] = [c for c in base["trainer"]["callbacks"] if "LearningRateMonitor" not in str(c)]
     if path.stem in ("authors_gpt2", "wikitext103_openwebtext_gpt2"):
-        base["trainer"]["precision"] = "bf16-mixed"  # a CPU has no 16-mixed
+        base["trainer"]["precision"] = "bf16-mixed"  # 16-mixed needs a GPU
         base["model"]["init_args"]["warmup"] = 0.1  # of two steps
         base["model"]["init_args"]["net"]["init_args"] |= {"depth": 1, "dim": 8, "heads": 2}
         base["data"]["init_args"]["block_size"] = 64  # 1024 tokens × 50304 logits take a GB

@@ -1,4 +1,4 @@
-"""Recipes of reinforcement learning: the paper's numbers, and some rounds of each."""
+"""Recipes of reinforcement learning: the paper's numbers, and some rollouts of each."""
 
 import re
 
@@ -73,7 +73,7 @@ def test_the_authors_setting_of_atari_is_one_override(tmp_path):
     assert (data.num_envs, data.updates, data.rounds_per_epoch) == (4, 4, 2)
     assert (data.environment_steps, updates) == (8 + 2 * 8, 2 * 8)
     steps = settings("dqn/atari_nature_cnn")[1]["steps_per_epoch"]
-    assert steps % 4 == 0  # whole rounds at its size
+    assert steps % 4 == 0  # whole rollouts at its size
 
 
 @pytest.mark.slow

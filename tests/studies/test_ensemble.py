@@ -1,4 +1,4 @@
-"""The batched networks of the studies: the numbers of a Trainer, one network at a time."""
+"""The batched networks of the studies equal a Trainer, one network at a time."""
 
 from functools import partial
 

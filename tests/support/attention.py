@@ -1,4 +1,4 @@
-"""Whether what is called query, key and value is that."""
+"""Check that the parts called query, key and value are that."""
 
 import torch
 

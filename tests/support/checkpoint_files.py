@@ -1,4 +1,4 @@
-"""Small checkpoints, written by hand, and the commands on them."""
+"""Small checkpoints, and the commands on them."""
 
 import json
 from pathlib import Path

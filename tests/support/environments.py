@@ -6,7 +6,7 @@ from gymnasium.spaces import Box, Discrete
 
 
 class Corridor(gymnasium.Env):
-    """A corridor of a random length: action 1 goes on, action 0 stays; the end pays 2. No two observations are alike.
+    """Corridor of random length: action 1 moves on, action 0 stays; the end pays 2. All observations differ.
 
     Args:
         limit: Steps after which an episode is cut short.

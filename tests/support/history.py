@@ -1,4 +1,4 @@
-"""The curves of trainings by hand: three chunks, one event."""
+"""Constructed training curves: three chunks, one event."""
 
 import numpy as np
 

@@ -100,7 +100,7 @@ def write_tiny_imagenet(root: Path, **sizes: int) -> None:
 
 
 def jpeg(seed: int, size: tuple[int, int] = (64, 64), grey: bool = False) -> bytes:
-    """One colour all over, told by the seed: survives JPEG."""
+    """An image of one colour, which depends on the seed: survives JPEG."""
     colour = np.random.default_rng(seed).integers(0, 256, 3)
     pixels = np.full((size[1], size[0], 3), colour, dtype=np.uint8)
     image = Image.fromarray(pixels[..., 0] if grey else pixels)

@@ -15,7 +15,7 @@ from lightning_fire.experiments.training import Progress, Task, perform
 
 
 class Instantaneous:
-    """Stands in for an engine and its jobs: leaves what a training leaves, from logs that are there already."""
+    """Stand-in for an engine and its jobs: writes the files of a training, from existing logs."""
 
     logs = Path()  # files of the name <method>.<chunk>
     limit = 2
@@ -24,7 +24,7 @@ class Instantaneous:
         self.result = None
 
     def begin(self, tasks):
-        """Do them."""
+        """Run the jobs."""
         jobs = []
         for task in tasks:
             jobs.append(job := Instantaneous())
@@ -32,18 +32,18 @@ class Instantaneous:
         return jobs
 
     def ended(self):
-        """It has."""
+        """Return True."""
         return True
 
     def failure(self):
-        """Tell what went wrong."""
+        """Return the error."""
         return self.result
 
     def close(self):
-        """There is nothing to close."""
+        """Do nothing."""
 
     def fit(self, task: Task, words: Sequence[str]) -> None:
-        """Leave what a training leaves."""
+        """Write the files of a training."""
         place = task.folder
         method = place.parent.name
         start = yaml.safe_load((place / "run.yaml").read_text()).get("ckpt_path")

@@ -1,4 +1,4 @@
-"""A `lightning-fire compare` that is killed again and again, and started again each time."""
+"""A `lightning-fire compare` that is repeatedly killed and restarted."""
 
 import json
 import os
@@ -26,7 +26,7 @@ METHODS = ["vanilla", "fire", "full_reset"]
 
 
 class Forked:
-    """Stands in for an engine and its jobs: trains in forks of the comparison itself, without a server."""
+    """Stand-in for an engine and its jobs: trains in forks of the comparison itself, without a server."""
 
     limit = 2
 
@@ -35,7 +35,7 @@ class Forked:
         return list(map(Job, tasks))
 
     def close(self):
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 class Job:
@@ -63,7 +63,7 @@ class Job:
         return self.code is not None
 
     def failure(self):
-        """Tell what went wrong."""
+        """Return the error."""
         return str(self.code) if self.code else None
 
     def stop(self):
@@ -87,7 +87,7 @@ def compare(recipe: Path, output: Path, methods: list[str]) -> None:
     lightning_fire(["compare", str(recipe), *words])
 
 
-def tell(**values) -> None:
+def print_json(**values) -> None:
     """Print a line of JSON."""
     print(json.dumps(values), flush=True)
 
@@ -96,8 +96,8 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
     """Compare undisturbed; then with three kills by the clock."""
     compare_command.engine_for = lambda *args: Forked()
     os.environ[training.SAVE_SECONDS] = "0"
-    tell(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
-    tell(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
+    print_json(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
+    print_json(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
     draw, number, kills = random.Random(0), 0, 3
     while kills:
         code = KILLED
@@ -105,7 +105,7 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
             seconds = draw.uniform(0, 6) if kills else None
             code = lived(partial(compare, recipe, folder / f"killed{number}", METHODS[:2]), seconds=seconds)
             kills -= code == KILLED
-            tell(training=f"killed{number}", code=code)
+            print_json(training=f"killed{number}", code=code)
         number += 1
 
 
@@ -121,8 +121,8 @@ def kill_at_each_change(folder: Path, recipe: Path) -> None:
         place = folder / f"killed{operations}"
         code = lived(partial(compare, recipe, place, METHODS[:2]), operations=operations)
         files = {file.name: file.read_text() for file in place.glob("*.*") if file.name in RESULTS}
-        tell(training=place.name, code=code, files=files)
-        tell(training=place.name, code=lived(partial(compare, recipe, place, METHODS)))
+        print_json(training=place.name, code=code, files=files)
+        print_json(training=place.name, code=lived(partial(compare, recipe, place, METHODS)))
 
 
 def main(folder: Path, what: str) -> None:

@@ -17,7 +17,7 @@ _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.symlink", "os.
 def lived(
     work: Callable[[], object], seconds: float | None = None, operations: int | None = None, patience: float = 60
 ) -> int:
-    """Run `work` in a process of its own, kill -9 that at some moment, and wait for all that it has begun to end.
+    """Run `work` in a process of its own, kill -9 that at some time, and wait until all its children have ended.
 
     Args:
         work: What to do.
@@ -32,7 +32,7 @@ def lived(
     process = forked(work, operations)
     os.close(held_by_all)
     code = _awaited(process, seconds, patience)
-    ended, _, _ = select.select([alive], [], [], patience)  # the end of the file: nobody holds the other end any more
+    ended, _, _ = select.select([alive], [], [], patience)  # end of file: no process holds the other end
     os.close(alive)
     assert ended, "a killed process has left others that go on"
     return code
@@ -81,12 +81,12 @@ def wait_for_end_of(process: int, seconds: float = 30) -> None:
 
     Args:
         process: Its number.
-        seconds: After which it is an error that it goes on.
+        seconds: After which it is an error if it still runs.
     """
     end = time.monotonic() + seconds
     while Path(f"/proc/{process}").exists():
         if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-            return  # nobody has asked for its exit code
+            return  # its exit code was not requested yet
         assert time.monotonic() < end, "it goes on"
         time.sleep(0.05)
 
@@ -104,7 +104,7 @@ def _awaited(process: int, seconds: float | None, patience: float) -> int:
 
 
 def _die_before(operations: int) -> None:
-    """Kill this process before its n-th change to the disk, whichever line makes it.
+    """Kill this process before its n-th change to the disk, from any line.
 
     Where that is to open a file for writing: right after that, before anything is written.
     """

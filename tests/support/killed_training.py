@@ -1,4 +1,4 @@
-"""A real training that is killed again and again, and each time gone on with from its last checkpoint."""
+"""A real training that is repeatedly killed and continued from its last checkpoint."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""One case for each metric: how it is built, what it is given, and what the pure function makes of all of that."""
+"""One case for each metric: how it is built, its inputs, and the pure function of all of them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +30,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 WEIGHTS = random(5, 4), random(5, 4, seed=1)
 FEATURES = random(8) * 0.5 ** torch.arange(8) @ torch.linalg.qr(random(8, seed=1)[:8])[0]
 OTHER_FEATURES = FEATURES[:, :3].tanh() + 0.1
-ACTIVATION = random(2, 3, 10).relu() * torch.tensor([0, 0.01, 0.1, 1, 1, 1, 2, 2, 3, 4])  # two places by three
+ACTIVATION = random(2, 3, 10).relu() * torch.tensor([0, 0.01, 0.1, 1, 1, 1, 2, 2, 3, 4])  # two positions by three
 
 CASES = {
     "DeviationFromIsometry": Case(M.DeviationFromIsometry, WEIGHTS[:1], lambda w: F.dfi(w).mean()),

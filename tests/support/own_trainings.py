@@ -1,4 +1,4 @@
-"""What a reader of docs/your_own_training.md would have: models, data and a loop of their own."""
+"""Models, data and a loop of a reader of docs/your_own_training.md."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""What the theorems speak of, computed from its definition, and their bounds term by term, in float64."""
+"""Quantities of the theorems, from their definitions, and their bounds term by term, in float64."""
 
 import itertools
 import math
@@ -73,7 +73,7 @@ def hessian_bound(dfi: list[float], curvature: float, gradient: float, moments: 
 
 
 def sharper_hessian_bound(dfi: list[float], curvature: float, gradient: float, moments: list[float]) -> float:
-    """The same, with γ Σ Π √ν in place of 2γ Σ Π ν."""
+    """The same, with γ Σ Π √ν instead of 2γ Σ Π ν."""
     growth = [1 + value**0.5 for value in dfi]
     total = hessian_bound(dfi, curvature, 0.0, moments)
     for k, other in itertools.combinations(range(len(growth)), 2):

@@ -13,7 +13,7 @@ Rule = Callable[[int, list[nn.Linear], list[Tensor]], list[list[int]]]
 
 
 class WithMomentum(PlainModule):
-    """Adam would blow up the rounding of a gradient that is zero: of the bias before the BatchNorm."""
+    """Adam would amplify the rounding of a zero gradient, that of the bias before the BatchNorm."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)

@@ -1,4 +1,4 @@
-"""A stranger's project in small: a plain LightningModule and plain DataModules that know nothing of this package."""
+"""A small user project: a plain LightningModule and plain DataModules, independent of this package."""
 
 import inspect
 from pathlib import Path
@@ -84,7 +84,7 @@ def fitted(
 
 
 def resumed_from(path: object, weights_only: bool = True) -> dict[str, object]:
-    """Arguments of `Trainer.fit` and `test`; before lightning 2.6 there was no choice of what may be unpickled."""
+    """Arguments of `Trainer.fit` and `test`; before lightning 2.6 `weights_only` did not exist."""
     known = "weights_only" in inspect.signature(pl.Trainer.fit).parameters
     return {"ckpt_path": path, **({"weights_only": weights_only} if known else {})}
 

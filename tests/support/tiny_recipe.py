@@ -1,4 +1,4 @@
-"""A recipe of a few seconds, and what the command line says of one that it refuses."""
+"""A recipe of a few seconds, and the error of the command line for a wrong one."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How far a result may be from its float64 reference, by dtype of the input: half-precision results round once."""
+"""Tolerances to a float64 reference by dtype of the input: half-precision results are rounded once."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""`HiddenUnits`: what it finds is right for the network as it runs, and what it cannot resolve it leaves alone."""
+"""`HiddenUnits`: finds the units of the network as it runs, and leaves alone what it cannot resolve."""
 
 import re
 
@@ -78,7 +78,7 @@ def outputs(net, x):
 
 
 def activation(layer, net, x):
-    """What the units of a layer do, shape (samples, units)."""
+    """Activations of the units of a layer, shape (samples, units)."""
     seen = []
     handle = layer.observed.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone()))
     outputs(net, x)
@@ -98,8 +98,8 @@ def test_the_layers_found(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_unit_whose_outgoing_weights_are_zero_has_no_say_and_the_others_have_theirs(name):
-    """All that belongs to the unit may be changed then: weights, bias, entries of norms."""
+def test_a_unit_has_an_effect_unless_its_outgoing_weights_are_zero(name):
+    """Everything that belongs to the unit may then be changed: weights, bias, entries of norms."""
     net, x = built(name)
     for layer in HiddenUnits().select(net, lambda: net(x)):
         normed = [type(part) for part in net.modules() if isinstance(part, nn.LayerNorm)]
@@ -164,7 +164,7 @@ def test_dropout_is_not_in_what_is_watched():
 
 
 class Doubled(torch.autograd.Function):
-    """No mode sees it."""
+    """Not visible to a dispatch mode."""
 
     @staticmethod
     def forward(ctx, x):
@@ -238,7 +238,7 @@ def test_a_layer_that_runs_twice_is_left_alone():
         HiddenUnits().select(net, lambda: net(torch.randn(3, 4)))
 
 
-def test_passes_without_gradients_count_only_where_there_are_no_others():
+def test_passes_without_gradients_count_only_if_there_are_only_such():
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 2))
     x = torch.randn(3, 4)
 
@@ -255,8 +255,8 @@ def test_passes_without_gradients_count_only_where_there_are_no_others():
         HiddenUnits().select(net, lambda: (look(), look()))
 
 
-def test_what_takes_units_in_without_gradients_takes_them_in():
-    """As the critic of an actor that shares its features."""
+def test_layers_that_read_units_without_gradients_are_outgoing():
+    """Like the critic of an actor with the same features."""
 
     class Actor(nn.Module):
         def __init__(self):
@@ -309,7 +309,7 @@ def test_patterns():
         HiddenUnits(include=["conv"]).select(net, lambda: net(x))
 
 
-def test_nothing_is_left_behind_after_a_look():
+def test_tracing_leaves_the_module_unchanged():
     net, x = built("resnet")
     before = {key: value.clone() for key, value in net.state_dict().items()}
     apply = vars(torch.autograd.Function)["apply"]

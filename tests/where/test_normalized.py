@@ -1,4 +1,4 @@
-"""Which weights a normalization layer follows, and the scale that FIRE chooses by it."""
+"""Weights that are followed by a normalization layer, and the scale that FIRE chooses by it."""
 
 import copy
 
@@ -37,13 +37,13 @@ def test_weights_before_the_last_normalization_layer_are_normalized(name):
     assert [view.name for view in views if view.name not in normalized_weights(model, views)] == expected
 
 
-def test_a_norm_of_the_weight_is_no_normalization_layer():
+def test_weight_norm_is_not_a_normalization_layer():
     layers = nn.Linear(4, 4), nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.LayerNorm(4)
     assert len(normalization_layers(nn.Sequential(*layers))) == 1
     assert normalization_layers(nn.Sequential(*layers[:2])) == []
 
 
-def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_size():
+def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_norm():
     model = MLP(8, 3, [6, 5], "layer")
     expected = copy.deepcopy(model)
     fire_(model, scale="auto")
@@ -52,7 +52,7 @@ def test_the_automatic_scale_is_the_papers_where_normalized_and_else_keeps_the_s
         assert torch.equal(fire(old.detach(), scale=scale), new), name
 
 
-def test_the_callback_says_what_it_chose_and_why(caplog):
+def test_the_callback_logs_its_choice_and_the_reason(caplog):
     with caplog.at_level("INFO"):
         fitted(FIRECallback(scale="auto"))
     expected = (

@@ -1,4 +1,4 @@
-"""`where`: layouts, presets, names, what is refused; on hand-made modules and on real architectures."""
+"""`where`: layouts, presets, names, errors; on small modules and on real architectures."""
 
 import math
 import re
@@ -162,8 +162,8 @@ def block(**layers):
         (block(query=nn.Linear(4, 4), key=nn.Linear(4, 2)), ["query.weight", "key.weight"]),
         (block(c_attn=Conv1D(12, 4)), ["c_attn.weight[q]", "c_attn.weight[k]"]),
         (block(q_attn=Conv1D(4, 4), c_attn=Conv1D(8, 4)), ["q_attn.weight", "c_attn.weight[k]"]),
-        (block(q=nn.Linear(4, 4), out=nn.Linear(4, 4)), ["q.weight", "out.weight"]),  # a q alone is no query
-        (block(in_proj=nn.Linear(4, 12)), ["in_proj.weight"]),  # no heads: a state-space model's, say
+        (block(q=nn.Linear(4, 4), out=nn.Linear(4, 4)), ["q.weight", "out.weight"]),  # a q alone is not a query
+        (block(in_proj=nn.Linear(4, 12)), ["in_proj.weight"]),  # without heads: for example a state-space model's
     ],
 )
 def test_auto_finds_queries_and_keys_by_their_names(module, expected):
@@ -216,7 +216,7 @@ def announcing(module, **numbers):
         (block(qkv=nn.Linear(4, 8)), "not a multiple of 3"),  # GCViT: keys and values under this name
     ],
 )
-def test_parts_that_cannot_be_told_are_left_alone_with_the_reason(module, reason):
+def test_parts_that_cannot_be_distinguished_are_left_alone_with_the_reason(module, reason):
     module = block(attention=module, head=nn.Linear(4, 2))
     selection = Weights("cnn").select(module)
     fused = [row.reason for row in selection.rows if "fused" in row.reason]
@@ -366,7 +366,7 @@ def test_a_weight_that_overlaps_a_bias_is_left_out():
     assert names(Weights("cnn").select(module)) == ["a.weight", "c.weight"]
 
 
-def test_two_parameters_in_the_same_place_are_taken_once():
+def test_two_parameters_with_the_same_memory_are_taken_once():
     selection = Weights("cnn").select(sharing(8, 8))
     assert names(selection) == ["a.weight", "c.weight"]
     assert selection.left_out == ["b.weight: sharing memory with a.weight"]
@@ -398,7 +398,7 @@ def test_a_compiled_layer_keeps_its_role_and_a_compiled_cell_its_kind():
     assert "GRU: neither Linear nor convolution" in {row.reason for row in selection.rows}
 
 
-def test_what_is_no_ordinary_weight_is_listed_with_the_reason():
+def test_unsupported_weights_are_listed_with_the_reason():
     quantised, empty, bare = nn.Linear(4, 4), nn.Linear(4, 1), nn.Linear(4, 4)
     quantised.weight = nn.Parameter(torch.zeros(4, 4, dtype=torch.int8), requires_grad=False)
     empty.weight = nn.Parameter(torch.zeros(0, 4))
@@ -415,7 +415,7 @@ def test_later_changes_of_the_list_do_not_change_the_selection():
     assert names(where.select(small())) == ["0.weight"]
 
 
-def test_equality_and_repr_say_what_it_is():
+def test_equality_and_repr():
     assert Weights("cnn", exclude=["a"]) == Weights("cnn", exclude=["a"]) != Weights("cnn")
     assert repr(Weights("vit", include=["b"])) == "Weights(preset='vit', include=['b'], exclude=None)"
 
@@ -481,7 +481,7 @@ def test_a_network_that_is_only_named_target_is_taken(layers):
     assert len(Weights().select(block(**layers))) == 4
 
 
-# --- refused ---------------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -532,7 +532,7 @@ PARAMETRIZED = {
 
 
 @pytest.mark.parametrize("kind", PARAMETRIZED)
-def test_a_parametrised_weight_is_refused_with_the_way_out(kind):
+def test_a_parametrised_weight_is_an_error_with_a_remedy(kind):
     module = block(first=PARAMETRIZED[kind](nn.Linear(4, 4)), second=nn.Linear(4, 2))
     message = r"would be lost: first\.weight \(.*\)\. Remove .* exclude=\['\^first\\\\.weight'\]"
     with pytest.raises(ValueError, match=message):
@@ -545,7 +545,7 @@ def test_a_parametrised_weight_is_refused_with_the_way_out(kind):
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm"])
-def test_parametrizations_of_the_old_kind_are_refused_too(kind):
+def test_parametrizations_of_the_old_kind_are_an_error_too(kind):
     module = block(first=getattr(nn.utils, kind)(nn.Linear(4, 4)), second=nn.Linear(4, 2))
     with pytest.raises(ValueError, match=rf"would be lost: first\.weight \({kind}\)"):
         Weights().select(module)
@@ -570,7 +570,7 @@ def test_selecting_does_not_advance_the_power_iteration_of_spectral_norm():
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
 @pytest.mark.parametrize("norm", [parametrizations.weight_norm, nn.utils.weight_norm])
-def test_a_computed_fused_projection_is_refused_not_passed_over(norm):
+def test_a_computed_fused_projection_is_an_error(norm):
     module = block(first=block(qkv=norm(nn.Linear(4, 12))), second=block(qkv=nn.Linear(4, 12)))
     with pytest.raises(ValueError, match=r"would be lost: first\.qkv\.weight"):
         Weights("vit").select(module)
@@ -583,7 +583,7 @@ def test_a_pruned_weight_is_computed_too():
         Weights().select(prune.l1_unstructured(nn.Linear(4, 4), "weight", 2))
 
 
-def test_a_computed_weight_that_is_never_taken_is_no_error():
+def test_a_computed_weight_that_is_never_taken_is_not_an_error():
     frozen = parametrizations.weight_norm(nn.Linear(4, 4)).requires_grad_(False)
     depthwise = parametrizations.weight_norm(nn.Conv1d(4, 4, 3, groups=4))
     assert names(Weights().select(nn.Sequential(frozen, depthwise, nn.Linear(4, 2)))) == ["2.weight"]
@@ -682,7 +682,7 @@ def test_queries_and_keys_of_hugging_face(kind, options, shapes):
 
 
 class CausalSelfAttention(nn.Module):
-    """Of nanoGPT, minGPT and LitGPT, told by its name."""
+    """Of nanoGPT, minGPT and LitGPT, recognized by its name."""
 
     def __init__(self):
         super().__init__()

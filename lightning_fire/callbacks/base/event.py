@@ -180,7 +180,7 @@ class EventCallback(MethodCallback):
         return self.initial.values
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        """Act if due. An event that fails before it changes anything does not count, in checkpoints neither."""
+        """Act if due. An event that fails before it changes anything is not counted, here and in checkpoints."""
         before, number, self._acted = dict(vars(self.progress)), self.num_events, False
         try:
             super()._read_clock(trainer, pl_module, epoch_start)

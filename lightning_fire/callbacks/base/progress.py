@@ -99,13 +99,13 @@ class Progress:
     def announce(self, trainer: Trainer) -> None:
         """Count the data as new at the next start of an epoch.
 
-        A resumed fit may announce the data of its epoch again: where the start was read before, that is ignored.
+        A resumed fit may announce the data of its epoch again: if its start was read before, that is ignored.
         """
         again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
     def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
-        """Read the clock; `epoch_start` says whether an epoch starts, and only then is the data compared.
+        """Read the clock; compare the data only with `epoch_start`, at the start of an epoch.
 
         An epoch whose start was not read starts at its first batch. An epoch that is resumed does not start again.
         """

@@ -67,7 +67,7 @@ class UnitCallback(FromChunkCallback):
         super().on_train_batch_end(trainer, pl_module, *args)
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._watched:  # the same on every rank, whatever its layers have seen
+        if self._watched:  # the same on every rank, also if its layers have not run
             self._watched = False
             self._method.step(trainer.optimizers)
 

@@ -1,4 +1,4 @@
-"""The base of all methods: acts only when due, never twice for one moment, also across fits and resumes."""
+"""Base class of all methods: acts when due and once per event, also across fits and resumes."""
 
 import copy
 import pickle
@@ -46,32 +46,32 @@ from lightning_fire.callbacks.base.new_data import explain_data
 
 
 class Recorder(EventCallback):
-    """Writes down when it acts, and on how much data."""
+    """Records when it acts, and on how much data."""
 
     name = "recorder"
 
     def __init__(self, when=None, log=None):
         super().__init__(when, log)
-        self.moments = []
+        self.acted_at = []
 
     def act(self, trainer, pl_module):
         clock = self.progress.read(trainer, epoch_start=False)
-        self.moments.append((clock.epoch, clock.step))
+        self.acted_at.append((clock.epoch, clock.step))
         self.batches_ahead = trainer.num_training_batches
         return {}
 
 
-def moments(when=None, data=None, **options):
+def acted_at(when=None, data=None, **options):
     recorder = Recorder(when)
     fitted(recorder, data=data, **options)
-    return recorder.moments
+    return recorder.acted_at
 
 
-def test_new_data_is_loaded_and_no_batch_of_it_seen():
+def test_acts_after_new_data_is_loaded_and_before_its_first_batch():
     """Chunks of 2, 4 and 6 batches an epoch, 2 epochs each."""
     recorder = Recorder()
     fitted(recorder)
-    assert recorder.moments == [(2, 4), (4, 12)]
+    assert recorder.acted_at == [(2, 4), (4, 12)]
     assert recorder.batches_ahead == 6
 
 
@@ -89,11 +89,11 @@ def test_new_data_is_loaded_and_no_batch_of_it_seen():
     ],
 )
 def test_schedules_over_a_whole_fit(when, expected):
-    assert moments(when) == expected
+    assert acted_at(when) == expected
 
 
 def test_steps_are_optimizer_steps_and_an_event_is_never_inside_an_accumulation_window():
-    assert moments(EveryNSteps(2), data=PlainData(), max_epochs=2, accumulate_grad_batches=3) == [(1, 2)]
+    assert acted_at(EveryNSteps(2), data=PlainData(), max_epochs=2, accumulate_grad_batches=3) == [(1, 2)]
 
 
 class TwoOptimizers(PlainModule):
@@ -114,16 +114,16 @@ class TwoOptimizers(PlainModule):
 
 
 def test_two_optimizers_do_not_double_the_steps():
-    assert moments(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
+    assert acted_at(EveryNSteps(3), data=PlainData(), module=TwoOptimizers(), max_epochs=2) == [(0, 3), (1, 6)]
 
 
-def test_the_count_goes_on_in_the_next_fit_of_a_trainer():
+def test_the_count_continues_in_the_next_fit_of_a_trainer():
     recorder, module = Recorder(EveryNSteps(3)), TwoOptimizers()
     same_trainer = trainer(recorder, max_epochs=1)
     for epochs in (1, 2):
         same_trainer.fit_loop.max_epochs = epochs
         same_trainer.fit(module, datamodule=PlainData())
-    assert recorder.moments == [(0, 3), (1, 6)]
+    assert recorder.acted_at == [(0, 3), (1, 6)]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_count_goes_on_in_the_next_fit_of_a_trainer():
     ],
 )
 def test_a_fraction_of_training_by_the_bound_that_is_met_first(module, bounds, expected):
-    assert moments(AtFraction(0.5), data=PlainData(), module=module(), **bounds) == expected
+    assert acted_at(AtFraction(0.5), data=PlainData(), module=module(), **bounds) == expected
 
 
 def test_events_are_logged_on_lightnings_axis(tmp_path):
@@ -158,7 +158,7 @@ def test_events_are_logged_on_lightnings_axis(tmp_path):
 
 
 class Thrice(Schedule):
-    """A stranger's schedule."""
+    """A user's own schedule."""
 
     def __init__(self, first):
         self.first = first
@@ -191,8 +191,8 @@ def test_tensorboard_shows_before_and_after_in_one_curve(tmp_path):
     ]
 
 
-def test_a_strangers_schedule():
-    assert moments(Thrice(2)) == [(1, 2), (2, 4), (2, 6)]
+def test_a_custom_schedule():
+    assert acted_at(Thrice(2)) == [(1, 2), (2, 4), (2, 6)]
     assert Recorder(Thrice(2)).state_key == "Recorder(Thrice(first=2))"
 
 
@@ -204,9 +204,9 @@ def test_a_datamodule_without_chunks_is_new_in_the_next_fit_only():
     first = PlainData(seed=0)
     trainer(recorder, max_epochs=2).fit(module, datamodule=first)
     trainer(recorder, max_epochs=2).fit(module, datamodule=first)
-    assert recorder.moments == []  # the same data again
+    assert recorder.acted_at == []  # the same data again
     trainer(recorder, max_epochs=2).fit(module, datamodule=PlainData(seed=1))
-    assert recorder.moments == [(0, 0)]
+    assert recorder.acted_at == [(0, 0)]
 
 
 def test_one_trainer_and_several_fits():
@@ -215,21 +215,21 @@ def test_one_trainer_and_several_fits():
     same_trainer.fit(module, datamodule=PlainData(seed=0))
     same_trainer.fit_loop.max_epochs = 4
     same_trainer.fit(module, datamodule=PlainData(seed=1))
-    assert recorder.moments == [(2, 8)]
+    assert recorder.acted_at == [(2, 8)]
 
 
 def test_another_loader_is_new_data():
     recorder, module = Recorder(), PlainModule()
     for seed in (0, 1):
         trainer(recorder, max_epochs=1).fit(module, DataLoader(dataset(seed=seed), batch_size=6))
-    assert recorder.moments == [(0, 0)]
+    assert recorder.acted_at == [(0, 0)]
 
 
-def test_numbering_goes_on_over_several_chunked_datamodules():
+def test_numbering_continues_over_several_chunked_datamodules():
     recorder, module = Recorder(), PlainModule()
     for _ in range(2):
         trainer(recorder, max_epochs=2).fit(module, datamodule=GrowingData((1, 1)))
-    assert recorder.moments == [(1, 2), (0, 0), (1, 2)]
+    assert recorder.acted_at == [(1, 2), (0, 0), (1, 2)]
 
 
 def test_the_same_loader_in_a_new_list_is_not_new_data():
@@ -242,9 +242,9 @@ def test_the_same_loader_in_a_new_list_is_not_new_data():
     module = First()
     for _ in range(2):
         trainer(recorder, max_epochs=1).fit(module, [loader])
-    assert recorder.moments == []
+    assert recorder.acted_at == []
     trainer(recorder, max_epochs=1).fit(module, [DataLoader(dataset(seed=1), batch_size=6)])
-    assert recorder.moments == [(0, 0)]
+    assert recorder.acted_at == [(0, 0)]
 
 
 class Sequence(GrowingData):
@@ -264,7 +264,7 @@ class Sequence(GrowingData):
     ],
 )
 def test_data_is_new_when_the_number_of_the_chunk_changes(numbers, epochs):
-    assert [epoch for epoch, _ in moments(data=Sequence(numbers))] == epochs
+    assert [epoch for epoch, _ in acted_at(data=Sequence(numbers))] == epochs
 
 
 def test_datamodules_of_one_chunk_in_several_fits():
@@ -274,7 +274,7 @@ def test_datamodules_of_one_chunk_in_several_fits():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*will not act.*")
         trainer(recorder, max_epochs=1).fit(module, datamodule=GrowingData((1,)))
-    assert recorder.moments == [(0, 0)]
+    assert recorder.acted_at == [(0, 0)]
 
 
 def test_callbacks_can_be_copied_and_pickled_between_fits():
@@ -285,7 +285,7 @@ def test_callbacks_can_be_copied_and_pickled_between_fits():
 
 
 class Announces(PlainData):
-    """Says itself that its data has changed, when it is asked for it."""
+    """Announces that its data has changed when its dataloader is requested."""
 
     def train_dataloader(self):
         if self.trainer.current_epoch in (0, 2):
@@ -294,7 +294,7 @@ class Announces(PlainData):
 
 
 class AnnouncesBefore(Callback):
-    """Says at the end of an epoch that the next one has new data."""
+    """Announces at the end of an epoch that the next one has new data."""
 
     def on_train_epoch_end(self, trainer, pl_module):
         if trainer.current_epoch == 1:
@@ -302,10 +302,10 @@ class AnnouncesBefore(Callback):
 
 
 def test_data_that_announces_itself():
-    assert moments(data=Announces(), max_epochs=4) == [(2, 8)]
+    assert acted_at(data=Announces(), max_epochs=4) == [(2, 8)]
     recorder = Recorder()
     fitted(AnnouncesBefore(), recorder, data=PlainData(), max_epochs=4)
-    assert recorder.moments == [(2, 8)]
+    assert recorder.acted_at == [(2, 8)]
 
 
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 1}])
@@ -317,7 +317,7 @@ def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
         others = [AnnouncesBefore()] if how == "before" else []
         data = Announces() if how == "when asked" else PlainData()
         fitted(recorder, *others, *more, data=data, max_epochs=4, **options)
-        return recorder.moments
+        return recorder.acted_at
 
     whole = run(Recorder(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
     assert whole == [(2, 8)]
@@ -326,7 +326,7 @@ def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
     for checkpoint in checkpoints:
         step = torch.load(checkpoint, weights_only=True)["global_step"]
         if "every_n_train_steps" in stop and how == "before" and step == 8:
-            continue  # written before the announcement, and Lightning does not come back to that place
+            continue  # written before the announcement, which Lightning does not repeat
         epochs = [epoch for epoch, _ in run(Recorder(), ckpt_path=checkpoint)]
         assert epochs == ([2] if step <= 8 else []), checkpoint.name
 
@@ -337,20 +337,20 @@ def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
 LAST_BATCHES = {2, 4, 8, 12, 18, 24}  # of an epoch, in optimizer steps
 
 
-def resumed_moments(folder, when, stop):
-    """Yield, for each checkpoint of a fit: its step, the moments of the whole fit, those before it, those after it."""
+def acted_at_in_resumes(folder, when, stop):
+    """Yield for each checkpoint its step and when the method acted: in the whole fit, before it and after it."""
     whole = Recorder(when)
     fitted(whole, ModelCheckpoint(folder, "{step}-{epoch}", save_top_k=-1, **stop))
     for checkpoint in sorted(folder.glob("*.ckpt")):
         step = torch.load(checkpoint, weights_only=True)["global_step"]
         resumed = Recorder(when)
         fitted(resumed, ckpt_path=checkpoint)
-        yield step, whole.moments, [moment for moment in whole.moments if moment[1] < step], resumed.moments
+        yield step, whole.acted_at, [time for time in whole.acted_at if time[1] < step], resumed.acted_at
 
 
 @pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
 def test_resume_from_the_end_of_any_epoch(tmp_path, when):
-    found = list(resumed_moments(tmp_path, when, {"every_n_epochs": 1, "save_on_train_epoch_end": True}))
+    found = list(acted_at_in_resumes(tmp_path, when, {"every_n_epochs": 1, "save_on_train_epoch_end": True}))
     assert len(found) == 6
     for step, whole, before, after in found:
         assert before + after == whole, step
@@ -359,7 +359,7 @@ def test_resume_from_the_end_of_any_epoch(tmp_path, when):
 @pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
 def test_resume_from_the_middle_of_any_epoch(tmp_path, when):
     found = [
-        case for case in resumed_moments(tmp_path, when, {"every_n_train_steps": 1}) if case[0] not in LAST_BATCHES
+        case for case in acted_at_in_resumes(tmp_path, when, {"every_n_train_steps": 1}) if case[0] not in LAST_BATCHES
     ]
     assert len(found) == 18
     for step, whole, before, after in found:
@@ -368,14 +368,16 @@ def test_resume_from_the_middle_of_any_epoch(tmp_path, when):
 
 def test_resume_from_the_last_batch_of_an_epoch_loses_no_event(tmp_path):
     """Lightning then begins the next epoch without `on_train_epoch_start`, and in its middle."""
-    found = [case for case in resumed_moments(tmp_path, AtNewData(), {"every_n_train_steps": 1}) if case[0] in (4, 12)]
+    found = [
+        case for case in acted_at_in_resumes(tmp_path, AtNewData(), {"every_n_train_steps": 1}) if case[0] in (4, 12)
+    ]
     assert [after[0] for _, _, _, after in found] == [(4, 12), (2, 4)]  # sorted by name: step=12 comes before step=4
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("when", [AtNewData(), AtEpochs([1, 2]), EveryNEpochs(1)], ids=repr)
-def test_a_second_resume_doubles_no_event(tmp_path, when):
-    """From within the epoch that the first one began: Lightning begins it once more then, and trains batches twice."""
+def test_a_second_resume_repeats_no_event(tmp_path, when):
+    """From within the epoch that the first resume started: Lightning then restarts it and trains batches twice."""
 
     def run(folder=None, ckpt_path=None):
         recorder = Recorder(when)
@@ -391,34 +393,34 @@ def test_a_second_resume_doubles_no_event(tmp_path, when):
         assert [run(ckpt_path=checkpoint) for checkpoint in checkpoints] == [2] * len(checkpoints)
 
 
-def test_resume_of_a_run_that_had_no_callback(tmp_path):
+def test_resume_of_a_run_without_the_callback(tmp_path):
     """A phase trained without any method can be shared by all of them."""
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), data=Numbered())
     recorder = Recorder()
     fitted(recorder, data=Numbered(), ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert recorder.moments == [(2, 4), (4, 12)]
+    assert recorder.acted_at == [(2, 4), (4, 12)]
 
 
 class Numbered(GrowingData):
-    """As our own DataModules: it can say which chunk an epoch belongs to."""
+    """Like our own DataModules: `chunk_at` is the chunk of an epoch."""
 
     def chunk_at(self, epoch):
         return self.chunks[epoch]
 
 
 def test_a_resume_with_the_same_callback_object_and_data_of_another(tmp_path):
-    """As in a notebook: interrupted, everything built anew but the callback."""
+    """As in a notebook: interrupted, then rebuilt except for the callback."""
     recorder = Recorder()
     fitted(recorder, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
-    recorder.moments.clear()
+    recorder.acted_at.clear()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*was used in a fit of another module")
         fitted(recorder, ckpt_path=tmp_path / "epoch=2.ckpt")
-    assert recorder.moments == [(4, 12)]
+    assert recorder.acted_at == [(4, 12)]
 
 
 def test_new_data_announced_before_a_resume(tmp_path):
-    """Trained on one set; gone on with another in a new process."""
+    """Trained on one data set, then on another in a new process."""
     fitted(
         Recorder(), ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2
     )
@@ -426,10 +428,10 @@ def test_new_data_announced_before_a_resume(tmp_path):
     again = trainer(recorder, max_epochs=4)
     announce_new_data(again)
     again.fit(module, datamodule=PlainData(seed=1), ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert recorder.moments == [(2, 8)]
+    assert recorder.acted_at == [(2, 8)]
 
 
-def test_a_resume_in_the_middle_of_a_run_that_had_no_callback(tmp_path):
+def test_a_resume_in_the_middle_of_a_run_without_the_callback(tmp_path):
     """The chunk is known at once, and the steps are counted as the run had counted them."""
 
     class Chunks(Recorder):
@@ -442,7 +444,7 @@ def test_a_resume_in_the_middle_of_a_run_that_had_no_callback(tmp_path):
         recorder = Chunks([AtNewData(), EveryNSteps(9)])
         fitted(recorder, data=Numbered(), ckpt_path=tmp_path / f"step={step}.ckpt")
         assert recorder.chunks[0] == 1
-        assert recorder.moments == [(3, 9), (4, 12), (5, 18)]
+        assert recorder.acted_at == [(3, 9), (4, 12), (5, 18)]
 
 
 def test_steps_of_a_run_with_two_optimizers_and_no_callback(tmp_path):
@@ -451,10 +453,10 @@ def test_steps_of_a_run_with_two_optimizers_and_no_callback(tmp_path):
     fitted(save, module=TwoOptimizers(), **options)
     recorder = Recorder(EveryNSteps(5))
     fitted(recorder, module=TwoOptimizers(), ckpt_path=tmp_path / "epoch=1.ckpt", **options)
-    assert recorder.moments == [(2, 10), (3, 15)]
+    assert recorder.acted_at == [(2, 10), (3, 15)]
 
 
-def test_a_resume_that_cannot_know_whether_its_data_is_new_says_so(tmp_path):
+def test_a_resume_that_cannot_recognize_new_data_warns(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2)
     with pytest.warns(UserWarning, match="Recorder does not know the data of earlier epochs"):
         fitted(Recorder(), ckpt_path=tmp_path / "epoch=1.ckpt")
@@ -477,7 +479,7 @@ def test_two_of_one_class_keep_their_own_state(tmp_path):
         (EveryNEpochs(7), "can never act"),
     ],
 )
-def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, message):
+def test_a_schedule_that_can_never_be_due_is_an_error_before_training(when, message):
     module = PlainModule()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     with pytest.raises(MisconfigurationException, match=message):
@@ -485,39 +487,39 @@ def test_a_schedule_that_can_never_be_due_is_refused_before_training(when, messa
     assert all(torch.equal(before[name], tensor) for name, tensor in module.state_dict().items())
 
 
-def test_two_that_log_the_same_keys_are_refused():
+def test_two_that_log_the_same_keys_are_an_error():
     with pytest.raises(MisconfigurationException, match=r"Two callbacks log as 'recorder': .*name=\"recorder_2\""):
         fitted(Recorder(EveryNSteps(4)), Recorder(AtEpochs([1])))
 
 
-def test_two_monitors_or_regularisers_of_one_name_are_refused():
+def test_two_monitors_or_regularisers_of_one_name_are_an_error():
     with pytest.raises(MisconfigurationException, match="Two callbacks log as 'plasticity'"):
         fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"])))
     fitted(PlasticityMonitor(), PlasticityMonitor(where=Weights(include=["net.0"]), log=Log(name="stem")), max_epochs=1)
 
 
-def test_a_trainer_that_would_not_ask_for_the_new_data_is_warned_of():
+def test_warns_if_the_trainer_does_not_reload_the_data():
     with pytest.warns(
         UserWarning, match=r"waits for GrowingData.chunk to change, .*reload_dataloaders_every_n_epochs=1"
     ):
         fitted(Recorder(), reload_dataloaders_every_n_epochs=0)
 
 
-def test_a_fit_without_an_event_says_so(caplog):
+def test_a_fit_without_an_event_is_logged(caplog):
     with caplog.at_level("INFO"):
         fitted(Recorder(EveryNSteps(1000)), max_epochs=1)
         fitted(Recorder(EveryNSteps(1)), max_epochs=1)
-    said = [message for message in caplog.messages if "did not act" in message]
-    assert said == ["Recorder did not act in this fit: EveryNSteps(n=1000) was never due."]
+    logged = [message for message in caplog.messages if "did not act" in message]
+    assert logged == ["Recorder did not act in this fit: EveryNSteps(n=1000) was never due."]
 
 
-def test_a_single_chunk_and_another_schedule_is_no_reason_to_warn():
+def test_a_single_chunk_and_another_schedule_do_not_warn():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*will not act.*")
-        assert moments([AtNewData(), AtEpochs([1])], data=GrowingData((2,)), max_epochs=2) == [(1, 2)]
+        assert acted_at([AtNewData(), AtEpochs([1])], data=GrowingData((2,)), max_epochs=2) == [(1, 2)]
 
 
-def test_a_chunk_that_is_no_number_is_told():
+def test_a_chunk_that_is_not_a_number_is_explained():
     class Named(PlainData):
         chunk = "spring"
 
@@ -545,14 +547,14 @@ def test_when_must_be_a_schedule():
 
 
 class OwnFSDP(FSDPStrategy):
-    """What a project may derive."""
+    """Subclass of a user's project."""
 
 
 class DeepSpeedStrategy(DDPStrategy):
-    """Stands for Lightning's own, which cannot be made without DeepSpeed."""
+    """Stand-in for Lightning's own, which requires DeepSpeed."""
 
 
-def refused(callback, strategy, match):
+def rejects(callback, strategy, match):
     sharded = trainer()
     sharded._accelerator_connector.strategy = strategy
     with pytest.raises(MisconfigurationException, match=match):
@@ -561,9 +563,9 @@ def refused(callback, strategy, match):
 
 @pytest.mark.parametrize("strategy", [FSDPStrategy, OwnFSDP, DeepSpeedStrategy])
 @pytest.mark.parametrize("callback", [Recorder, PlasticityMonitor, FIRECallback])
-def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
+def test_strategies_that_hide_the_weights_are_rejected(strategy, callback):
     base = "FSDPStrategy" if issubclass(strategy, FSDPStrategy) else "DeepSpeedStrategy"
-    refused(callback(), strategy(), f"{callback.__name__} cannot act under {base}, which keeps the weights in pieces")
+    rejects(callback(), strategy(), f"{callback.__name__} cannot act under {base}, which keeps the weights in pieces")
 
 
 @pytest.mark.parametrize(
@@ -584,9 +586,9 @@ def test_strategies_that_hide_the_weights_are_refused(strategy, callback):
     ],
     ids=lambda callback: type(callback).__name__,
 )
-def test_what_needs_whole_weights_is_refused_where_they_are_sharded(callback):
+def test_what_needs_whole_weights_is_rejected_where_they_are_sharded(callback):
     match = f"{type(callback).__name__}.* needs whole weights, which ModelParallelStrategy shards"
-    refused(callback, ModelParallelStrategy(), match)
+    rejects(callback, ModelParallelStrategy(), match)
 
 
 def test_validation_alone_does_not_touch_the_callback():
@@ -596,10 +598,10 @@ def test_validation_alone_does_not_touch_the_callback():
 
     recorder = Recorder(AtEpochs([99]))
     trainer(recorder).validate(Validates(), DataLoader(dataset(), batch_size=6), verbose=False)
-    assert recorder.moments == []
+    assert recorder.acted_at == []
 
 
-def test_callbacks_of_other_kinds_are_not_announced_to():
+def test_other_callbacks_are_not_notified():
     class Other(Callback):
         progress = "a coincidence"
 

@@ -1,4 +1,4 @@
-"""Early stopping, checkpoints and averages of weights beside an event: they start again with the network after it."""
+"""Early stopping, checkpoints and weight averages are reset at an event."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ class Logs(PlainModule):
 
 
 @pytest.mark.parametrize(("method", "epochs"), [(FIRECallback, 6), (FullReset, 6), (ReDo, 5)])
-def test_early_stopping_waits_anew(method, epochs):
-    """After the second epoch no loss is as low as there; ReDo replaces units, and leaves the best score alone."""
+def test_early_stopping_restarts_its_patience(method, epochs):
+    """The loss is lowest in the second epoch; ReDo replaces units and keeps the best score."""
     stopping = EarlyStopping("loss", patience=3)
     module = fitted(method(), stopping, module=Logs())
     assert module.trainer.current_epoch == epochs
@@ -46,7 +46,7 @@ def test_where_the_data_is_the_same_the_best_checkpoint_stays(tmp_path):
 
 
 @needs_ema
-def test_a_moving_average_begins_anew():
+def test_a_moving_average_restarts():
     method = snapshots_of(FIRECallback)()
     averaging = callbacks.EMAWeightAveraging(decay=0.99)
     module = fitted(method, averaging, data=GrowingData((2, 2)), max_epochs=3)
@@ -58,7 +58,7 @@ def test_a_moving_average_begins_anew():
     assert averaging._average_model.n_averaged == 4  # steps since
 
 
-def test_stochastic_weight_averaging_begins_anew():
+def test_stochastic_weight_averaging_restarts():
     averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
     module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
     assert dfi_normalized(module.net[3].weight) < 0.3

@@ -1,4 +1,4 @@
-"""Monthly retraining: each fit has a new callback object, as in a new process, and goes on from an earlier training."""
+"""Monthly retraining: each fit has a new callback object, as in a new process, and continues an earlier training."""
 
 import logging
 import warnings
@@ -21,18 +21,18 @@ ADVICE = "If this process continues from weights trained before, use when=AtNewD
 
 
 class Recorder(EventCallback):
-    """Keeps the epochs and steps at which it acts."""
+    """Records the epochs and steps at which it acts."""
 
     name = "recorder"
 
     def __init__(self, when=None):
         super().__init__(when)
-        self.moments = []
+        self.acted_at = []
 
     def at(self, trainer, pl_module, clock):
         number = self.num_events
         super().at(trainer, pl_module, clock)
-        self.moments += [(clock.epoch, clock.step)] * (self.num_events - number)
+        self.acted_at += [(clock.epoch, clock.step)] * (self.num_events - number)
 
     def act(self, trainer, pl_module):
         return {}
@@ -47,7 +47,7 @@ class Month(PlainData):
 
 
 def save_in(folder, when):
-    """Return a ModelCheckpoint that keeps every checkpoint, written at a given place of the epoch."""
+    """Return a ModelCheckpoint that keeps every checkpoint, written at a given position of the epoch."""
     options = {
         "end of epoch": {"every_n_epochs": 1, "save_on_train_epoch_end": True},
         "after validation": {"every_n_epochs": 1, "save_on_train_epoch_end": False},
@@ -68,17 +68,17 @@ def train(recorder, data, *more, ckpt_path=None, max_epochs=2, **options):
     return fitted(recorder, *more, data=data, module=Validated(), ckpt_path=ckpt_path, max_epochs=max_epochs, **options)
 
 
-def said(caplog):
+def logged(caplog):
     return [text for text in caplog.messages if text.startswith(("FIRECallback", "Recorder"))]
 
 
 # --- weights loaded --------------------------------------------------------------------------------------------------
 
 
-def test_a_fit_on_loaded_weights_says_before_and_after_training_why_it_does_not_act(caplog):
+def test_a_fit_on_loaded_weights_logs_before_and_after_training_why_it_does_not_act(caplog):
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(), data=PlainData(), max_epochs=1)
-    before, selection, after = said(caplog)
+    before, selection, after = logged(caplog)
     reason = (
         "PlainData has no `chunk` attribute: only a later fit with other data, or announce_new_data(trainer), counts as"
         f" new data. {ADVICE}."
@@ -89,11 +89,11 @@ def test_a_fit_on_loaded_weights_says_before_and_after_training_why_it_does_not_
 
 
 @pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
-def test_acting_on_the_first_data_is_not_doubled_by_a_resume(tmp_path, place, caplog):
+def test_acting_on_the_first_data_is_not_repeated_by_a_resume(tmp_path, place, caplog):
     recorder = FIRECallback(ON_FIRST)
     with caplog.at_level(logging.INFO):
         whole = train(recorder, PlainData(), save_in(tmp_path, place))
-    assert "AtNewData(skip_first=False); this fit begins with new data. print(" in said(caplog)[0]
+    assert "AtNewData(skip_first=False); this fit begins with new data. print(" in logged(caplog)[0]
     assert recorder.num_events == 1
     checkpoints = list(tmp_path.glob("*.ckpt"))
     assert len(checkpoints) == (8 if place == "every step" else 2)
@@ -101,7 +101,7 @@ def test_acting_on_the_first_data_is_not_doubled_by_a_resume(tmp_path, place, ca
         resumed = FIRECallback(ON_FIRST)
         module = train(resumed, PlainData(), ckpt_path=checkpoint)
         assert resumed.num_events == 1
-        if place != "every step":  # Lightning does not find its place in the midst of an epoch of a plain DataLoader
+        if place != "every step":  # Lightning cannot resume within an epoch of a plain DataLoader
             assert_same_weights(module, whole)
 
 
@@ -113,7 +113,7 @@ def test_a_chunk_whose_property_has_an_error_is_not_called_absent(caplog):
 
     with caplog.at_level(logging.INFO):
         fitted(FIRECallback(), data=Misspelt(), max_epochs=1)
-    assert said(caplog)[0].startswith(
+    assert logged(caplog)[0].startswith(
         "FIRECallback will not act in this fit: Misspelt.chunk raises AttributeError: only a later fit"
     )
 
@@ -128,7 +128,7 @@ def last_month(folder, when=None, data=None, place="end of epoch"):
 
 
 @pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
-def test_a_checkpoint_of_a_finished_training_and_data_that_says_nothing_are_warned_of(tmp_path, place, caplog):
+def test_warns_of_a_checkpoint_of_a_finished_training_and_unmarked_data(tmp_path, place, caplog):
     checkpoint, recorder = last_month(tmp_path, place=place), Recorder()
     with (
         pytest.warns(
@@ -137,27 +137,27 @@ def test_a_checkpoint_of_a_finished_training_and_data_that_says_nothing_are_warn
         caplog.at_level(logging.INFO),
     ):
         train(recorder, PlainData(seed=1), ckpt_path=checkpoint, max_epochs=4)
-    assert recorder.moments == []
+    assert recorder.acted_at == []
     way_out = (
         "If the data is newer than that of the checkpoint, give PlainData a whole-number `chunk`, such as the month, or"
         " call announce_new_data(trainer) before fit, or use when=AtNewData(skip_first=False)"
     )
-    assert way_out in said(caplog)[-1]
+    assert way_out in logged(caplog)[-1]
 
 
 def test_a_checkpoint_at_the_end_of_training_is_said_to_leave_nothing_to_train(tmp_path, caplog):
     checkpoint, recorder = last_month(tmp_path), Recorder(ON_FIRST)
     with caplog.at_level(logging.INFO):
         train(recorder, PlainData(seed=1), ckpt_path=checkpoint, max_epochs=2)
-    assert recorder.moments == []
-    assert said(caplog)[-1] == (
+    assert recorder.acted_at == []
+    assert logged(caplog)[-1] == (
         "Recorder did not act, as no batch was trained: the checkpoint is at epoch 2, step 8, and the Trainer ends at"
         " max_epochs=2, max_steps=-1, which count from the first fit."
     )
 
 
 def month(how, folder, ckpt_path=None, place="end of epoch", number=1):
-    """Train another two epochs on new data, in one of the ways in which a user can say that it is new."""
+    """Train another two epochs on new data, announced in one of the possible ways."""
     recorder, data = Recorder(ON_FIRST if how == "skip_first" else None), PlainData(seed=number)
     if how == "chunk":
         data = Month(number)
@@ -182,14 +182,14 @@ def test_new_data_in_a_new_process_is_acted_on_once_month_after_month(tmp_path, 
     checkpoint = last_month(folder, ON_FIRST if how == "skip_first" else None, first, place)
     for number in (1,) if place == "every step" else (1, 2):  # Lightning repeats epochs of such checkpoints later
         recorder, whole = month(how, tmp_path / str(number), checkpoint, place, number)
-        assert [epoch for epoch, _ in recorder.moments] == [2 * number]
+        assert [epoch for epoch, _ in recorder.acted_at] == [2 * number]
         checkpoints = {int(path.stem[5:]): path for path in (tmp_path / str(number)).glob("*.ckpt")}
         assert len(checkpoints) == (8 if place == "every step" else 2)
         for step, interrupted in checkpoints.items():
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*will not act in this fit", category=UserWarning)
                 resumed, module = month(how, interrupted.parent, interrupted, "end of epoch", number)
-            assert resumed.moments == [], step
+            assert resumed.acted_at == [], step
             if place != "every step":
                 assert_same_weights(module, whole)
         checkpoint = checkpoints[max(checkpoints)]
@@ -201,41 +201,41 @@ def test_a_checkpoint_that_is_written_after_the_fit_is_of_a_finished_training(tm
     first.save_checkpoint(tmp_path / "after.ckpt")
     recorder = Recorder(ON_FIRST)
     fitted(recorder, data=PlainData(), max_epochs=4, ckpt_path=tmp_path / "after.ckpt")
-    assert recorder.moments == [(2, 5)]
+    assert recorder.acted_at == [(2, 5)]
 
 
 @pytest.mark.parametrize("place", ["end of epoch", "after validation"])
 def test_a_checkpoint_of_an_earlier_epoch_and_a_later_end_are_an_interrupted_training(tmp_path, place, caplog):
-    """As where a training is prolonged: it may be on the same data."""
+    """As when a training is prolonged, possibly on the same data."""
     train(Recorder(ON_FIRST), PlainData(), save_in(tmp_path, place))
     recorder = Recorder(ON_FIRST)
     with caplog.at_level(logging.INFO):
         train(recorder, PlainData(), ckpt_path=tmp_path / "step=4.ckpt", max_epochs=4)
-    assert recorder.moments == []
-    assert said(caplog)[-2].startswith("Recorder will not act in this fit: PlainData has no `chunk` attribute: ")
+    assert recorder.acted_at == []
+    assert logged(caplog)[-2].startswith("Recorder will not act in this fit: PlainData has no `chunk` attribute: ")
 
 
-def test_an_announcement_counts_also_where_the_checkpoint_knows_no_callback(tmp_path):
+def test_an_announcement_counts_if_the_checkpoint_has_no_callback_state(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "last", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2)
     recorder = Recorder()
     again = trainer(recorder, max_epochs=4)
     announce_new_data(again)
     again.fit(PlainModule(), datamodule=PlainData(seed=1), ckpt_path=tmp_path / "last.ckpt")
-    assert recorder.moments == [(2, 8)]
+    assert recorder.acted_at == [(2, 8)]
 
 
-def test_a_chunk_that_is_the_same_in_the_whole_process_is_no_reason_to_warn(tmp_path, caplog):
+def test_a_chunk_that_is_constant_in_the_process_does_not_warn(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         checkpoint = last_month(tmp_path, data=Month(0))  # warnings are errors
         train(FIRECallback(), Month(0))
         train(Recorder(), Month(1), ckpt_path=checkpoint, max_epochs=4)
     assert (
         "AtNewData(skip_first=True); Month announces new data when its `chunk` changes from 0 (if it does within this"
-        f" fit, set Trainer(reload_dataloaders_every_n_epochs=1)). {ADVICE}. print(" in "\n".join(said(caplog))
+        f" fit, set Trainer(reload_dataloaders_every_n_epochs=1)). {ADVICE}. print(" in "\n".join(logged(caplog))
     )
 
 
-def test_a_chunk_that_changes_though_the_trainer_does_not_ask_for_its_data_is_warned_of():
+def test_warns_of_a_chunk_that_changes_without_a_reload_of_the_data():
     class Changes(PlainData):
         @property
         def chunk(self):
@@ -245,9 +245,9 @@ def test_a_chunk_that_changes_though_the_trainer_does_not_ask_for_its_data_is_wa
         train(Recorder(), Changes(), max_epochs=4)
 
 
-def test_a_resumed_run_whose_events_came_before_does_not_say_that_it_was_never_due(tmp_path, caplog):
+def test_a_resumed_run_with_earlier_events_does_not_log_that_it_was_never_due(tmp_path, caplog):
     fitted(Recorder(AtEpochs([1])), save_in(tmp_path, "end of epoch"), data=PlainData(), max_epochs=3)
     with caplog.at_level(logging.INFO):
         caplog.clear()
         fitted(Recorder(AtEpochs([1])), data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "step=8.ckpt")
-    assert said(caplog) == ["Recorder did not act in this fit; in earlier fits it acted 1 time(s)."]
+    assert logged(caplog) == ["Recorder did not act in this fit; in earlier fits it acted 1 time(s)."]

@@ -1,4 +1,4 @@
-"""The clock of training, over interruptions: with data of the user's own, no batch is skipped or trained twice."""
+"""Training progress over interruptions: with a user's own data, no batch is skipped or trained twice."""
 
 import pytest
 import torch
@@ -129,7 +129,7 @@ class WithSGD(PlainModule):
 
 @pytest.mark.parametrize("done", [1, 2, 3])
 def test_a_checkpoint_within_an_accumulation_window_loses_the_gradients_of_its_batches(tmp_path, done):
-    """Of Lightning, as the documentation says: after 2 of 4 batches, a resumed step has half its length."""
+    """Lightning's behavior, as documented: after 2 of 4 batches, a resumed step has half its length."""
 
     class SaveWithin(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

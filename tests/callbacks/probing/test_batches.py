@@ -108,7 +108,7 @@ def test_the_initial_steps_are_done_when_training_starts(tmp_path):
     assert module.normalizer.count == 50
 
 
-def test_peeked_batches_are_reproducible_and_differ_between_rounds(tmp_path):
+def test_peeked_batches_are_reproducible_and_differ_between_rollouts(tmp_path):
     data = small_data(Corridor, replay_ratio=2)
     quiet_trainer(tmp_path, 1).fit(small_dqn(), data)
     rounds = data._rounds
@@ -123,7 +123,7 @@ def test_peeked_batches_are_reproducible_and_differ_between_rounds(tmp_path):
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize("method", [lambda: DASH(AT_HALF), lambda: ReDo(EveryNEpochs(1), 0.5)], ids=["dash", "redo"])
-def test_methods_that_use_data_need_no_further_arguments(tmp_path, kind, method):
+def test_methods_that_use_data_work_without_further_arguments(tmp_path, kind, method):
     make, environment, _ = OF[kind]
     data, callback = small_data(environment), method()
     changed = []
@@ -174,7 +174,7 @@ def test_units_of_a_dqn_are_scored_on_the_pass_that_has_gradients(tmp_path, doub
 
 
 @pytest.mark.parametrize("double", [False, True])
-def test_the_monitor_measures_a_dqn_on_the_pass_that_has_gradients(tmp_path, double):
+def test_the_monitor_evaluates_a_dqn_on_the_pass_that_has_gradients(tmp_path, double):
     seen = []
     torch.manual_seed(0)
     monitor = PlasticityMonitor(data_every_n_steps=1, dormancy_threshold=0.7)

@@ -44,7 +44,7 @@ def enough_products(monkeypatch):
 
 
 class Smooth(PlainModule):
-    """With tanh, so that the exact Hessian has no kinks, and with dropout, which evaluation mode switches off."""
+    """With tanh, for a smooth loss, and with dropout, which evaluation mode switches off."""
 
     def __init__(self):
         super().__init__()
@@ -70,7 +70,7 @@ def first_batch(chunk: int) -> tuple:
 
 
 def logging(method: type) -> type:
-    """Derive a method that keeps all that it logs about each event."""
+    """Derive a method that records everything that it logs about each event."""
 
     class Logging(snapshots_of(method)):
         def act(self, trainer, pl_module):
@@ -133,7 +133,7 @@ def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_ar
         assert 0.9 < value / exact_lambda_max(module, state, batch) < 1 + 1e-6
 
 
-def test_the_monitor_and_an_event_measure_on_the_same_samples():
+def test_the_monitor_and_an_event_use_the_same_samples():
     monitor = PlasticityMonitor(data_every_n_steps=1, log=Log(curvature=True))
     fire, seen = logging(FIRECallback)(AtEpochs([1])), []
 
@@ -152,7 +152,7 @@ def test_the_monitor_and_an_event_measure_on_the_same_samples():
 
 
 class Scaling(Callback):
-    """Changes the weights, without a trace in the version counters of autograd."""
+    """Changes the weights without a change of autograd's version counters."""
 
     def on_train_epoch_start(self, trainer, pl_module):
         for parameter in pl_module.parameters():
@@ -161,7 +161,7 @@ class Scaling(Callback):
 
 @pytest.mark.parametrize("between", [[], [Scaling()]])
 @pytest.mark.parametrize("several", [False, True])
-def test_what_follows_one_event_and_precedes_the_next_is_measured_once(monkeypatch, between, several):
+def test_the_value_between_two_events_is_computed_once(monkeypatch, between, several):
     found = []
 
     def noted(*args, **kwargs):
@@ -229,7 +229,7 @@ def test_training_is_the_same_to_the_bit_with_and_without(data):
     assert all(module.training for module in with_it.modules())
 
 
-def test_only_reinitialisers_measure_and_only_if_wanted():
+def test_only_reinitialisers_compute_it_and_only_if_requested():
     assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
     assert not ReDo().curvature
     assert not ShrinkAndPerturb(log=Log(weights=False)).curvature
@@ -249,7 +249,7 @@ def test_it_is_of_the_float32_network_in_every_precision(precision):
 
 
 class Attention(PlainModule):
-    """Of the fused kernel, whose result has no second derivative."""
+    """With the fused kernel, which does not support second derivatives."""
 
     def __init__(self):
         super().__init__()
@@ -316,7 +316,7 @@ class OnceOnly(PlainModule):
         return nn.functional.ctc_loss(scores, y.clamp_min(1).unsqueeze(1), one, one)
 
 
-def test_an_operation_without_second_derivative_costs_the_measure_only():
+def test_an_operation_without_second_derivative_skips_the_metric_only():
     callback = logging(FIRECallback)()
     with pytest.warns(
         RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) switches it off"
@@ -328,7 +328,7 @@ def test_an_operation_without_second_derivative_costs_the_measure_only():
 
 
 class Stream(IterableDataset):
-    """Gives its samples once in all."""
+    """Yields its samples only once."""
 
     def __init__(self, size):
         self.samples = iter(dataset(size=size))
@@ -384,7 +384,7 @@ def test_manual_optimization_with_a_loss_is_measured():
     assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
 
 
-def test_alone_it_has_no_side_effects_on_a_module():
+def test_the_function_leaves_a_module_unchanged():
     torch.manual_seed(0)
     module = Smooth()
     module.net[1].running_mean.fill_(0.3)
@@ -400,7 +400,7 @@ def test_alone_it_has_no_side_effects_on_a_module():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_errors_have_no_side_effects_either():
+def test_errors_leave_the_module_unchanged():
     module = OnceOnly()
     with pytest.raises(RuntimeError, match="_ctc_loss_backward is not implemented"):
         module_curvature(module, first_batch(0))

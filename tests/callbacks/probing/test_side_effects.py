@@ -1,4 +1,4 @@
-"""Measurements on upcoming batches have no side effects on the module, the data and the random generators."""
+"""Measurements on upcoming batches leave the module, the data and the random generators unchanged."""
 
 import random
 
@@ -67,7 +67,7 @@ class Collecting(PlainModule):
 
 
 @pytest.mark.parametrize("looking", LOOKING)
-def test_what_a_training_step_keeps_is_as_without_measurements(looking):
+def test_attributes_of_a_training_step_are_as_without_measurements(looking):
     quiet = [FIRECallback(AtNewData(skip_first=False), log=Log(curvature=False))] if looking == "fire" else []
     results = []
     for callbacks in ([LOOKING[looking]()], quiet):
@@ -220,7 +220,7 @@ def test_what_cannot_be_measured_is_trained_as_without(looking, kind):
 
 
 @pytest.mark.filterwarnings("ignore:Total length of .* across ranks is zero")
-def test_an_epoch_without_batches_ends_nothing():
+def test_an_epoch_without_batches_does_not_end_training():
     class Empty(GrowingData):
         def train_dataloader(self):
             return DataLoader(dataset(size=0 if self.chunk else 12), batch_size=6)

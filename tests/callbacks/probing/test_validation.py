@@ -1,4 +1,4 @@
-"""What `validation_step` logs before and after an event, and that training does not notice."""
+"""Metrics of `validation_step` before and after an event, without an effect on training."""
 
 import pytest
 import torch
@@ -81,7 +81,7 @@ def test_metrics_are_those_of_the_network_before_and_after(batches):
         assert values["fire/val_loss_before"] != values["fire/val_loss_after"]
 
 
-def test_training_does_not_notice():
+def test_training_is_not_affected():
     looked = fitted(FIRECallback(), module=module(), data=Data())
     not_looked = fitted(FIRECallback(log=Log(validation_batches=0)), module=module(), data=Data())
     assert_same_weights(looked, not_looked)  # among them a buffer that counts random numbers
@@ -92,7 +92,7 @@ def test_training_does_not_notice():
 @pytest.mark.parametrize(
     "method", [ReDo(), FullReset(log=Log(weights=False)), FullReset(log=Log(validation_batches=0))]
 )
-def test_not_asked_not_looked(method):
+def test_without_the_option_nothing_is_evaluated(method):
     trainer = fitted(method, module=module(), data=Data()).trainer
     assert not any("/val_" in key for key in trainer.callback_metrics)
 
@@ -103,7 +103,7 @@ def test_without_validation_data_nothing_is_logged():
     assert not any("/val_" in key for key in method.seen[0][2])
 
 
-def test_a_validation_that_fails_ends_no_training(caplog):
+def test_a_validation_that_fails_does_not_end_training(caplog):
     class Fails(Validated):
         def validation_step(self, batch, batch_idx):
             if self.trainer.current_epoch == 2 and self.trainer.global_step == 4:
@@ -115,8 +115,8 @@ def test_a_validation_that_fails_ends_no_training(caplog):
     assert "logs no validation metrics: KeyError" in caplog.text
 
 
-def test_an_accuracy_that_falls_to_chance_is_warned_of():
-    """Three clusters, learned at once; with weights of zero, the first class is said of all."""
+def test_warns_of_an_accuracy_that_falls_to_chance():
+    """Three clusters, learned at once; with weights of zero, every prediction is the first class."""
     y = torch.arange(48) % 3
     x = torch.nn.functional.one_hot(y, 6) * 5 + torch.randn(48, 6, generator=torch.Generator().manual_seed(0))
 
@@ -136,6 +136,6 @@ def test_an_accuracy_that_falls_to_chance_is_warned_of():
         fitted(Zero(), module=module(), data=Clusters((4, 2)))
 
 
-def test_a_negative_number_of_batches_is_refused():
+def test_a_negative_number_of_batches_is_an_error():
     with pytest.raises(ValueError, match="`validation_batches` must be at least 0, got -1"):
         Log(validation_batches=-1)
