@@ -3,7 +3,6 @@
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +48,11 @@ class PickledCheckpoint:
         for name in names:
             change(name, self.read(name))
         with atomic_file(output) as part:
-            try:
-                torch.save(self._content, part)
-            except RuntimeError as error:  # torch's own writer, say on a full disk
-                raise OSError(f"{output} cannot be written: {_first_line(error)}") from error
+            torch.save(self._content, part)
 
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
     """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe."""
-    with path.open("rb") as file:
-        if not file.read(1):
-            raise ValueError(f"{path} is empty")
-    compressed = False
-    with suppress(Exception), zipfile.ZipFile(path) as archive:  # not an archive, or a broken one: torch reports it
-        compressed = any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist())
-    if compressed:  # torch maps the packed bytes as values, and unpacks without a limit
-        raise ValueError(f"{path} is compressed, as torch.save does not write it: pack it again without compression")
     try:
         # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))

@@ -411,39 +411,12 @@ def test_an_idx_file_that_claims_too_much_is_damaged(tmp_path):
         data.FashionMNISTDataModule(str(tmp_path)).setup()
 
 
-@pytest.mark.parametrize("swell", [0, 2**24])
-def test_a_compressed_checkpoint_is_refused(tmp_path, swell):
-    """Torch maps it as if it were not: it would take what is packed for the values."""
-    torch.save(small_state(), tmp_path / "stored.pt")
-    with (
-        zipfile.ZipFile(tmp_path / "stored.pt") as stored,
-        zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as packed,
-    ):
-        for name in stored.namelist():
-            packed.writestr(name, stored.read(name) + (b"\0" * swell if name.endswith("data.pkl") else b""))
-    main(["diagnose", str(tmp_path / "stored.pt")])
-    for words in (["diagnose", tmp_path / "packed.pt"], ["reinit", tmp_path / "packed.pt", "-o", tmp_path / "out.pt"]):
-        assert "packed.pt is compressed, as torch.save does not write it" in refused(*words)
-    assert not (tmp_path / "out.pt").exists()
-
-
 def sharded(folder: Path) -> Path:
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", small_state())
     index = {"weight_map": dict.fromkeys(small_state(), "model.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
-
-
-def test_a_folder_that_links_to_itself_is_not_copied(tmp_path):
-    folder = sharded(tmp_path / "in")
-    (folder / "loop").symlink_to(".")
-    assert "loop is a link to a folder, of which no copy can be made" in refused(
-        "reinit", folder, "-o", tmp_path / "out"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    (folder / "loop").unlink()
-    main(["reinit", str(folder), "-o", str(tmp_path / "out")])
 
 
 @pytest.mark.parametrize(
