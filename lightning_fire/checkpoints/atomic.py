@@ -39,8 +39,8 @@ def atomic_folder(output: Path) -> Iterator[Path]:
     """Context manager: fill a temporary folder beside `output` and rename it to `output` at the end.
 
     The temporary folder does not exist at first, and not afterwards, also after an error. An existing folder is renamed
-    first: between the two renames `output` does not exist. If the machine stops at this time, both remain under names
-    that begin with a dot.
+    first: between the two renames `output` does not exist. If the process ends at this time, it remains under a name
+    that begins with a dot.
     """
     if output.exists() and not output.is_dir():
         raise NotADirectoryError(f"{output} is a file: name a folder")
@@ -51,12 +51,7 @@ def atomic_folder(output: Path) -> Iterator[Path]:
             flush(file)
         if os.path.lexists(output):
             os.rename(output, old)
-        try:
-            os.rename(part, output)
-        except BaseException:
-            if os.path.lexists(old):
-                os.rename(old, output)
-            raise
+        os.rename(part, output)
         flush(output.parent)
         old.unlink() if old.is_symlink() else shutil.rmtree(old, ignore_errors=True)
     finally:

@@ -20,7 +20,6 @@ from torch import nn
 
 from lightning_fire import Weights
 from lightning_fire.checkpoints import Stored, health, select_weights
-from lightning_fire.checkpoints.atomic import atomic_folder
 from lightning_fire.checkpoints.spectrum import dfi_of_new
 from lightning_fire.checkpoints.verdict import drift, verdict
 from lightning_fire.checkpoints.weights import by_tensor
@@ -665,22 +664,3 @@ def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
         reinit(source, "-o", source, "--force", "--preset", "gpt", "--steps", 5)
         assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(source), old, steps=5)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]
-
-
-def test_a_folder_that_is_replaced_comes_back_after_a_failure(tmp_path, monkeypatch):
-    import os
-
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "file").write_text("old")
-    rename = os.rename
-
-    def failing(source, target):
-        if Path(target).name == "old" and not (Path(source) / "file").exists():
-            raise OSError("no")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", failing)
-    with pytest.raises(OSError, match="no"), atomic_folder(tmp_path / "old") as part:
-        part.mkdir()
-    assert [file.name for file in tmp_path.iterdir()] == ["old"]
-    assert (tmp_path / "old" / "file").read_text() == "old"
