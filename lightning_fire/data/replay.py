@@ -18,9 +18,7 @@ from lightning_fire.data.step_axis import log_over, log_over_batches
 from lightning_fire.messages import inform
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from lightning_fire.experience.rounds import Evaluation, Player, Rounds
+    from lightning_fire.experience.rounds import Evaluation, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -157,11 +155,11 @@ class ReplayDataModule(pl.LightningDataModule):
         record = self.video_folder is not None and not self.trainer.fast_dev_run
         video = (Path(self.trainer.default_root_dir) / self.video_folder, count) if record else ()
         self._evaluation = Evaluation(
-            environment, self.evaluation_episodes, self.stack, self._playing, self.seed, *video
+            environment, self.evaluation_episodes, self.stack, self.trainer, self.seed, *video
         )
         if stage == "fit":
             self._rounds = self._rounds or self._make_rounds()
-            module = self.trainer.lightning_module
+            module, self._rounds.trainer = self.trainer.lightning_module, self.trainer
             self._rounds.returns = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
 
     def _make_rounds(self) -> "Rounds":
@@ -174,12 +172,7 @@ class ReplayDataModule(pl.LightningDataModule):
         collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
         initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
         pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
-        return Rounds(collector, pace, self._playing, lambda: self.trainer.current_epoch, self.seed)
-
-    def _playing(self) -> "AbstractContextManager[Player]":
-        from lightning_fire.experience.rounds import playing
-
-        return playing(self.trainer)
+        return Rounds(collector, pace, self.seed)
 
     @property
     def action_space(self) -> Any:

@@ -1,7 +1,8 @@
 """Loaders that make each batch on request: by acting, storing and sampling, or by evaluating."""
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,45 +16,36 @@ from lightning_fire.contracts import HasObserve, offers
 from lightning_fire.experience.collector import Collector, scaled, stored_dtype
 from lightning_fire.experience.transitions import Episode, Round
 from lightning_fire.experience.vector import Environment, seed_of_episode
-from lightning_fire.experience.video import recorded
 
 _EVALUATION = 2**31  # a seed different from those of training
 
 
-class Player:
-    """Wrapper of a module that acts on arrays, on its device, and calls its `observe`, if any, in training."""
-
-    def __init__(self, module: LightningModule):
-        self._module = module
-
-    def observe(self, observations: np.ndarray) -> Tensor:
-        """Call `observe` with training observations, `(num_envs, *shape)`; return them on the device."""
-        met = torch.from_numpy(observations).to(self._module.device)
-        if offers(self._module, HasObserve):
-            self._module.observe(met)
-        return met
-
-    def act(self, observations: np.ndarray, step: int | None, generator: torch.Generator) -> np.ndarray:
-        """Return actions, `(num_envs, *shape)`; `observe` is called first in training.
-
-        Args:
-            observations: `(num_envs, *shape)`.
-            step: Environment steps done since the initial ones; None: evaluation.
-            generator: Generator, on the CPU, of all random draws.
-        """
-        met = torch.from_numpy(observations).to(self._module.device) if step is None else self.observe(observations)
-        actions = self._module.act(met, step, generator)
-        return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
-
-
 @contextmanager
-def playing(trainer: Trainer) -> Iterator[Player]:
+def playing(trainer: Trainer) -> Iterator[LightningModule]:
     """Context manager: act with the module of a Trainer, in the Trainer's precision and without gradients."""
     with torch.no_grad(), trainer.precision_plugin.forward_context():
-        yield Player(trainer.lightning_module)
+        yield trainer.lightning_module
 
 
-Playing = Callable[[], AbstractContextManager[Player]]
+def observed(module: LightningModule, observations: np.ndarray) -> Tensor:
+    """Return training observations, `(num_envs, *shape)`, on the module's device; its `observe`, if any, is called."""
+    tensor = torch.from_numpy(observations).to(module.device)
+    if offers(module, HasObserve):
+        module.observe(tensor)
+    return tensor
+
+
+def act(module: LightningModule, observations: Tensor, step: int | None, generator: torch.Generator) -> np.ndarray:
+    """Return the actions of a module for observations on its device, both `(num_envs, *shape)`.
+
+    Args:
+        module: The module.
+        observations: `(num_envs, *shape)`.
+        step: Environment steps done since the initial ones; None: evaluation.
+        generator: Generator, on the CPU, of all random draws.
+    """
+    actions = module.act(observations, step, generator)
+    return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
 
 
 class Pace(NamedTuple):
@@ -69,13 +61,18 @@ class Pace(NamedTuple):
 class Rounds:
     """Rollouts of an epoch: some steps of the environments, each time followed by minibatches from the buffer.
 
-    All random draws are a function of `seed` and the number of the rollout; `epoch` returns that of the Trainer.
+    All random draws are a function of `seed` and the number of the rollout.
+
+    Attributes:
+        trainer: The Trainer of the current fit; set before it begins.
+        returns: Number of steps and discount of the returns for an update.
     """
 
-    def __init__(self, collector: Collector, pace: Pace, playing: Playing, epoch: Callable[[], int], seed: int):
+    def __init__(self, collector: Collector, pace: Pace, seed: int):
         self.collector, self.pace = collector, pace
-        self.returns = (1, 1.0)  # number of steps and discount of the returns for an update
-        self._playing, self._epoch, self._seed = playing, epoch, seed
+        self.trainer: Trainer | None = None
+        self.returns = (1, 1.0)
+        self._seed = seed
         self._position = (-1, 0)  # epoch, rollouts yielded in it
         self._resumed = (-1, 0)
         self._number = 0  # of the rollout, over all epochs
@@ -85,7 +82,7 @@ class Rounds:
 
     def __iter__(self) -> Iterator[Round]:
         # A generator: the module does not act before the first batch is requested.
-        epoch = self._epoch()
+        epoch = self.trainer.current_epoch
         begun = self._resumed[1] if self._resumed[0] == epoch else 0
         self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
         for done in range(begun + 1, self.pace.rounds + 1):
@@ -96,9 +93,9 @@ class Rounds:
     def collect_initial(self) -> None:
         """Collect the remaining initial steps; to be called before the first rollout."""
         collector = self.collector
-        with self._playing() as player:
+        with playing(self.trainer) as module:
             while collector.environment_steps < self.pace.initial_steps:
-                player.observe(collector.observations())
+                observed(module, collector.observations())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
         collector.finished()  # episodes of random actions are not logged
 
@@ -106,10 +103,11 @@ class Rounds:
         collector, pace = self.collector, self.pace
         draws = self._generator(0, self._number)
         generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
-        with self._playing() as player:
+        with playing(self.trainer) as module:
             for _ in range(pace.steps):
                 learning = collector.environment_steps - pace.initial_steps
-                collector.step(player.act(collector.observations(), learning, generator))
+                observations = observed(module, collector.observations())
+                collector.step(act(module, observations, learning, generator))
         self._number += 1
         return self._of(draws, *collector.finished())
 
@@ -163,13 +161,13 @@ class Evaluation:
         environment: Environment,
         episodes: int,
         stack: int,
-        playing: Playing,
+        trainer: Trainer,
         seed: int,
         video_folder: Path | None = None,
         count: Callable[[], int] = lambda: 0,
     ):
         self._environment, self._episodes, self._stack = environment, episodes, stack
-        self._playing, self._seed, self._folder, self._count = playing, seed, video_folder, count
+        self._trainer, self._seed, self._folder, self._count = trainer, seed, video_folder, count
         self._env: gymnasium.Env | None = None
         self._recorder: gymnasium.wrappers.RecordVideo | None = None
         if video_folder is not None:
@@ -187,7 +185,7 @@ class Evaluation:
     def _make(self) -> None:
         self._env = scaled(self._environment)
         if self._folder is not None:
-            self._env = self._recorder = recorded(self._env, self._folder)
+            self._env = self._recorder = _recorded(self._env, self._folder)
         if self._stack > 1:
             stacked = gymnasium.wrappers.FrameStackObservation
             self._env = stacked(self._env, self._stack, padding_type="zero")
@@ -198,9 +196,10 @@ class Evaluation:
         if recorder is not None:
             recorder.start_recording(f"step-{self._count()}")
         total, length, over = 0.0, 0, False
-        with self._playing() as player:
+        with playing(self._trainer) as module:
             while not over:
-                action = player.act(np.asarray(observation, dtype)[None], None, generator)[0]
+                observations = torch.from_numpy(np.asarray(observation, dtype)[None]).to(module.device)
+                action = act(module, observations, None, generator)[0]
                 observation, reward, terminated, truncated, _ = self._env.step(action if action.ndim else int(action))
                 total, length, over = total + float(reward), length + 1, terminated or truncated
         if recorder is not None:
@@ -212,3 +211,19 @@ class Evaluation:
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+def _recorded(env: gymnasium.Env, folder: Path) -> gymnasium.wrappers.RecordVideo:
+    """Wrap an environment; `start_recording(name)` and `stop_recording()` then write `name.mp4` into a folder."""
+    if env.render_mode not in ("rgb_array", "rgb_array_list"):
+        raise ValueError(
+            "`video_folder` needs an environment that renders frames, such as"
+            ' Gymnasium("CartPole-v1", options={"render_mode": "rgb_array"}); its render_mode is'
+            f" {env.render_mode!r}"
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*Overwriting existing videos")
+            return gymnasium.wrappers.RecordVideo(env, str(folder), episode_trigger=lambda number: False)
+    except gymnasium.error.DependencyNotInstalled as error:
+        raise ImportError(f"`video_folder` needs moviepy: pip install moviepy ({error})") from error
