@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from lightning_fire.experience.segment import files_of, new_segment, restored_segment, segment_state
+from lightning_fire.experience.segment import files_of, new_file, segment_state, stored_rows
 from lightning_fire.experience.transitions import Transitions
 
 _SEGMENTS = 16  # of which a full buffer consists
@@ -213,10 +213,10 @@ class ReplayBuffer:
                     array[here] = rows[field][steps[here] - index * self.size_of_segment, environments[here]]
         return found
 
-    def _place_of(self, index: int) -> Path | np.ndarray:
-        """Return the storage of a new segment: the folder of its file, or rows in memory."""
+    def _new_segment(self, index: int) -> np.ndarray:
+        """Return rows to be written, of a new file or in memory."""
         if self.folder is not None:
-            return self.folder
+            return new_file(self.folder, self.dtype, self.size_of_segment)
         first = index * self.size_of_segment % len(self._ring)
         return self._ring[first : first + self.size_of_segment]
 
@@ -224,7 +224,7 @@ class ReplayBuffer:
         """Return the segment that holds one of the last steps, and its row there."""
         index, row = divmod(step, self.size_of_segment)
         if index not in self._segments:
-            self._segments[index] = rows = new_segment(self.dtype, self.size_of_segment, self._place_of(index))
+            self._segments[index] = rows = self._new_segment(index)
             self._own |= files_of([rows])
         return self._segments[index], row
 
@@ -256,12 +256,15 @@ class ReplayBuffer:
             )
         if state["rows"] != str(self.dtype):
             raise ValueError("the checkpoint's replay holds other observations, actions or numbers of environments")
-        number, size = state["written"] + 1, self.size_of_segment
-        segments = {
-            i: restored_segment(kept, self.dtype, size, number - i * size, self._place_of(i))
-            for i, kept in state["segments"].items()
-        }
-        self.written, self.ended, self._segments = number - 1, np.array(state["ended"], bool), segments
+        segments = {}
+        for i, kept in state["segments"].items():
+            rows, number = stored_rows(kept, self.dtype, self.folder), state["written"] + 1 - i * self.size_of_segment
+            shared = self.folder is not None and "file" in kept and number > self.size_of_segment  # never written again
+            if not shared:
+                rows, stored = self._new_segment(i), rows
+                rows[:number] = stored[:number]
+            segments[i] = rows
+        self.written, self.ended, self._segments = state["written"], np.array(state["ended"], bool), segments
         self._needed.append({Path(kept["file"]) for kept in state["segments"].values() if "file" in kept})
         self._own |= files_of(rows for rows in segments.values() if rows.flags.writeable)
 

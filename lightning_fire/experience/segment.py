@@ -10,24 +10,17 @@ import numpy as np
 import torch
 
 
-def new_segment(dtype: np.dtype, steps: int, place: Path | np.ndarray) -> np.ndarray:
-    """Return rows to be written, `(steps,)`: of a file with a new name in a folder, or those given.
+def new_file(folder: Path, dtype: np.dtype, steps: int) -> np.ndarray:
+    """Return rows to be written, `(steps,)`, of a file with a new name in a folder.
 
     Raises:
         OSError: If the disk has no room for all of the file.
     """
-    if isinstance(place, np.ndarray):
-        return place
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{uuid.uuid4().hex}.replay"
-    try:
-        rows = np.lib.format.open_memmap(path, "w+", dtype, (steps,))
-        with open(path, "r+b") as file:  # raises an error on a full disk, instead of a signal at a later row
-            _reserve(file.fileno(), os.fstat(file.fileno()).st_size)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        size = f"{steps * dtype.itemsize / 2**20:.0f} MiB"
-        raise OSError(f"no room for {size} of replay in {place}: {error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = np.lib.format.open_memmap(folder / f"{uuid.uuid4().hex}.replay", "w+", dtype, (steps,))
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error here, instead of a signal at a later row
+        with open(rows.filename, "r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     return rows
 
 
@@ -44,35 +37,25 @@ def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
     return {"rows": torch.from_numpy(rows[:number].view(np.uint8).copy())}
 
 
-def restored_segment(
-    state: dict[str, Any], dtype: np.dtype, steps: int, number: int, place: Path | np.ndarray
-) -> np.ndarray:
-    """Return the rows of a segment from the result of `segment_state`; read-only if they are those of its file.
+def stored_rows(state: dict[str, Any], dtype: np.dtype, folder: Path | None) -> np.ndarray:
+    """Return the rows of a result of `segment_state`, those of a file as a read-only map.
 
-    A full segment is shared by any number of trainings, as it is never written again. Otherwise the rows are copied.
+    Args:
+        state: The result.
+        dtype: Type of a row.
+        folder: The buffer's folder, where a file is searched that is not at its location: the folder may have moved.
 
     Raises:
         FileNotFoundError: If the file does not exist.
     """
-    if "file" in state:
-        path = Path(state["file"])
-        if not path.is_file() and isinstance(place, Path):
-            path = place / path.name  # the folder may have moved
-        if not path.is_file():
-            raise FileNotFoundError(
-                f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
-                " checkpoints of a training keep theirs; has the folder been moved?"
-            )
-        kept = np.load(path, mmap_mode="r", allow_pickle=False)
-        if number > steps and isinstance(place, Path):
-            return kept
-    else:
-        kept = state["rows"].numpy().view(dtype)
-    rows = new_segment(dtype, steps, place)
-    rows[:number] = kept[:number]
-    return rows
-
-
-def _reserve(file: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
+    if "rows" in state:
+        return state["rows"].numpy().view(dtype)
+    path = Path(state["file"])
+    if not path.is_file() and folder is not None:
+        path = folder / path.name
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
+            " checkpoints of a training keep theirs; has the folder been moved?"
+        )
+    return np.load(path, mmap_mode="r", allow_pickle=False)

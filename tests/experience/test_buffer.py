@@ -276,14 +276,3 @@ def test_says_what_does_not_fit(tmp_path):
             ReplayBuffer(64, (2, 2), np.uint8).load_state_dict(buffer.state_dict())
         with pytest.raises(ValueError, match="holds other observations"):
             ReplayBuffer(32, (3, 2), np.uint8).load_state_dict(buffer.state_dict())
-
-
-def test_a_full_disk_is_an_error_and_leaves_no_file(tmp_path, monkeypatch):
-    def full(file, size):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lightning_fire.experience.segment._reserve", full)
-    buffer = ReplayBuffer(3200, (84, 84), np.uint8, folder=tmp_path)
-    with pytest.raises(OSError, match=r"no room for 1 MiB of replay in .*No space left"):
-        buffer.begin(np.zeros((1, 84, 84)))
-    assert not files(tmp_path)
