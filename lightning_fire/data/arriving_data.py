@@ -1,15 +1,19 @@
 """Base class of our DataModules: data that arrives in chunks, by epochs, within one `trainer.fit`."""
 
+from abc import ABC, abstractmethod
+from math import ceil
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.epoch_plan import EpochPlan
+from lightning_fire.data.resumable_loader import ResumableLoader
 
 
-class ArrivingData(LightningDataModule):
+class ArrivingData(LightningDataModule, ABC):
     """Base class of data that arrives by a plan: a changed `chunk` announces new data."""
 
     def __init__(self, protocol: EpochPlan):
@@ -17,6 +21,8 @@ class ArrivingData(LightningDataModule):
         self.protocol = protocol
         self._last_chunk: int | None = None  # the last whose training data was loaded
         self._tested_chunk: int | None = None
+        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: it owns the workers
+        self._test_loader: tuple[int, ResumableLoader] | None = None
 
     @property
     def trainer(self) -> Trainer | None:
@@ -62,28 +68,71 @@ class ArrivingData(LightningDataModule):
             return self._tested_chunk
         return 0 if self.trainer is None else self.chunk_at(self.trainer.current_epoch)
 
+    def steps_per_chunk(self) -> list[int]:
+        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
+        limit = 1.0 if self.trainer is None else self.trainer.limit_train_batches
+        window = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+        steps = []
+        for chunk, epochs in enumerate(self.epochs_per_chunk):
+            batches = self._batches_in(chunk)
+            batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+            steps.append(epochs * ceil(batches / window))  # the end of an epoch closes a window early
+        return steps
+
     def setup(self, stage: str | None = None) -> None:
-        """Check that the Trainer will train on the chunks as planned."""
+        """Check that the Trainer will train on the chunks as planned, and load the data.
+
+        Args:
+            stage: `fit`, `validate`, `test` or None.
+        """
         self._tested_chunk = None if stage == "fit" else self._last_chunk
-        if stage != "fit" or self.trainer is None or self.trainer.fast_dev_run:
-            return
-        reload_every = self.trainer.reload_dataloaders_every_n_epochs
+        if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
+            self._check(self.trainer)
+        self._load_once()
+        self._train_loader = self._test_loader = None
+
+    def _check(self, trainer: Trainer) -> None:
+        reload_every = trainer.reload_dataloaders_every_n_epochs
         if self.num_chunks > 1 and reload_every != 1:
             raise MisconfigurationException(
                 f"With {self.num_chunks} chunks the Trainer must ask for the training data in every epoch: set"
                 f" Trainer(reload_dataloaders_every_n_epochs=1), got reload_dataloaders_every_n_epochs={reload_every}."
             )
-        if self.trainer.max_epochs != self.total_epochs:
+        if trainer.max_epochs != self.total_epochs:
             raise MisconfigurationException(
                 f"{self.protocol} takes {self.total_epochs} epochs in all, but the Trainer has"
-                f" max_epochs={self.trainer.max_epochs}: set Trainer(max_epochs={self.total_epochs}), or other `epochs`"
+                f" max_epochs={trainer.max_epochs}: set Trainer(max_epochs={self.total_epochs}), or other `epochs`"
                 " of the plan."
             )
-        if self.trainer.overfit_batches:
+        if trainer.overfit_batches:
             raise MisconfigurationException(
                 "`overfit_batches` would replace the order in which the chunks' samples are drawn: use"
-                f" `limit_train_batches` instead, got overfit_batches={self.trainer.overfit_batches}."
+                f" `limit_train_batches` instead, got overfit_batches={trainer.overfit_batches}."
             )
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
+        self._load_once()
+        chunk = self._last_chunk = self.chunk
+        if self._train_loader is None or self._train_loader[0] != chunk:
+            self._train_loader = chunk, self._make_train_loader(chunk)
+        loader = self._train_loader[1]
+        if self.trainer is not None:
+            loader.sampler.set_epoch(self.trainer.current_epoch)
+            begin_next_epoch(self.trainer)
+        return loader
+
+    def test_dataloader(self) -> ResumableLoader:
+        """Return the test data of the current chunk; of several ranks, some count samples twice."""
+        self._load_once()
+        chunk = self.chunk if self._test_changes else 0
+        if self._test_loader is None or self._test_loader[0] != chunk:
+            self._test_loader = chunk, self._make_test_loader(chunk)
+        return self._test_loader[1]
+
+    def val_dataloader(self) -> ResumableLoader:
+        """Return the test data: the paper has no model selection."""
+        return self.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current chunk, for tests of a checkpoint."""
@@ -93,3 +142,22 @@ class ArrivingData(LightningDataModule):
         """Load the chunk of a checkpoint that is tested or validated; in a fit it follows from the epoch."""
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             self._tested_chunk = state_dict["chunk"]
+
+    @property
+    def _test_changes(self) -> bool:
+        """True if each chunk has test data of its own."""
+        return True
+
+    @abstractmethod
+    def _load_once(self) -> None:
+        """Load and check the data, unless that has been done."""
+
+    @abstractmethod
+    def _batches_in(self, chunk: int) -> int:
+        """Return the batches of each rank in an epoch of a chunk."""
+
+    @abstractmethod
+    def _make_train_loader(self, chunk: int) -> ResumableLoader: ...
+
+    @abstractmethod
+    def _make_test_loader(self, chunk: int) -> ResumableLoader: ...

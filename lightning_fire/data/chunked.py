@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.protocols import Protocol, warm_start
-from lightning_fire.data.resumable_loader import ResumableLoader
+from lightning_fire.data.resumable_loader import ResumableLoader, num_batches, world_size
 from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, labels_of, normalize
 from lightning_fire.data.streams import Stream
-from lightning_fire.data.trainer_plan import steps_per_chunk
 
 
 class ChunkedDataModule(ArrivingData):
@@ -77,8 +75,6 @@ class ChunkedDataModule(ArrivingData):
         self.transform, self.mean, self.std, self.num_classes = transform, mean, std, num_classes
         self._indices: list[Tensor] | None = None
         self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
-        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: it owns the workers
-        self._test_loader: tuple[int, ResumableLoader] | None = None
 
     def load(self) -> tuple[Dataset, Dataset]:
         """Return the training set and the test set; called once per process, before training or testing."""
@@ -118,43 +114,6 @@ class ChunkedDataModule(ArrivingData):
             self._task = chunk, *(TensorDataset(*tensors) for tensors in task)
         return self._task[1:]
 
-    def steps_per_chunk(self) -> list[int]:
-        """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
-        sizes = [len(self.train_indices(chunk)) for chunk in range(self.num_chunks)]
-        return steps_per_chunk(self.protocol, sizes, self.batch_size, self.trainer)
-
-    def setup(self, stage: str | None = None) -> None:
-        """Check that Trainer, protocol and data suit one another, and load the data."""
-        super().setup(stage)
-        self._load_once()
-        self._train_loader = self._test_loader = None
-
-    def train_dataloader(self) -> ResumableLoader:
-        """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
-        self._load_once()
-        chunk = self._last_chunk = self.chunk
-        if self._train_loader is None or self._train_loader[0] != chunk:
-            dataset = self.datasets(chunk)[0]
-            dataset = dataset if self.transform is None else Transformed(dataset, self.transform)
-            self._train_loader = chunk, self._loader(dataset, self.batch_size, shuffle=True)
-        loader = self._train_loader[1]
-        if self.trainer is not None:
-            loader.sampler.set_epoch(self.trainer.current_epoch)
-            begin_next_epoch(self.trainer)
-        return loader
-
-    def test_dataloader(self) -> ResumableLoader:
-        """Return the whole test set, of a stream as in the current task; several ranks may count some samples twice."""
-        self._load_once()
-        chunk = self.chunk if self.online else 0
-        if self._test_loader is None or self._test_loader[0] != chunk:
-            self._test_loader = chunk, self._loader(self.datasets(chunk)[1], self.test_batch_size, shuffle=False)
-        return self._test_loader[1]
-
-    def val_dataloader(self) -> ResumableLoader:
-        """Return the whole test set: the paper has no model selection."""
-        return self.test_dataloader()
-
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Normalize the images (B, C, H, W), the first entry of a batch, as floats; other batches are unchanged."""
         if not isinstance(batch, tuple | list) or not isinstance(batch[0], Tensor) or batch[0].ndim < 3:
@@ -180,6 +139,21 @@ class ChunkedDataModule(ArrivingData):
         elif self.num_classes is None and len(labels):
             self.num_classes = int(labels.max()) + 1
         self._indices = self.protocol.indices(labels, self.num_classes, self.seed)
+
+    @property
+    def _test_changes(self) -> bool:
+        return self.online
+
+    def _batches_in(self, chunk: int) -> int:
+        return num_batches(len(self.train_indices(chunk)), self.batch_size, world_size())
+
+    def _make_train_loader(self, chunk: int) -> ResumableLoader:
+        dataset = self.datasets(chunk)[0]
+        dataset = dataset if self.transform is None else Transformed(dataset, self.transform)
+        return self._loader(dataset, self.batch_size, shuffle=True)
+
+    def _make_test_loader(self, chunk: int) -> ResumableLoader:
+        return self._loader(self.datasets(chunk)[1], self.test_batch_size, shuffle=False)
 
     def _loader(self, dataset: Dataset, batch_size: int, shuffle: bool) -> ResumableLoader:
         if is_tensors(dataset):

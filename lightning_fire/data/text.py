@@ -1,6 +1,6 @@
 """Text for language models that arrives in phases: mixtures of token files, within one `trainer.fit`."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.arriving_data import ArrivingData
 from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.mixture import Mixture
 from lightning_fire.data.resumable_loader import EpochBatchSampler, ResumableLoader, world_size
 from lightning_fire.data.token_source import Tokens, TokenSource, open_source
-from lightning_fire.data.trainer_plan import steps_per_chunk
 
 Blocks = tuple[Tensor, Tensor]
 
@@ -122,8 +120,6 @@ class TextDataModule(ArrivingData):
         self.val_blocks, self.vocab_size, self.dtype = val_blocks, vocab_size, dtype
         self.seed, self.num_workers = seed, num_workers
         self._sources: dict[str, TokenSource] | None = None
-        self._train_loader: tuple[int, ResumableLoader] | None = None  # of the present phase only
-        self._val_loader: tuple[int, ResumableLoader] | None = None
 
     def load(self) -> dict[str, TokenSource]:
         """Return the texts of all phases by name; called once per process, before training or testing."""
@@ -144,53 +140,22 @@ class TextDataModule(ArrivingData):
         """Return the micro-batches of each rank in an epoch."""
         return self.steps_per_epoch * (1 if self.trainer is None else self.trainer.accumulate_grad_batches)
 
-    def steps_per_chunk(self) -> list[int]:
-        """Return the optimizer steps of each phase, over all its epochs, as the attached Trainer will count them."""
-        sizes = [self.batches_per_epoch() * world_size()] * self.num_chunks
-        return steps_per_chunk(self.protocol, sizes, 1, self.trainer)
+    def _batches_in(self, chunk: int) -> int:
+        return self.batches_per_epoch()
 
-    def setup(self, stage: str | None = None) -> None:
-        """Check that Trainer, phases and files are compatible, and open the files.
+    def _make_train_loader(self, chunk: int) -> ResumableLoader:
+        weights = self.protocol.mixtures[chunk]
+        texts = [self._sources[name].train for name in weights]
+        sizes = list(map(len, texts)), self.block_size, self.batch_size
+        mixture = Mixture(list(weights.values()), *sizes, seed=[self.seed, chunk])
+        dataset = MixedBatches(texts, mixture, self.block_size, self.batches_per_epoch() * world_size())
+        sampler = MicroBatchSampler(dataset, self.first_epoch(chunk))
+        return ResumableLoader(dataset, 1, by_batch=True, num_workers=self.num_workers, sampler=sampler)
 
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
-        super().setup(stage)
-        self._load_once()
-        self._train_loader = self._val_loader = None
-
-    def train_dataloader(self) -> ResumableLoader:
-        """Return the batches of the current epoch: a pure function of `trainer.current_epoch`."""
-        self._load_once()
-        phase = self._last_chunk = self.chunk
-        if self._train_loader is None or self._train_loader[0] != phase:
-            weights = self.protocol.mixtures[phase]
-            texts = [self._sources[name].train for name in weights]
-            sizes = list(map(len, texts)), self.block_size, self.batch_size
-            mixture = Mixture(list(weights.values()), *sizes, seed=[self.seed, phase])
-            dataset = MixedBatches(texts, mixture, self.block_size, self.batches_per_epoch() * world_size())
-            sampler = MicroBatchSampler(dataset, self.first_epoch(phase))
-            self._train_loader = phase, ResumableLoader(dataset, 1, True, num_workers=self.num_workers, sampler=sampler)
-        loader = self._train_loader[1]
-        if self.trainer is not None:
-            loader.sampler.set_epoch(self.trainer.current_epoch)
-            begin_next_epoch(self.trainer)
-        return loader
-
-    def val_dataloader(self) -> ResumableLoader:
-        """Return the validation blocks of the texts of the present phase; with several ranks, up to (ranks − 1) batches
-        count twice."""
-        self._load_once()
-        phase = self.chunk
-        if self._val_loader is None or self._val_loader[0] != phase:
-            texts = {self.texts.index(name): self._sources[name].val for name in self.protocol.mixtures[phase]}
-            dataset = ValidationBatches(texts, self.block_size, self.batch_size, self.val_blocks)
-            self._val_loader = phase, ResumableLoader(dataset, 1, by_batch=True, shuffle=False)
-        return self._val_loader[1]
-
-    def test_dataloader(self) -> ResumableLoader:
-        """Return the validation blocks."""
-        return self.val_dataloader()
+    def _make_test_loader(self, chunk: int) -> ResumableLoader:
+        texts = {self.texts.index(name): self._sources[name].val for name in self.protocol.mixtures[chunk]}
+        dataset = ValidationBatches(texts, self.block_size, self.batch_size, self.val_blocks)
+        return ResumableLoader(dataset, 1, by_batch=True, shuffle=False)
 
     def _load_once(self) -> None:
         if self._sources is not None:
@@ -224,9 +189,6 @@ class MicroBatchSampler(EpochBatchSampler):
     def order(self) -> Tensor:
         """Return the numbers for this rank, int64 `(batches,)`."""
         return super().order() + (self.epoch - self.first_epoch) * len(self.dataset)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.order().split(1))
 
 
 class MixedBatches(Dataset):
