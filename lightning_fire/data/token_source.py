@@ -95,14 +95,15 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file does not match `meta.json`; if that cannot be read; if the folder is not complete.
+        ValueError: If a file does not match `meta.json`, or the folder is not complete.
     """
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder / name} does not exist; `lightning-fire prepare-text {folder} FILES` makes it"
             )
-    meta = _read_meta(folder / "meta.json")
+    file = folder / "meta.json"
+    meta = json.loads(file.read_text()) if file.is_file() else {}
     if not meta and (folder / "progress.json").exists():
         raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
@@ -112,17 +113,3 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
         if expected != len(found):
             raise ValueError(f"{found.name} is truncated: it has {len(found)} tokens, meta.json says {expected}")
     return TokenSource(tokens["train"], tokens["val"], vocab_size, meta.get("tokenizer"))
-
-
-def _read_meta(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        meta = json.loads(file.read_text())
-        if min(meta["vocab_size"], *(meta["splits"][split]["tokens"] for split in ("train", "val"))) < 1:
-            raise ValueError("a text has no tokens")
-        if meta["dtype"] not in _DTYPES:
-            raise ValueError(f"`dtype` is {meta['dtype']!r}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{file} cannot be read ({error}): prepare the text again") from error
-    return meta
