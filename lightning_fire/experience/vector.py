@@ -49,9 +49,7 @@ class VectorEnvironments:
     ):
         self._make, self._seeds, self._in_processes = make, seeds, in_processes
         moments = moments or [{"episode": 0, "actions": (), "ended": False}] * len(seeds)
-        self._episodes = [moment["episode"] for moment in moments]
-        self._actions = [list(np.asarray(moment["actions"])) for moment in moments]
-        self._ended = [moment["ended"] for moment in moments]
+        self._moments = [{**moment, "actions": list(np.asarray(moment["actions"]))} for moment in moments]
         self._start()
         self.observation_space = self._envs.single_observation_space
         self.action_space = self._envs.single_action_space
@@ -65,24 +63,25 @@ class VectorEnvironments:
                 raise
             warnings.warn(f"A process of an environment has ended ({error!r}); new ones continue.", stacklevel=2)
             stepped = self._step(actions)
-        for i, (action, *ended) in enumerate(zip(actions, *stepped[2:], strict=True)):
-            if self._ended[i]:
-                self._episodes[i], self._actions[i], self._ended[i] = self._episodes[i] + 1, [], False
+        for moment, action, *ended in zip(self._moments, actions, *stepped[2:], strict=True):
+            if moment["ended"]:
+                moment.update(episode=moment["episode"] + 1, actions=[], ended=False)
             else:
-                self._actions[i].append(np.array(action))
-                self._ended[i] = any(ended)
+                moment["actions"].append(np.array(action))
+                moment["ended"] = any(ended)
         self.observations = stepped[0]
         return stepped
 
     def moments(self) -> list[dict[str, Any]]:
         """Return the state of each as values and tensors: the episode, its actions so far, and whether it ended."""
-        actions = [torch.from_numpy(np.stack(taken) if taken else np.empty(0)) for taken in self._actions]
-        parts = zip(self._episodes, actions, self._ended, strict=True)
-        return [{"episode": episode, "actions": taken, "ended": ended} for episode, taken, ended in parts]
+        stacked = [np.stack(moment["actions"]) if moment["actions"] else np.empty(0) for moment in self._moments]
+        pairs = zip(self._moments, map(torch.from_numpy, stacked), strict=True)
+        return [{**moment, "actions": actions} for moment, actions in pairs]
 
     def give_up(self) -> None:
         """Begin the next episode of each with the next step, whatever the action."""
-        self._ended, self._actions = [True] * len(self._seeds), [[] for _ in self._seeds]
+        for moment in self._moments:
+            moment.update(actions=[], ended=True)
         self.close()
 
     def close(self) -> None:
@@ -100,8 +99,8 @@ class VectorEnvironments:
         envs.closed = True
 
     def _start(self) -> None:
-        moments = zip(self._seeds, self._episodes, self._actions, self._ended, strict=True)
-        makers = [partial(_make, self._make, os.getpid(), *moment) for moment in moments]
+        moments = zip(self._seeds, self._moments, strict=True)
+        makers = [partial(_make, self._make, os.getpid(), seed, **moment) for seed, moment in moments]
         self._envs = (AsyncVectorEnv if self._in_processes else SyncVectorEnv)(makers, copy=False)
         self.observations, _ = self._envs.reset()
 
@@ -150,12 +149,12 @@ def seed_of_episode(seed: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, number]).generate_state(1)[0] >> 1)
 
 
-def _make(make: Environment, owner: int, *moment: Any) -> gymnasium.Env:
+def _make(make: Environment, owner: int, seed: int, **moment: Any) -> gymnasium.Env:
     if os.getpid() != owner:
         for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # from terminals and clusters they come to all, for the owner
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or Lightning's handler, which a fork inherits, survives it
-        random.seed(moment[0])  # or all forks draw the same
-        np.random.seed(moment[0] % 2**32)
-    return SeededEpisodes(make(), *moment)
+        random.seed(seed)  # or all forks draw the same
+        np.random.seed(seed % 2**32)
+    return SeededEpisodes(make(), seed, **moment)
