@@ -140,13 +140,10 @@ def _read_index(folder: Path) -> dict[str, str] | None:
             raise ValueError(f"{folder} is a folder without {SINGLE} and {INDEX}{hint}")
         return None
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, of UTF-8
-        raise ValueError(f"{path} is not an index: {error}") from None
-    files = index.get("weight_map") if isinstance(index, dict) else None
-    if not isinstance(files, dict) or not files or not all(isinstance(file, str) for file in files.values()):
-        raise ValueError(f"{path} is not an index: it has no `weight_map` from tensors to files")
-    for file in files.values():
-        if Path(file).name != file or file == "..":
-            raise ValueError(f"{path} names {file!r}, which is not a file of its folder")
+        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        outside = [file for file in files.values() if Path(file).name != file or file == ".."]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # of JSON, of UTF-8, of other content
+        raise ValueError(f"{path} is not an index, a `weight_map` from tensors to files: {error!r}") from None
+    if outside:
+        raise ValueError(f"{path} names {outside[0]!r}, which is not a file of its folder")
     return files

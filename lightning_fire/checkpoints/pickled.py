@@ -57,7 +57,8 @@ def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
         # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
-        reason = f"is not a complete checkpoint of torch: {_first_line(error)}"
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = f"is not a complete checkpoint of torch: {type(error).__name__}: {first_line}"
         if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
             reason = f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
         elif found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
@@ -78,7 +79,3 @@ def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
             if state:
                 return f"{key!r}", state
     return "a state dict", {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}".rstrip(": ")

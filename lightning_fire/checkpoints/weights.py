@@ -86,7 +86,8 @@ def tied_embedding(tensors: Sequence[Stored]) -> str:
     Raises:
         ValueError: If the file has such a layer, or not exactly one token embedding.
     """
-    tables = [stored for stored in tensors if _why_not(stored) == EMBEDDING and _is_of_tokens(stored)]
+    embeddings = [stored for stored in tensors if _why_not(stored) == EMBEDDING]
+    tables = [stored for stored in embeddings if any(_OF_TOKENS.match(_path_of(name)[1]) for name in stored.names)]
     if len(tables) != 1:
         found = ", ".join(stored.name for stored in tables) or "none"
         raise ValueError(f"--tied needs one token embedding, found {found}: spell out its name with --include instead")
@@ -109,10 +110,6 @@ def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = Tru
     if not taken:
         raise ValueError(f"no tensor of the {len(tensors)} in the file is taken by {names}")
     return taken
-
-
-def _is_of_tokens(stored: Stored) -> bool:
-    return any(_OF_TOKENS.match(_path_of(name)[1]) for name in stored.names)
 
 
 def _path_of(name: str) -> tuple[str, str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.printable import printable
+from lightning_fire.checkpoints.options import run
 from lightning_fire.text.sources import SPLITS, HubDataset, Piece, TextFiles
 from lightning_fire.text.token_folder import TokenFolder
 from lightning_fire.text.tokenizer import END_OF_TEXT, Encode, open_tokenizer
@@ -43,13 +43,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str] | None = None) -> dict[str, Any]:
     """Run the command; return the content of `meta.json`."""
-    options = parser().parse_args(args)
     try:
-        return _run(options)
+        return run(parser(), args, _run)
     except KeyboardInterrupt:
         raise SystemExit("lightning-fire prepare-text: interrupted; the same command continues from there") from None
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"lightning-fire prepare-text: error: {printable(str(error))}") from None
 
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
