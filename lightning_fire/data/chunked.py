@@ -94,7 +94,7 @@ class ChunkedDataModule(ArrivingData):
         return self.protocol.classes(self.num_classes, self.seed)[self.chunk]
 
     def train_indices(self, chunk: int) -> Tensor:
-        """Return the numbers of the training samples of a chunk, int64 (n,); loads the data if necessary."""
+        """Return the indices of the training samples of a chunk, int64 (n,); loads the data if necessary."""
         self._load_once()
         return self._indices[chunk]
 

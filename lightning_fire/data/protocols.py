@@ -46,7 +46,7 @@ class Protocol(EpochPlan, ABC):
         return getattr(self, self.count)
 
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
-        """Return the sample numbers of each chunk, int64 (n_chunk,) in [0, N).
+        """Return the sample indices of each chunk, int64 (n_chunk,) in [0, N).
 
         Args:
             labels: Class of each training sample, int64 (N,) in [0, num_classes). Protocols that are not `by_class` use

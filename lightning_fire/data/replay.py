@@ -1,12 +1,13 @@
 """A LightningDataModule for reinforcement learning from a replay buffer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.contracts import HasAct, HasNStep, offers
-from lightning_fire.data.step_axis import log_over, log_over_batches
 from lightning_fire.messages import inform
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ class ReplayDataModule(pl.LightningDataModule):
     A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
     `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
     for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
-    ones, and None where the module is evaluated. If it has `observe(observations)`, it is shown all that is met in
-    training, before it acts. An evaluation is `evaluation_episodes` episodes, one a batch.
+    ones, and None where the module is evaluated. If it has `observe(observations)`, this is called with all training
+    observations, before `act`. An evaluation is `evaluation_episodes` episodes, one a batch.
 
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
     `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
@@ -45,7 +45,7 @@ class ReplayDataModule(pl.LightningDataModule):
         batch_size: Samples of an update (paper: 32 for DQN, 256 for SAC).
         capacity: Steps that the buffer holds (paper: 1,000,000).
         initial_steps: Steps with random actions before the first update (paper: 20,000 for DQN, 5,000 for SAC).
-        steps_per_round: Steps of each environment in a round; more than 1 makes small networks faster, as several
+        steps_per_round: Steps of each environment in a rollout; more than 1 makes small networks faster, as several
             updates follow each other.
         num_envs: Number of environments that are stepped together.
         stack: Frames that make up an observation (Dopamine: 4).
@@ -150,8 +150,10 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
+        for logger in self.trainer.loggers:
+            # Lightning's own count of batches does not change: it also decides when to log
+            vars(logger)["log_metrics"] = partial(self._log_over_steps, logger)
         environment, count = self.evaluation_environment or self.environment, lambda: self.environment_steps
-        log_over(self.trainer.loggers, count)
         record = self.video_folder is not None and not self.trainer.fast_dev_run
         video = (Path(self.trainer.default_root_dir) / self.video_folder, count) if record else ()
         self._evaluation = Evaluation(
@@ -213,11 +215,18 @@ class ReplayDataModule(pl.LightningDataModule):
             self._evaluation.close()
         if self.trainer.fast_dev_run:
             self._rounds = None
-        log_over_batches(self.trainer.loggers)
+        self._log_over_batches()
 
     def on_exception(self, exception: BaseException) -> None:
         """Return the loggers to Lightning's axis, as `teardown` is not called after an exception."""
-        log_over_batches(self.trainer.loggers)
+        self._log_over_batches()
+
+    def _log_over_steps(self, logger: Logger, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        type(logger).log_metrics(logger, metrics, self.environment_steps)
+
+    def _log_over_batches(self) -> None:
+        for logger in self.trainer.loggers:
+            vars(logger).pop("log_metrics", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer, or the names of its files, and the states of the environments: values and tensors."""

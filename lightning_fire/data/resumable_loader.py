@@ -46,8 +46,8 @@ class EpochSampler(DistributedSampler):
         numbers = torch.arange(size)
         if self.shuffle:
             numbers = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        share = torch.arange(self.total_size)[self.rank :: self.num_replicas] % size  # the end repeats the first ones
-        return numbers[share[self.skip :]]
+        own = torch.arange(self.total_size)[self.rank :: self.num_replicas] % size  # the end repeats the first ones
+        return numbers[own[self.skip :]]
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.order().tolist())

@@ -18,11 +18,11 @@ class Collector:
     """Environments that are stepped together, and the replay buffer of their steps.
 
     Args:
-        environment: Makes one; actions in a box are scaled to [−1, 1].
-        num_envs: How many.
-        seed: Of their episodes.
-        make_buffer: From the arguments of `ReplayBuffer` that depend on the environment to the buffer.
-        reward_clip: Store rewards cut off at ± this; the returns of episodes are of the whole ones.
+        environment: Callable that makes an environment; actions in a box are scaled to [−1, 1].
+        num_envs: Number of environments.
+        seed: Seed of their episodes.
+        make_buffer: Callable that makes the buffer from the arguments of `ReplayBuffer` that depend on the environment.
+        reward_clip: Clip the stored rewards at ± this; returns of episodes are unclipped.
         in_processes: Step each in a process of its own.
 
     Raises:

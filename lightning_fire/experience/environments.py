@@ -53,13 +53,13 @@ class Gymnasium:
 
 @dataclass(frozen=True)
 class Atari:
-    """Makes a game of the Atari 2600, seen as Dopamine's agents see it.
+    """Factory of an Atari 2600 game, preprocessed as in Dopamine.
 
     Grey frames of 84×84 bytes, each the maximum of the last two of the four that an action lasts; sticky actions; the
     smallest set of actions; an episode ends with the game, not with a life.
 
     Args:
-        game: Such as `Asterix`, `BeamRider` or `DemonAttack`.
+        game: Name such as `Asterix`, `BeamRider` or `DemonAttack`.
         frame_skip: Frames that an action lasts.
         sticky: Probability, in each frame, that the last action is repeated instead of the new one.
         size: Height and width of the frames.

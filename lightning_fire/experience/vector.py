@@ -21,16 +21,16 @@ Stepped = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class VectorEnvironments:
-    """Environments of `gymnasium.vector` whose episodes are seeded by their numbers and can be returned to.
+    """Environments of `gymnasium.vector` whose episodes are seeded by their numbers and can be restored.
 
     The position of each is kept here: after an interruption within a step, an error of an environment or the death of
     its process, new environments continue from it. A step of an environment whose episode has ended begins the next
     one, whatever the action, with reward 0. Processes end with this object, or with its own process.
 
     Args:
-        make: Makes one; goes to its process pickled.
-        seeds: Of the episodes of each.
-        moments: Where each is to begin, as returned by `moments()`. Default: with its first episode.
+        make: Callable that makes an environment; pickled for its process.
+        seeds: Seed of the episodes of each.
+        moments: State to begin each from, as returned by `moments()`. Default: its first episode.
         in_processes: Step all at once, each in a process of its own; else one after another. The same steps, of
             environments that draw from their own seeds alone and share nothing.
 
