@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ReplayDataModule(pl.LightningDataModule):
-    """Steps environments with the module that is trained, and samples its batches from the stored steps.
+    """Data from environments, stepped by the module that is trained: batches are sampled from the stored steps.
 
     A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
     `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions

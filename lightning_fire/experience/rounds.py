@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.wrappers import FrameStackObservation, RecordVideo
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
@@ -169,7 +170,7 @@ class Evaluation:
         self._environment, self._episodes, self._stack = environment, episodes, stack
         self._trainer, self._seed, self._folder, self._count = trainer, seed, video_folder, count
         self._env: gymnasium.Env | None = None
-        self._recorder: gymnasium.wrappers.RecordVideo | None = None
+        self._recorder: RecordVideo | None = None
         if video_folder is not None:
             self._make()  # so that errors are raised before training
 
@@ -185,12 +186,14 @@ class Evaluation:
     def _make(self) -> None:
         self._env = scaled(self._environment)
         if self._folder is not None:
-            self._env = self._recorder = _recorded(self._env, self._folder)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*Overwriting existing videos")
+                self._recorder = RecordVideo(self._env, str(self._folder), episode_trigger=lambda number: False)
+            self._env = self._recorder
         if self._stack > 1:
-            stacked = gymnasium.wrappers.FrameStackObservation
-            self._env = stacked(self._env, self._stack, padding_type="zero")
+            self._env = FrameStackObservation(self._env, self._stack, padding_type="zero")
 
-    def _play(self, seed: int, recorder: gymnasium.wrappers.RecordVideo | None) -> Episode:
+    def _play(self, seed: int, recorder: RecordVideo | None) -> Episode:
         generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(self._env.observation_space)
         observation, _ = self._env.reset(seed=seed)
         if recorder is not None:
@@ -211,19 +214,3 @@ class Evaluation:
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def _recorded(env: gymnasium.Env, folder: Path) -> gymnasium.wrappers.RecordVideo:
-    """Wrap an environment; `start_recording(name)` and `stop_recording()` then write `name.mp4` into a folder."""
-    if env.render_mode not in ("rgb_array", "rgb_array_list"):
-        raise ValueError(
-            "`video_folder` needs an environment that renders frames, such as"
-            ' Gymnasium("CartPole-v1", options={"render_mode": "rgb_array"}); its render_mode is'
-            f" {env.render_mode!r}"
-        )
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*Overwriting existing videos")
-            return gymnasium.wrappers.RecordVideo(env, str(folder), episode_trigger=lambda number: False)
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise ImportError(f"`video_folder` needs moviepy: pip install moviepy ({error})") from error
