@@ -19,7 +19,7 @@ _FORCE = "--force starts again"
 
 
 class TokenFolder:
-    """Writes `train.bin`, `val.bin` and `meta.json`, which get their names at the end of the `with` block.
+    """Writer of `train.bin`, `val.bin` and `meta.json`, which get their names at the end of the `with` block.
 
     Until then the tokens are in `train.bin.part` and `val.bin.part`; `progress.json` has the number that counts and
     the next position in the text. What a killed process has written after that is cut off.
@@ -98,8 +98,7 @@ class TokenFolder:
         if kind is None and not empty:
             return self._finish()
         if kind is not None and self.tokens:
-            with suppress(OSError):
-                self._save()
+            self._save()
             return self._close()
         self._close()
         for name in (_PROGRESS, f"{_PROGRESS}.part", *(f"{split}.bin.part" for split in SPLITS)):
@@ -129,8 +128,7 @@ class TokenFolder:
 
     def _close(self) -> None:
         for file in self._files.values():
-            with suppress(OSError):  # of a full disk once more
-                file.close()
+            file.close()
 
     def _save(self) -> None:
         """Write the progress, after the tokens are on the disk."""

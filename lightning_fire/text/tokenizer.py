@@ -35,8 +35,6 @@ def open_tokenizer(name: str, end_of_text: str | None) -> tuple[dict[str, Any], 
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
     numbers = tokenizer.get_vocab(with_added_tokens=True)
-    if not numbers:
-        raise ValueError(f"{name} has no tokens")
     end = None if end_of_text == "none" else end_of_text or END_OF_TEXT
     if end is not None and end not in numbers:
         raise ValueError(f"{name} has no token {end}: --end-of-text names another one, or none")
