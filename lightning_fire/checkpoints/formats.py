@@ -53,8 +53,7 @@ class Safetensors:
         """Write a copy with some tensors changed, one at a time. All other bytes and files are copied."""
         if not self.path.is_dir():
             with atomic_file(output) as part:
-                shutil.copyfile(self.path, part)
-                shutil.copymode(self.path, part)
+                shutil.copy(self.path, part)  # with its mode
                 self._overwrite(part, names, change)
             return
         here, there = self.path.resolve(), output.resolve()

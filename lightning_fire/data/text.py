@@ -16,8 +16,6 @@ from lightning_fire.data.mixture import Mixture
 from lightning_fire.data.resumable_loader import EpochBatchSampler, ResumableLoader, world_size
 from lightning_fire.data.token_source import Tokens, TokenSource, open_source
 
-Blocks = tuple[Tensor, Tensor]
-
 
 @dataclass(frozen=True)
 class Phases(EpochPlan):
@@ -200,9 +198,10 @@ class MixedBatches(Dataset):
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, number: Tensor) -> Blocks:
+    def __getitem__(self, number: Tensor) -> tuple[Tensor, Tensor]:
         text, starts = self.mixture.batch(int(number))
-        return _inputs_and_targets(self.texts[text].blocks(starts, self.block_size + 1))
+        blocks = self.texts[text].blocks(starts, self.block_size + 1)  # (batch, block_size + 1)
+        return blocks[:, :-1], blocks[:, 1:]
 
 
 class ValidationBatches(Dataset):
@@ -224,10 +223,5 @@ class ValidationBatches(Dataset):
 
     def __getitem__(self, number: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         text, starts = self.batches[int(number)]
-        blocks = self.texts[text].blocks(starts, self.block_size + 1)
-        return *_inputs_and_targets(blocks), torch.tensor(text)
-
-
-def _inputs_and_targets(blocks: Tensor) -> Blocks:
-    """Split `(batch, block_size + 1)` into tokens and those that follow each, both `(batch, block_size)`."""
-    return blocks[:, :-1], blocks[:, 1:]
+        blocks = self.texts[text].blocks(starts, self.block_size + 1)  # (batch, block_size + 1)
+        return blocks[:, :-1], blocks[:, 1:], torch.tensor(text)

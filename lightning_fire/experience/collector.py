@@ -51,7 +51,6 @@ class Collector:
             num_envs=num_envs,
         )
         self.steps = 0  # of each environment
-        self._begun = False
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the unfinished episodes
         self._finished: list[tuple[float, int, int]] = []
 
@@ -74,9 +73,8 @@ class Collector:
 
     def observations(self) -> np.ndarray:
         """Return the observations to act on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
-        if not self._begun:
+        if not self.steps:
             self.buffer.begin(self._envs.observations)
-            self._begun = True
         return self.buffer.latest()
 
     def step(self, actions: np.ndarray) -> None:
@@ -127,8 +125,7 @@ class Collector:
         self.steps = state["steps"]
         self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
         self._finished = [tuple(episode) for episode in state["finished"]]
-        self._begun = self.steps > 0
-        if not self._begun:
+        if not self.steps:
             return True
         self.close()
         self._envs = self._make_envs(state["moments"])
