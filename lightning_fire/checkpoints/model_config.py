@@ -40,14 +40,9 @@ class ModelConfig:
 
 
 def config_beside(checkpoint: Path) -> ModelConfig:
-    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model.
-
-    Args:
-        checkpoint: The folder or the file.
-    """
-    path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / FILE
+    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model."""
     try:
-        return read_config(path)
+        return read_config(checkpoint if checkpoint.is_dir() else checkpoint.parent)
     except (ValueError, OSError):
         return ModelConfig()
 

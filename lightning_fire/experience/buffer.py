@@ -116,9 +116,8 @@ class ReplayBuffer:
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
         if self.written % self.size_of_segment == 0:
-            oldest = self.written - self.steps
-            for index in [i for i in self._segments if (i + 1) * self.size_of_segment <= oldest - self.stack]:
-                del self._segments[index]
+            oldest = self.written - self.steps - self.stack
+            self._segments = {i: rows for i, rows in self._segments.items() if (i + 1) * self.size_of_segment > oldest}
             _delete(self._own, [*self._needed, files_of(self._segments.values())])
 
     def newest(self) -> np.ndarray:

@@ -37,14 +37,7 @@ def observed(module: LightningModule, observations: np.ndarray) -> Tensor:
 
 
 def act(module: LightningModule, observations: Tensor, step: int | None, generator: torch.Generator) -> np.ndarray:
-    """Return the actions of a module for observations on its device, both `(num_envs, *shape)`.
-
-    Args:
-        module: The module.
-        observations: `(num_envs, *shape)`.
-        step: Environment steps done since the initial ones; None: evaluation.
-        generator: Generator, on the CPU, of all random draws.
-    """
+    """Return the actions of a module for observations on its device, both `(num_envs, *shape)`; see `HasAct`."""
     actions = module.act(observations, step, generator)
     return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
 

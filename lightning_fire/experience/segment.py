@@ -40,11 +40,6 @@ def segment_state(rows: np.ndarray, number: int) -> dict[str, Any]:
 def stored_rows(state: dict[str, Any], dtype: np.dtype, folder: Path | None) -> np.ndarray:
     """Return the rows of a result of `segment_state`, those of a file as a read-only map.
 
-    Args:
-        state: The result.
-        dtype: Type of a row.
-        folder: The buffer's folder, where a file is searched that is not at its location: the folder may have moved.
-
     Raises:
         FileNotFoundError: If the file does not exist.
     """
@@ -52,7 +47,7 @@ def stored_rows(state: dict[str, Any], dtype: np.dtype, folder: Path | None) -> 
         return state["rows"].numpy().view(dtype)
     path = Path(state["file"])
     if not path.is_file() and folder is not None:
-        path = folder / path.name
+        path = folder / path.name  # the folder may have moved
     if not path.is_file():
         raise FileNotFoundError(
             f"the checkpoint's replay is neither at {state['file']} nor at {path}: only the last two"
