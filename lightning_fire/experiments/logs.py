@@ -28,32 +28,13 @@ def read_logs(output: str | Path) -> pd.DataFrame:
         the run continued from, in recipes with `starts`), `method`, `seed`, `step` (as the loggers count), `key` and
         `value`.
     """
-    folders = sorted(path.parent for path in Path(output).rglob(MARKER))
-    runs = {folder: folder.relative_to(output).parts for folder in folders}
-    return table({_name(parts): folder for folder, parts in runs.items() if parts[-1].startswith("seed")})
-
-
-def _name(parts: tuple[str, ...]) -> Name:
-    *start, method, seed = parts
-    return "/".join(start), method, int(seed.removeprefix("seed"))
-
-
-def table(folders: Mapping[Name, Path]) -> pd.DataFrame:
-    """Read what some runs have logged, as `read_logs` returns it."""
-    parts = [
-        pd.DataFrame(dict(zip(COLUMNS, (*name, steps, key, values), strict=True)))
-        for name, folder in folders.items()
-        for key, (steps, values) in read_curves(folder).items()
-    ]
+    parts = []
+    for marker in sorted(Path(output).rglob(f"seed*/{MARKER}")):
+        *start, method, seed = marker.parent.relative_to(output).parts
+        name = "/".join(start), method, int(seed.removeprefix("seed"))
+        for key, (steps, values) in read_curves(marker.parent).items():
+            parts.append(pd.DataFrame(dict(zip(COLUMNS, (*name, steps, key, values), strict=True))))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
-
-
-def curves_of(logs: pd.DataFrame) -> dict[Name, Curves]:
-    """Return the curves of each run of a long table."""
-    return {
-        name: {key: (one.step.to_numpy(), one.value.to_numpy()) for key, one in run.groupby("key", sort=False)}
-        for name, run in logs.groupby(["start", "method", "seed"], sort=False)
-    }
 
 
 def of_events(curves: Curves, measure: str) -> np.ndarray:
