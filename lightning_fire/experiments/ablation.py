@@ -13,14 +13,13 @@ import yaml
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
-    at_work_in,
     common,
     engine_for,
     title_of,
     train_and_read,
     with_monitor,
 )
-from lightning_fire.experiments.runs import Run, merged, plan, reference_of
+from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
 
 if TYPE_CHECKING:
     import pandas as pd

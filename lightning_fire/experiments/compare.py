@@ -2,10 +2,9 @@
 
 import argparse
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import yaml
 
 from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
-from lightning_fire.experiments.runs import Run, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.recipe.recipe import Recipe, find_overlay, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
@@ -251,29 +250,6 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
         return getattr(getattr(importlib.import_module(module or "lightning_fire.data"), name), "report", "accuracy")
     except Exception:  # of any kind: the run itself reports it
         return "accuracy"
-
-
-@contextmanager
-def at_work_in(output: Path, alone: bool = True) -> Iterator[None]:
-    """Raise an error if another comparison works in the folder; several without a report are allowed."""
-    try:
-        import fcntl
-
-        output.mkdir(parents=True, exist_ok=True)
-        handle = os.open(output, os.O_RDONLY)
-    except (ImportError, OSError):  # Windows has no such locks; the runs report errors of the folder
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SystemExit(f"another comparison is at work in {output}: wait, or choose another --output") from None
-        except OSError:  # a file system without locks
-            pass
-        yield
-    finally:
-        os.close(handle)
 
 
 def title_of(recipe: Recipe) -> str:

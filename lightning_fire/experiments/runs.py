@@ -3,7 +3,8 @@
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -143,6 +144,38 @@ def epochs_and_steps_of(checkpoint: str | os.PathLike) -> tuple[int, int]:
 
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     return content["epoch"] + 1, content["global_step"]
+
+
+@contextmanager
+def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator[None]:
+    """Context manager: hold a lock on a folder, where the system has locks.
+
+    Args:
+        folder: To lock.
+        alone: Exclude all others; else only those that are alone.
+        wait: Wait until the folder is free.
+
+    Raises:
+        SystemExit: Another process is at work in the folder, and `wait` is False.
+    """
+    try:
+        import fcntl
+
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):  # Windows has no such locks; the runs report errors of the folder
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(handle, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise SystemExit(f"another comparison is at work in {folder}: wait, or choose another --output") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(handle)
 
 
 def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,14 +14,13 @@ import yaml
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
-    at_work_in,
     common,
     engine_for,
     title_of,
     train_and_read,
     with_monitor,
 )
-from lightning_fire.experiments.runs import Run, merged, plan
+from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 

@@ -5,8 +5,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS
+from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, at_work_in
 from lightning_fire.recipe.continued_logs import first_new_step
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
@@ -60,7 +59,7 @@ def perform(task: Task, fit: Callable[[Sequence[str]], int | str | None]) -> int
     """
     task.folder.mkdir(parents=True, exist_ok=True)
     marker, begun, last = (task.folder / name for name in (MARKER, _BEGUN, _LAST))
-    with _alone_in(task.folder):
+    with at_work_in(task.folder, wait=True):
         if _says(marker, task.fingerprint) and all(file.is_file() for file in task.products):
             return None
         settings = yaml.safe_load(task.files[SETTINGS])
@@ -99,24 +98,6 @@ def _go_on_from(checkpoint: Path, settings: dict[str, Any]) -> None:
     content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
     settings["ckpt_path"] = str(checkpoint)
     settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process trains in a folder. Where the system has no locks, do not."""
-    try:
-        import fcntl
-
-        handle = os.open(folder, os.O_RDONLY)
-    except (ImportError, OSError):
-        yield
-        return
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def refuse_others(folder: Path) -> None:
