@@ -28,13 +28,6 @@ if TYPE_CHECKING:
     from lightning_fire.experiments.report import Report
 
 _DEFAULT_STEPS = 10
-_MEASURES = {
-    "final": "final accuracy",
-    "lambda_max_before": "λ max before",
-    "lambda_max_after": "λ max after",
-    "dfi_after": "DfI after",
-    "sfe": "SFE/‖W‖²",
-}
 _NOTE = (
     "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
     "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : not applicable"
@@ -99,7 +92,7 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
     """Return the runs of FIRE with another number of steps; its own where the recipe has this number."""
     own = [run for run in runs if run.method == "fire"]
     overlay = yaml.safe_load(own[0].configs[-1])
-    method = overlay.get("intervention") if isinstance(overlay, Mapping) else None
+    method = overlay.get("intervention")
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"the method fire is not one FIRECallback: {method}")
     if (method.get("init_args") or {}).get("steps", _DEFAULT_STEPS) == steps:
@@ -115,15 +108,7 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
 def publish(
     report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
-    """Write everything and print the tables.
-
-    Args:
-        report: Of all runs.
-        by_method: Rows of the first table, and the methods that they show.
-        by_steps: The same of the second, by number of steps.
-        output: Folder of the results.
-        title: Of the figure.
-    """
+    """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
     from lightning_fire.experiments.report import MINUS, deliver
 
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
@@ -135,15 +120,18 @@ def publish(
 
 def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
     """Format the metrics of an ablation for a terminal."""
-    from lightning_fire.experiments.report import aligned, difference_cell, with_spread
+    from lightning_fire.experiments.report import Column, aligned
 
-    final, *measures = _MEASURES.values()
-    lines = [[head, final, f"minus {report.reference} (95 %)", *measures]]
-    for name, method in rows.items():
-        final, *measures = (with_spread(list(report.of("", method, measure).values())) for measure in _MEASURES)
-        less = difference_cell(report.of("", method, "final"), report.of("", report.reference, "final"))
-        lines.append([name, final, less, *measures])
-    return aligned(lines)
+    columns = [
+        Column("final accuracy", "final"),
+        Column(f"minus {report.reference} (95 %)", "final", "minus"),
+        Column("λ max before", "lambda_max_before"),
+        Column("λ max after", "lambda_max_after"),
+        Column("DfI after", "dfi_after"),
+        Column("SFE/‖W‖²", "sfe"),
+    ]
+    cells = [[name, *(report.cell(column, "", method) for column in columns)] for name, method in rows.items()]
+    return aligned([[head, *(column.title for column in columns)], *cells])
 
 
 def draw(report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], path: Path, title: str) -> None:

@@ -106,11 +106,12 @@ class Report:
         columns, starts = self.columns(), any(start for start, _ in self._groups)
         rows = [[*(["start"] if starts else []), "method", "seeds", *(column.title for column in columns)]]
         for (start, method), runs in self._groups.items():
-            cells = [self._cell(column, start, method) for column in columns]
+            cells = [self.cell(column, start, method) for column in columns]
             rows.append([*([start] if starts else []), method, str(len(runs)), *cells])
         return aligned(rows)
 
-    def _cell(self, column: Column, start: str, method: str) -> str:
+    def cell(self, column: Column, start: str, method: str) -> str:
+        """Format one cell of the table."""
         if column.idle and self.never_acted(start, method):
             return NEVER_ACTED
         if column.show == "arrow":

@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def main(args: Sequence[str] | None = None) -> Setting:
     """Run the command, and return the best setting."""
     options = parser().parse_args(args)
     try:
-        recipe, output, _, extra = common(options, f"_{options.method}")
+        recipe, output, seeds, extra = common(options, f"_{options.method}")
         example = plan(recipe, [options.method], [0], output)[0]  # raises an error for an unknown method
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
@@ -72,29 +73,24 @@ def main(args: Sequence[str] | None = None) -> Setting:
         parser().error(str(error))
     extra = with_monitor([example], extra)
     with at_work_in(output), closing(engine):
-        sweep = _Sweep(recipe, options, example, space, output, engine, extra)
+        sweep = _Sweep(recipe, options, example, space, output, engine, seeds, extra)
         sweep.study()
         return sweep.publish()
 
 
+@dataclass
 class _Sweep:
     """Settings that were tried, and their runs."""
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        options: argparse.Namespace,
-        example: Run,
-        space: Mapping[str, Any],
-        output: Path,
-        engine: Any,
-        extra: Mapping[str, Any],
-    ):
-        self.recipe, self.options, self.example, self.space = recipe, options, example, space
-        self.output, self.engine, self.extra = output, engine, extra
-        self.seeds = range(options.first_seed, options.first_seed + options.seeds)
-        self.settings: dict[str, Setting] = {}
-        self.sign = 1
+    recipe: Recipe
+    options: argparse.Namespace
+    example: Run
+    space: Mapping[str, Any]
+    output: Path
+    engine: Any
+    seeds: range
+    extra: Mapping[str, Any]
+    settings: dict[str, Setting] = field(default_factory=dict)
 
     def study(self) -> None:
         """Try settings, as many at a time as the engine takes, with Optuna's memory of them in `sweep.journal`."""
@@ -106,8 +102,11 @@ class _Sweep:
             optuna.storages.journal.JournalFileBackend(str(self.output / "sweep.journal"))
         )
         sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
+        # of this sweep alone: another one may have used the folder
+        what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
+        name = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
         study = optuna.create_study(
-            study_name=self._name(), storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
+            study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
         )
         for trial in study.get_trials(states=[TrialState.RUNNING]):  # of a sweep that was killed
             study.tell(trial.number, state=TrialState.FAIL)
@@ -115,31 +114,24 @@ class _Sweep:
         grid = list(itertools.product(*self.space.values())) if _is_grid(self.space) else []
         for values in grid[: self.options.trials]:
             study.enqueue_trial(dict(zip(self.space, values, strict=True)), skip_if_exists=True)
-        complete, pruned = (
-            [trial.params for trial in study.get_trials(states=[s])] for s in (TrialState.COMPLETE, TrialState.PRUNED)
-        )
+        complete = [trial.params for trial in study.get_trials(states=[TrialState.COMPLETE])]
         self._train(complete, self.seeds)  # what was removed since
-        left = (self.options.trials or len(grid)) - len(complete) - len(pruned)
+        left = (self.options.trials or len(grid)) - len(complete) - len(study.get_trials(states=[TrialState.PRUNED]))
         while left > 0:
             trials = [study.ask() for _ in range(left if grid else min(left, self.engine.limit))]
             left -= len(trials)
             settings = [
                 {name: _suggest(trial, name, values) for name, values in self.space.items()} for trial in trials
             ]
-            for trial, score in zip(trials, self._scores(settings), strict=True):
-                if isinstance(score, _Pruned):
-                    trial.report(float(score), step=0)
+            for trial, (score, dropped) in zip(trials, self._scores(settings), strict=True):
+                if dropped:
+                    trial.report(score, step=0)
                     study.tell(trial, state=TrialState.PRUNED)
                 else:
                     study.tell(trial, score, state=TrialState.FAIL if score is None else TrialState.COMPLETE)
 
-    def _name(self) -> str:
-        """Return a hash that distinguishes this sweep from others in the same folder."""
-        what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
-        return hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-
-    def _scores(self, settings: Sequence[Setting]) -> list[float | None]:
-        """Train settings, and return the score of each; None if a run failed."""
+    def _scores(self, settings: Sequence[Setting]) -> list[tuple[float | None, bool]]:
+        """Train settings; return the score of each, None if a run failed, and whether some seeds were left out."""
         rungs = [self.seeds[: n + 1] for n in range(len(self.seeds))] if self.options.prune else [self.seeds]
         alive, scores = list(range(len(settings))), {}
         for rung in rungs:
@@ -147,10 +139,7 @@ class _Sweep:
             scores |= dict(zip(alive, found, strict=True))
             best_first = sorted((n for n in alive if scores[n] is not None), key=lambda n: -scores[n])
             alive = best_first[: max(1, -(-len(best_first) // 2))]
-        dropped = set(range(len(settings))) - set(best_first)
-        return [
-            _Pruned(scores[n]) if n in dropped and scores[n] is not None else scores[n] for n in range(len(settings))
-        ]
+        return [(scores[n], n not in best_first and scores[n] is not None) for n in range(len(settings))]
 
     def _train(self, settings: Sequence[Setting], seeds: Sequence[int]) -> list[float | None]:
         """Train settings with some seeds, all at a time, and return the score of each; None if a run failed."""
@@ -162,12 +151,12 @@ class _Sweep:
             return [None] * len(labels)
         if self.options.measure not in report.numbers:
             raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
-        self.sign = -1 if self.options.mode == "min" else 1
+        sign = -1 if self.options.mode == "min" else 1
         scores = []
         for label in labels:
             values = report.of("", label, self.options.measure)
             mean = sum(values.values()) / len(values) if len(values) == len(seeds) else float("nan")
-            scores.append(None if mean != mean else self.sign * mean)
+            scores.append(None if mean != mean else sign * mean)
         return scores
 
     def _runs(self, labels: Sequence[str], seeds: Sequence[int]) -> list[Run]:
@@ -212,10 +201,6 @@ class _Sweep:
             f" --first-seed {self.seeds[-1] + 1}"
         )
         return self.settings[best]
-
-
-class _Pruned(float):
-    """The score of a setting that was dropped after some of its seeds."""
 
 
 def read_space(path: Path, method: str) -> dict[str, Any]:
@@ -263,8 +248,7 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    overlays = list(map(yaml.safe_load, run.configs[1:]))
-    methods = [overlay.get("intervention") if isinstance(overlay, Mapping) else None for overlay in overlays]
+    methods = [yaml.safe_load(overlay).get("intervention") for overlay in run.configs[1:]]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
     try:
