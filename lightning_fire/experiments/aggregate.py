@@ -133,7 +133,7 @@ class Task:
     @property
     def methods(self) -> list[str]:
         """Names of the methods, in their order."""
-        return list(dict.fromkeys(self.scores.index.get_level_values("method")))
+        return list(self.scores.index.unique("method"))
 
 
 def read_task(word: str, measure: str) -> Task:
@@ -144,22 +144,15 @@ def read_task(word: str, measure: str) -> Task:
         raise FileNotFoundError(
             f"{path} is not there: give a folder of lightning-fire compare, which writes it at the end"
         )
-    try:
-        rows = pd.read_csv(path, dtype={"method": str}, keep_default_na=False, na_values={measure: [""]})
-    except (pd.errors.EmptyDataError, pd.errors.ParserError):
-        rows = pd.DataFrame()
+    types = {"method": str, "seed": int, measure: float}
+    rows = pd.read_csv(path, dtype=types, keep_default_na=False, na_values={measure: [""]})
     columns = list(rows.columns)
     if columns[:2] != ["method", "seed"]:
         raise ValueError(f"{path} is not of a comparison by method and seed: its columns are {', '.join(columns)}")
     if measure not in columns:
         there = [name for name in MEASURES if name in columns]
         raise ValueError(f"{path} has no column {measure}; --measure can be {' or '.join(there) or 'nothing here'}")
-    if rows.empty:
-        raise ValueError(f"{path} has no runs")
-    try:
-        scores = rows.astype({"seed": int, measure: float}).set_index(["method", "seed"])[measure]
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    scores = rows.set_index(["method", "seed"])[measure]
     if (twice := scores.index[scores.index.duplicated()]).size:
         raise ValueError(f"{path} has {twice[0][0]} seed {twice[0][1]} twice")
     return Task(folder, low, high, has_scale, scores, "since" in columns)
@@ -211,9 +204,9 @@ class Curves(NamedTuple):
     """Scores over training.
 
     Attributes:
-        grid: Shares of training, `(points,)`.
+        grid: Fractions of training, `(points,)`.
         values: By method, `(runs, tasks, points)`.
-        event: Share of training after which the methods act; None if none does, or not all at the same.
+        event: Fraction of training after which the methods act; None if none does, or not all at the same.
     """
 
     grid: np.ndarray
