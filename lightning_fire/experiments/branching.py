@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lightning_fire.experiments.runs import Run, merged
 from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
 
@@ -59,7 +61,6 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
 
     0 if it is not the base with methods alone, or if this is unknown.
     """
-    import yaml
     from jsonargparse import ArgumentParser
     from lightning.pytorch import Callback
 
@@ -72,7 +73,8 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
         base, *overlays = map(yaml.safe_load, layers)
         if "intervention" in base or any(set(overlay) != {"intervention"} for overlay in overlays):
             return 0
-        specs = [method for overlay in overlays for method in _as_list(overlay["intervention"])]
+        each = [overlay["intervention"] for overlay in overlays]
+        specs = [spec for one in each for spec in (one if isinstance(one, list) else [one])]
         trainer = merged(base, extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]
         methods = parser.instantiate(parser.parse_object({"methods": specs})).methods
@@ -80,10 +82,6 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
         return 0
     every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}
     return None if not every else every.pop() if len(every) == 1 else 0
-
-
-def _as_list(one_or_several: Any) -> list[Any]:
-    return one_or_several if isinstance(one_or_several, list) else [one_or_several]
 
 
 def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) -> dict[str, int | str]:

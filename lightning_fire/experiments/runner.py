@@ -35,13 +35,13 @@ def train(
         extra: Configuration that comes on top of all runs'.
         minutes: Time after which to stop.
     """
-    if outdated := [run.name for run in runs if run.is_outdated(extra)]:
+    outdated = [run.name for run in runs if (run.folder / MARKER).is_file() and not run.is_finished(extra)]
+    if outdated:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
     often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or the log of a cluster keeps every line
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True, mininterval=often) as bar:
-        todo = [run for run in runs if not run.is_finished(extra)]
-        every = [*dict.fromkeys(run.start for run in todo if run.start and not run.start.is_finished(extra)), *todo]
+        every = _unfinished(runs, extra)
 
         def show(now: Mapping[Run, Progress], active: Sequence[Run]) -> None:
             if now:
@@ -93,9 +93,7 @@ def execute(
     unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
     """
     outcome: dict[Run, str | None] = dict.fromkeys(runs)
-    waiting = [run for run in runs if not run.is_finished(extra)]
-    starts = dict.fromkeys(run.start for run in waiting if run.start is not None)
-    waiting = [*(start for start in starts if not start.is_finished(extra)), *waiting]
+    waiting = _unfinished(runs, extra)
     active: dict[Run, Job] = {}
     begun: list[Run] = []
     try:
@@ -129,6 +127,13 @@ def execute(
     return {run: outcome[run] for run in runs}
 
 
+def _unfinished(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Run]:
+    """Return the runs to be trained, the starts that they continue from before them."""
+    todo = [run for run in runs if not run.is_finished(extra)]
+    starts = dict.fromkeys(run.start for run in todo if run.start is not None)
+    return [*(start for start in starts if not start.is_finished(extra)), *todo]
+
+
 def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
     """Return the runs that wait for no other."""
     ahead = {*waiting, *active}
@@ -143,7 +148,7 @@ def _task(run: Run, outcome: Mapping[Run, str | None], extra: Mapping[str, Any])
     refuse_others(run.folder)
     run.folder.mkdir(parents=True, exist_ok=True)
     settings = run.settings(extra)
-    (run.folder / SETTINGS).touch()  # says whose folder this is
+    (run.folder / SETTINGS).touch()  # marks the folder as that of a run
     run.log.touch()
     if run.start is not None and not failed:
         settings["ckpt_path"] = str(run.checkpoint)

@@ -115,10 +115,6 @@ class Run:
             return False
         return json.loads(marker.read_text())["settings"] == self.fingerprint(extra)
 
-    def is_outdated(self, extra: Mapping[str, Any]) -> bool:
-        """Return whether it has finished before, with other settings."""
-        return (self.folder / MARKER).is_file() and not self.is_finished(extra)
-
 
 def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
     """List the runs of a comparison, seed by seed; a method that is named twice, once."""
@@ -205,15 +201,11 @@ def _takes_seed(data: Any) -> bool:
 def _loggers(trainer: Any, name: str) -> list[Any]:
     """Return the recipe's own loggers, which are added to ours; a missing run name is set to that of this run."""
     given = trainer.get("logger") if isinstance(trainer, dict) else None
-    loggers = given if isinstance(given, list) else [given]
-    named = [{"class_path": logger} if isinstance(logger, str) else logger for logger in loggers]
     keys = {"WandbLogger": "name", "MLFlowLogger": "run_name"}
-    return [
-        merged({"init_args": {keys[kind]: name}}, logger) if (kind := _class_of(logger)) in keys else logger
-        for logger in named
-        if isinstance(logger, dict)
-    ]
-
-
-def _class_of(spec: Mapping[str, Any]) -> str:
-    return str(spec.get("class_path")).rpartition(".")[2]
+    loggers = []
+    for logger in given if isinstance(given, list) else [given]:
+        spec = {"class_path": logger} if isinstance(logger, str) else logger
+        if isinstance(spec, dict):
+            key = keys.get(str(spec.get("class_path")).rpartition(".")[2])
+            loggers.append(merged({"init_args": {key: name}}, spec) if key else spec)
+    return loggers
