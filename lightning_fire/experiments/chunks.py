@@ -111,15 +111,14 @@ class ChunkReport(Report):
 
     needs = "Classifier"
 
-    def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric | None = None):
-        self.metric = metric or Metric()
+    def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric = Metric()):
+        self.metric = metric
         self.runs = {name: ChunkedRun(of_run, self.metric) for name, of_run in curves.items()}
         self.stream = all(_ONLINE in of_run for of_run in curves.values())
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves, metric: Metric | None = None) -> set[str]:
-        metric = metric or Metric()
+    def lacking(cls, curves: Curves, metric: Metric = Metric()) -> set[str]:
         known = {metric.key} if len(metric.of(curves)[0]) else set()
         return {metric.key, _CHUNK, _DFI} - known - set(curves)
 
@@ -146,11 +145,11 @@ class ChunkReport(Report):
 
         Of the metric: `after_event` (just after it), `final`, `average` (at the ends of the chunks),
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
-        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it is made
-        good). Of events: normalised DfI and largest eigenvalue of the Hessian before and after, SFE / ‖W‖². Of streams,
-        in the first or last fifth of the tasks, at least one: online accuracy, `test_last` (at the end of a task),
-        `dormant_last` (fraction of units). Measures of events are means over the chunks but the first; epochs are those
-        with a validation.
+        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
+        recovers). Of events: normalised DfI and largest eigenvalue of the Hessian before and after, SFE / ‖W‖². Of
+        streams, in the first or last fifth of the tasks, at least one: online accuracy, `test_last` (at the end of a
+        task), `dormant_last` (fraction of units). Metrics of events are means over the chunks but the first; epochs are
+        those with a validation.
         """
         run, at_end = self.runs[name], self.runs[name].last_in_chunk(self.runs[name].metric)
         _, *later = run.in_chunks(run.metric)
@@ -229,7 +228,8 @@ class ChunkReport(Report):
         if self.stream:
             axis = {"x": "task", "seeds": True, "low": 0.0, "whole_numbers": True}
             curves = {method: [run.by_task(_ONLINE) for run in of] for method, of in runs.items()}
-            ends = {method: f"{method}  {number(_last_of(of), 2)}" for method, of in curves.items()}
+            last = {method: mean(values[-1] for _, values in of) for method, of in curves.items()}
+            ends = {method: f"{method}  {number(value, 2)}" for method, value in last.items()}
             known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}
             dormant = {method: [run.by_task(_DORMANT) for run in of] for method, of in known.items()}
             title = "how well each new task is learned"
@@ -263,10 +263,6 @@ class ChunkReport(Report):
         around = worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3
         low, high = sorted(float(self.metric.gain(np.float64(end))) for end in around)
         return low, high
-
-
-def _last_of(curves: Sequence[Series]) -> float:
-    return mean([values[-1] for _, values in curves])
 
 
 def _of_stream(run: ChunkedRun) -> dict[str, float]:

@@ -48,7 +48,8 @@ class Report:
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference
-        self.numbers = self._numbers()
+        index = pd.MultiIndex.from_tuples(list(curves), names=RUN)
+        self.numbers = pd.DataFrame([self.measures(name) for name in curves], index=index, dtype=float)
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
 
     @classmethod
@@ -71,10 +72,6 @@ class Report:
     def remarks(self) -> list[str]:
         """Return sentences to be printed below the table."""
         return []
-
-    def _numbers(self) -> pd.DataFrame:
-        index = pd.MultiIndex.from_tuples(list(self.curves), names=RUN)
-        return pd.DataFrame([self.measures(name) for name in self.curves], index=index, dtype=float)
 
     def by_method(self, of_run: Callable[[Name], Any]) -> dict[str, list[Any]]:
         """Return something of each run, by method."""
