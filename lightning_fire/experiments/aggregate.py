@@ -225,22 +225,21 @@ def curves_of(tasks: Sequence[Task], methods: Sequence[str]) -> Curves | None:
     if missing := [folder for folder in every if not (folder / MARKER).is_file()]:
         print(f"without curves over training: {missing[0]} is not a finished run")
         return None
-    logs = {folder: read_curves(folder) for folder in every}
-    returns = {folder: returns_of(log) for folder, log in logs.items()}
-    shares = {folder: steps / steps[-1] for folder, (steps, _) in returns.items()}
-    grid = np.linspace(max(share[0] for share in shares.values()), 1, _POINTS)
-    acted = {folder: events for folder, log in logs.items() if len(events := events_of(log))}
-    events = {round(events[0] / returns[folder][0][-1], 3) for folder, events in acted.items()}
-    values = {
-        method: np.stack(
-            [
-                [task.normalized(np.interp(grid, shares[folder], returns[folder][1])) for folder in by_seed]
-                for task, by_seed in zip(tasks, by_task, strict=True)
-            ],
-            axis=1,
-        )
+    returns, events = {}, set()
+    for folder in every:
+        log = read_curves(folder)
+        steps, values = returns_of(log)
+        returns[folder] = steps / steps[-1], values
+        events |= {round(event / steps[-1], 3) for event in events_of(log)[:1]}
+    grid = np.linspace(max(fractions[0] for fractions, _ in returns.values()), 1, _POINTS)
+    curves = {
+        method: [
+            [task.normalized(np.interp(grid, *returns[folder])) for folder in by_seed]
+            for task, by_seed in zip(tasks, by_task, strict=True)
+        ]
         for method, by_task in folders.items()
     }
+    values = {method: np.stack(of_method, axis=1) for method, of_method in curves.items()}
     return Curves(grid, values, events.pop() if len(events) == 1 else None)
 
 

@@ -202,21 +202,21 @@ class ChunkReport(Report):
         """
         if not self.stream:
             return []
-        changes = {method: self._change(method) for method in self.by_method(self.runs.get)}
-        known = {method: change for method, change in changes.items() if not np.isnan(change[0])}
-        lost = [self._in_points(method) for method, (_, _, high) in known.items() if high < 0]
-        gained = [self._in_points(method) for method, (_, low, _) in known.items() if low > 0]
-        level = [method for method, (_, low, high) in known.items() if low <= 0 <= high]
-        parts = [("lost online accuracy", lost), ("neither lost nor gained", level), ("gained", gained)]
-        said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts if names)
+        parts: dict[str, list[str]] = {"lost online accuracy": [], "neither lost nor gained": [], "gained": []}
+        lost, level, gained = parts.values()
+        for method in self.numbers.index.unique("method"):
+            first, last = (self.of("", method, f"online_{end}") for end in ("first", "last"))
+            _, low, high = difference(last, first)
+            start, end = mean(first.values()), mean(last.values())
+            change = f"{method} {100 * (end - start):+.0f} points ({number(start, 2)} to {number(end, 2)})"
+            if high < 0:
+                lost.append(change)
+            elif low > 0:
+                gained.append(change)
+            elif low <= 0 <= high:  # not of a method whose interval is NaN
+                level.append(method)
+        said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
         return [f"From the first tasks to the last, {said}."] if said else []
-
-    def _change(self, method: str) -> tuple[float, float, float]:
-        return difference(self.of("", method, "online_last"), self.of("", method, "online_first"))
-
-    def _in_points(self, method: str) -> str:
-        first, last = (mean(self.of("", method, f"online_{end}").values()) for end in ("first", "last"))
-        return f"{method} {100 * (last - first):+.0f} points ({number(first, 2)} to {number(last, 2)})"
 
     def panels(self) -> list[Panel]:
         """Return metric and deviation from isometry over chunks, or of a stream online accuracy and dormant units.

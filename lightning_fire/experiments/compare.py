@@ -210,9 +210,8 @@ def train_and_read(
         ]
     failed, curves = train(runs, engine, extra, options.max_minutes), {}
     branches, methods = [run.branch for run in runs], [run.method for run in runs]
-    for run in sorted(runs, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
-        if run in failed:
-            continue
+    done = [run for run in runs if run not in failed]
+    for run in sorted(done, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
         found = read_curves(run.folder)
         if lacking := kind.lacking(found, metric):
             failed[run] = f"{run.folder} has not logged {sorted(lacking)}, as {kind.needs} does"
