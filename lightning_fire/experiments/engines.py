@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -245,26 +246,13 @@ class Slurm:
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
         jobs = self.executor.map_array(_Resubmitted(), tasks, [self.cpus] * len(tasks))
-        return [_SlurmJob(job, task) for job, task in zip(jobs, tasks, strict=True)]
+        return [
+            _ClusterJob(task.log, job.done, job.result, partial(job.cancel, check=False))
+            for job, task in zip(jobs, tasks, strict=True)
+        ]
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class _SlurmJob:
-    def __init__(self, job: Any, task: "Task"):
-        self.job, self.task = job, task
-
-    def ended(self) -> bool:
-        return self.job.done()
-
-    def failure(self) -> str | None:
-        if (error := self.job.exception()) is not None:
-            return " ".join(str(error).strip().splitlines()[-1:]) or type(error).__name__
-        return _failure(self.job.result(), self.task.log)
-
-    def stop(self) -> None:
-        self.job.cancel(check=False)
 
 
 class Ray:
@@ -283,27 +271,33 @@ class Ray:
         self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
 
     def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        return [_RayJob(self.ray, self.train.remote(task, self.cpus), task) for task in tasks]
+        return [self._job(task, self.train.remote(task, self.cpus)) for task in tasks]
+
+    def _job(self, task: "Task", result: Any) -> Job:
+        def ended() -> bool:
+            return bool(self.ray.wait([result], timeout=0)[0])
+
+        return _ClusterJob(task.log, ended, partial(self.ray.get, result), partial(self.ray.cancel, result, force=True))
 
     def close(self) -> None:
         self.ray.shutdown()
 
 
-class _RayJob:
-    def __init__(self, ray: Any, result: Any, task: "Task"):
-        self.ray, self.result, self.task = ray, result, task
+@dataclass(frozen=True)
+class _ClusterJob:
+    """A training on a cluster, by functions of its library; `result` raises an error if the training was lost."""
 
-    def ended(self) -> bool:
-        return bool(self.ray.wait([self.result], timeout=0)[0])
+    log: Path
+    ended: Callable[[], bool]
+    result: Callable[[], int | str | None]
+    stop: Callable[[], object]
 
     def failure(self) -> str | None:
         try:
-            return _failure(self.ray.get(self.result), self.task.log)
-        except self.ray.exceptions.RayError as error:
-            return " ".join(str(error).strip().splitlines()[-1:])
-
-    def stop(self) -> None:
-        self.ray.cancel(self.result, force=True)
+            result = self.result()
+        except Exception as error:  # of any kind that the library has
+            return " ".join(str(error).strip().splitlines()[-1:]) or type(error).__name__
+        return _failure(result, self.log)
 
 
 def _failure(result: int | str | None, log: Path) -> str | None:
