@@ -107,7 +107,7 @@ class ChunkedRun:
 
 
 class ChunkReport(Report):
-    """Of validation accuracy, or another metric, over the epochs of chunks; on streams also of online accuracy."""
+    """Report of validation accuracy, or another metric, over the epochs of chunks; on streams, of online accuracy."""
 
     needs = "Classifier"
 

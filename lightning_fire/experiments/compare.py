@@ -76,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
-    """Add what all commands over a recipe have."""
+    """Add the arguments that all commands over a recipe have."""
     recipe = parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
     recipe.complete = RECIPES
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")

@@ -59,7 +59,7 @@ class Job(Protocol):
 
 
 class Engine(Protocol):
-    """Begins trainings. `limit`: how many at a time."""
+    """Where trainings run. `limit`: how many at a time."""
 
     limit: int
 
@@ -166,7 +166,7 @@ class _Process:
 
 
 def _train(task: "Task", environment: Mapping[str, str]) -> None:
-    """Be what a new interpreter would be that runs the program."""
+    """Run the program in this process as a new interpreter would."""
     output = os.open(task.log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)

@@ -28,7 +28,7 @@ def since_start(curves: Curves, text: str = "") -> Series:
 
 
 class PhaseReport(Report):
-    """Of the validation loss of phase 2, from each of the checkpoints of phase 1.
+    """Report of the validation loss of phase 2, from each of the checkpoints of phase 1.
 
     Args:
         curves: Of the runs of phase 2.

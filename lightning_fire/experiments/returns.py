@@ -32,7 +32,7 @@ def environment_steps(curves: Curves, steps: np.ndarray) -> np.ndarray:
 
 
 class ReturnReport(Report):
-    """Of the returns of evaluations, before and since the event."""
+    """Report of the returns of evaluations, before and since the event."""
 
     needs = "DQN or SAC"
     acts_on = (EVALUATION,)

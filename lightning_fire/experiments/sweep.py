@@ -240,7 +240,7 @@ def _is_range(bounds: Mapping[str, Any]) -> bool:
 
 
 def _number_of(value: Any) -> Any:
-    """YAML takes 1e-5 for a string."""
+    """Return a number also for a string such as `1e-5`, which YAML does not read as a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

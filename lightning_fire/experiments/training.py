@@ -148,7 +148,7 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 class Report(Checkpoint):
-    """Writes a `Progress` at the end of each epoch and of the fit, and from time to time a checkpoint to continue from.
+    """Write a `Progress` at the end of each epoch and of the fit, and from time to time a checkpoint to continue from.
 
     A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
     comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
@@ -244,7 +244,7 @@ def _plain(states: dict[str, Any]) -> dict[str, Any]:
 
 
 class SaveStart(Callback):
-    """Ends the training after some epochs, None: of the first chunk of data, and saves a checkpoint then."""
+    """End the training after some epochs, None: those of the first chunk of data, and save a checkpoint then."""
 
     def __init__(self, path: str, epochs: int | None = None):
         self.path, self.epochs = Path(path), epochs
@@ -273,7 +273,7 @@ class SaveStart(Callback):
 
 
 class SaveStarts(Callback):
-    """Saves checkpoints at the end of epochs, and of the epoch with the lowest `val/loss`: `epoch=N.ckpt`, `best.ckpt`
+    """Save checkpoints at the end of epochs, and of the epoch with the lowest `val/loss`: `epoch=N.ckpt`, `best.ckpt`
     in `trainer.default_root_dir`.
     """
 
