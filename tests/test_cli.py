@@ -140,9 +140,9 @@ def test_an_unknown_recipe_or_method_is_an_error(recipe, words, message, capsys)
 
 
 def test_the_command_line_overrides_the_method(recipe):
-    cli = main([*recipe, "--trainer.fast_dev_run", "1", "--intervention.init_args.steps", "exact"])
+    cli = main([*recipe, "--trainer.fast_dev_run", "1", "--method.init_args.steps", "exact"])
     assert method_of(cli).steps == "exact"
-    words = ["fit", "-c", "base.yaml", "--intervention", "FullReset", "--trainer.fast_dev_run", "1"]
+    words = ["fit", "-c", "base.yaml", "--method", "FullReset", "--trainer.fast_dev_run", "1"]
     assert method_of(main(words), FullReset).fresh_seed is None
 
 
@@ -168,10 +168,10 @@ trainer:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--intervention.init_args.step", "5"], "step"),
-        (["--intervention.init_args.steps", "0"], "`steps` must be an integer of at least 1, or 'exact', got 0"),
-        (["--intervention.init_args.scale", "kaiming"], "kaiming"),
-        (["--intervention.init_args.when.class_path", "AtNoon"], "AtNoon"),
+        (["--method.init_args.step", "5"], "step"),
+        (["--method.init_args.steps", "0"], "`steps` must be an integer of at least 1, or 'exact', got 0"),
+        (["--method.init_args.scale", "kaiming"], "kaiming"),
+        (["--method.init_args.when.class_path", "AtNoon"], "AtNoon"),
         (["--trainer.max_epoch", "5"], "max_epoch"),
         (["--data.init_args.protocol.init_args.num_chunk", "5"], "num_chunk"),
         (["-c", "absent.yaml"], "absent.yaml"),
@@ -183,7 +183,7 @@ def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, word
 
 def test_a_schedule_by_a_metric_in_yaml(recipe):
     Path("when.yaml").write_text(
-        "intervention: {init_args: {when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}}}\n"
+        "method: {init_args: {when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}}}\n"
         "trainer: {callbacks+: [{class_path: PlasticityMonitor, init_args: {data_every_n_steps: 4}}]}"
     )
     cli = main([*recipe, "-c", "when.yaml"])
@@ -199,10 +199,10 @@ def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
 
 def test_help_documents_every_key_of_the_method(capsys):
     with pytest.raises(SystemExit):
-        main(["fit", "--intervention.help", "FIRECallback"])
+        main(["fit", "--method.help", "FIRECallback"])
     text = capsys.readouterr().out
     for key in ("when", "where", "steps", "coefficients", "scale", "optimizer", "log"):
-        assert f"--intervention.{key} " in text or f"--intervention.init_args.{key} " in text, key
+        assert f"--method.{key} " in text or f"--method.init_args.{key} " in text, key
     assert "Newton–Schulz steps" in text  # from the class docstring
 
 
@@ -255,7 +255,7 @@ def test_a_users_own_module_and_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--model", "small_training.PlainModule", "--data", "small_training.GrowingData"]
     words += ["--trainer.max_epochs", "6", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
-    cli = main([*words, "--intervention", "FIRECallback"])
+    cli = main([*words, "--method.class_path", "FIRECallback"])
     assert method_of(cli).num_events == 2
 
 
@@ -277,10 +277,10 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
     ("words", "message"),
     [
         (
-            ["--intervention.when", "AtEpochs", "--intervention.when.epochs", "[500]"],
+            ["--method.when", "AtEpochs", "--method.when.epochs", "[500]"],
             r"can never act: training ends after",
         ),
-        (["--intervention.where.include", '["layer9"]'], r"`include` has 'layer9', which matches no weight"),
+        (["--method.where.include", '["layer9"]'], r"`include` has 'layer9', which matches no weight"),
         (["--data.protocol.num_chunks", "20000"], "chunks"),
         (["--trainer.max_epochs", "5"], "takes 6 epochs in all, but the Trainer has max_epochs=5"),
     ],
@@ -362,7 +362,7 @@ def test_python_dash_m():
     ],
 )
 def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
-    Path("sibling.yaml").write_text(f"intervention: {overlay}\n")
+    Path("sibling.yaml").write_text(f"method: {overlay}\n")
     main(["select", "-c", "base.yaml", "-c", "sibling.yaml"])
     text = capsys.readouterr().out
     assert re.search(line, text)

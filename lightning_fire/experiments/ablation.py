@@ -92,13 +92,13 @@ def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
     """Return the runs of FIRE with another number of steps; its own where the recipe has this number."""
     own = [run for run in runs if run.method == "fire"]
     overlay = yaml.safe_load(own[0].configs[-1])
-    method = overlay.get("intervention")
+    method = overlay.get("method")
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"the method fire is not one FIRECallback: {method}")
     if (method.get("init_args") or {}).get("steps", _DEFAULT_STEPS) == steps:
         return own
     label = f"fire,steps={steps}"
-    layer = yaml.safe_dump(merged(overlay, {"intervention": {"init_args": {"steps": steps}}}))
+    layer = yaml.safe_dump(merged(overlay, {"method": {"init_args": {"steps": steps}}}))
     return [
         replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], layer))
         for run in own

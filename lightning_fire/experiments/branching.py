@@ -21,7 +21,7 @@ def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool
     These are the runs whose method adds nothing but callbacks that let some epochs pass, see
     `MethodCallback.idle_epochs`. Finished ones keep their start, so that what a killed comparison has left is removed.
     """
-    if "intervention" in extra:  # its effect on the methods is unknown
+    if "method" in extra:  # its effect on the methods is unknown
         return list(runs)
     waiting: dict[tuple[str, int], dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
     start_of = {}
@@ -71,9 +71,9 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
     parser.add_argument("--methods", type=list[Callback])
     try:
         base, *overlays = map(yaml.safe_load, layers)
-        if "intervention" in base or any(set(overlay) != {"intervention"} for overlay in overlays):
+        if "method" in base or any(set(overlay) != {"method"} for overlay in overlays):
             return 0
-        each = [overlay["intervention"] for overlay in overlays]
+        each = [overlay["method"] for overlay in overlays]
         specs = [spec for one in each for spec in (one if isinstance(one, list) else [one])]
         trainer = merged(base, extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]

@@ -88,7 +88,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="override recipe keys in every run; keys under intervention only where every method has them",
+        help="override recipe keys in every run; keys under `method` only where every method has them",
     )
     parser.add_argument(
         "--config",

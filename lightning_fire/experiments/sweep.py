@@ -25,7 +25,7 @@ from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 
-_ARGUMENTS = "intervention.init_args"
+_ARGUMENTS = "method.init_args"
 
 Setting = dict[str, Any]
 
@@ -248,9 +248,9 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    methods = [yaml.safe_load(overlay).get("intervention") for overlay in run.configs[1:]]
+    methods = [yaml.safe_load(overlay).get("method") for overlay in run.configs[1:]]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
-        raise ValueError(f"{run.method} has not one intervention, whose arguments could be tried: {methods}")
+        raise ValueError(f"{run.method} is not one callback, whose arguments could be tried: {methods}")
     try:
         import optuna  # noqa: F401
     except ImportError as error:

@@ -36,7 +36,7 @@ class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 class RecipeCLI(LightningCLI):
-    """`LightningCLI` for data in chunks, with an additional key for the method: `intervention`."""
+    """`LightningCLI` for data in chunks, with an additional key: `method`."""
 
     def __init__(self, args: Sequence[str] | None = None, run: bool = True):
         super().__init__(
@@ -75,9 +75,9 @@ class RecipeCLI(LightningCLI):
             recipes.error(str(error))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the key of the method."""
+        """Add the key `method`."""
         parser.add_argument(
-            "--intervention",
+            "--method",
             type=Callback | list[Callback] | None,
             default=None,
             help="The method: one callback such as FIRECallback, or a list. It is added to trainer.callbacks.",
@@ -110,7 +110,7 @@ class RecipeCLI(LightningCLI):
         changes = announces and num_chunks_of(self.datamodule) != 1
         if changes and config["reload_dataloaders_every_n_epochs"] == 0:
             kwargs["reload_dataloaders_every_n_epochs"] = 1
-        method = self._get(self.config_init, "intervention") or []
+        method = self._get(self.config_init, "method") or []
         callbacks = _as_list(config["callbacks"] or [])
         kwargs["callbacks"] = [*callbacks, *_as_list(method)]
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):

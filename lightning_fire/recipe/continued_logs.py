@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_fire.messages import inform
 
 _TENSORBOARD, _CSV = "TensorBoardLogger", "CSVLogger"
-_SAME = ("seed_everything", "model", "data", "intervention")
+_SAME = ("seed_everything", "model", "data", "method")
 
 
 def first_new_step(checkpoint: Mapping[str, Any]) -> int:

@@ -13,7 +13,7 @@ import lightning_fire
 from lightning_fire import callbacks, data, modules, nets, optim, when, where
 
 _ROOMS = (lightning_fire, callbacks, data, modules, nets, optim, when, where, of_lightning, torch.optim)
-_KEYS = ("model", "data", "trainer", "intervention", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path")
+_KEYS = ("model", "data", "trainer", "method", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path")
 
 
 def hint(message: str) -> str | None:

@@ -102,9 +102,9 @@ def _read(path: Path) -> Recipe:
 
 
 def _layer(path: Path, name: str, content: Any) -> Mapping[str, Any]:
-    """Return the configuration of a method: `{class_path: …}`, or a list of them, is short for `intervention: …`."""
+    """Return the configuration of a method: `{class_path: …}`, or a list of them, is short for `method: …`."""
     if isinstance(content, list) or (isinstance(content, dict) and "class_path" in content):
-        return {"intervention": content}
+        return {"method": content}
     if content is not None and not isinstance(content, dict):
         raise ValueError(f"{path}: the method {name} must be a class_path with init_args, or keys, got {content!r}")
     return content or {}

@@ -203,19 +203,19 @@ def test_images_of_an_older_torchvision_are_not_unpickled(tmp_path):
 # recipes
 
 
-@pytest.mark.parametrize("place", ["intervention", "net", "when", "where", "protocol", "data", "logger"])
+@pytest.mark.parametrize("place", ["method", "net", "when", "where", "protocol", "data", "logger"])
 def test_a_class_of_another_kind_is_refused_before_it_is_called(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(BASE)
     evil = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(tmp_path / "done")]}}
     fire = {"class_path": "FIRECallback", "init_args": {place: evil}}
     overlay = {
-        "intervention": {"intervention": evil},
+        "method": {"method": evil},
         "net": {"model": {"init_args": {"net": evil}}},
         "protocol": {"data": {"init_args": {"protocol": evil}}},
         "data": {"data": evil},
         "logger": {"trainer": {"logger": evil}},
-    }.get(place, {"intervention": fire})
+    }.get(place, {"method": fire})
     Path("evil.yaml").write_text(yaml.safe_dump(overlay))
     for command in ("fit", "select"):
         assert place in parser_refused([command, "-c", "base.yaml", "-c", "evil.yaml"], capsys)
@@ -242,10 +242,10 @@ RUNS = "!!python/object/apply:os.mkdir [done]"
 def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys, words):
     monkeypatch.chdir(tmp_path)
     Path("tiny").mkdir()
-    for name, text in {"base": BASE, "fire": FIRE, "evil": f"intervention: {RUNS}\nfire: {RUNS}\n"}.items():
+    for name, text in {"base": BASE, "fire": FIRE, "evil": f"method: {RUNS}\nfire: {RUNS}\n"}.items():
         Path("tiny", f"{name}.yaml").write_text(text)
     write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
-    Path("evil.yaml").write_text(f"{BASE}methods:\n  evil:\n    intervention: {RUNS}\n")
+    Path("evil.yaml").write_text(f"{BASE}methods:\n  evil:\n    method: {RUNS}\n")
     message = parser_refused(words, capsys)
     assert re.search(r"python/object/apply|has no search space", message)
     assert not Path("done").exists()

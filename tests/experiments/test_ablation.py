@@ -12,8 +12,8 @@ from lightning_fire.experiments import ablation
 from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.report import Report
 
-FIRE = "intervention: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
-RESET = "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+FIRE = "method: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
+RESET = "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recip
     text = capsys.readouterr().out
     assert list(numbers.index) == [("", method, 0) for method in ("vanilla", "fire", "fire,steps=exact")]  # 5: own
     used = yaml.safe_load((tmp_path / "out/fire,steps=exact/seed0/config.yaml").read_text())
-    assert used["intervention"]["init_args"]["steps"] == "exact"
+    assert used["method"]["init_args"]["steps"] == "exact"
     assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
 
     with open("out/results.csv") as file:

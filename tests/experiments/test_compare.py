@@ -42,8 +42,8 @@ from lightning_fire.recipe.recipe import Recipe, find_recipe, shipped_recipes
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    broken = "intervention: {class_path: FIRECallback, init_args: {steps: 0}}\n"
-    full_reset = "intervention: {class_path: FullReset}\n"
+    broken = "method: {class_path: FIRECallback, init_args: {steps: 0}}\n"
+    full_reset = "method: {class_path: FullReset}\n"
     return tiny_recipe(tmp_path, {"fire": FIRE, "full_reset": full_reset, "broken": broken})
 
 
@@ -124,7 +124,7 @@ class Dies(Callback):
 @pytest.mark.slow
 def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys):
     (tmp_path / "dies.py").write_text(DIES)
-    set_method(recipe, "killed", "intervention: {class_path: dies.Dies}\n")
+    set_method(recipe, "killed", "method: {class_path: dies.Dies}\n")
     with pytest.raises(SystemExit, match="1 of 2 runs failed"):
         compare(recipe, "--methods", "killed", "vanilla", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     text = capsys.readouterr().out
@@ -138,7 +138,7 @@ def test_a_run_that_is_killed_does_not_stop_the_others(recipe, tmp_path, capsys)
 def test_a_run_that_is_stopped_from_outside_is_not_finished(recipe, tmp_path, capsys, signal_name):
     """Lightning leaves with exit code 0 then."""
     (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", signal_name).replace("Dies", "Stops"))
-    set_method(recipe, "stopped", "intervention: {class_path: stops.Stops}\n")
+    set_method(recipe, "stopped", "method: {class_path: stops.Stops}\n")
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "stopped", "--seeds", "1", "--set", "trainer.limit_train_batches=1")
     assert "stopped seed 0 FAILED: stopped from outside before its end" in capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
         "    def on_train_start(self, trainer, pl_module):\n"
         "        pathlib.Path('pid').write_text(str(os.getpid()))\n        time.sleep(120)\n"
     )
-    set_method(recipe, "waiting", "intervention: {class_path: waits.Waits}\n")
+    set_method(recipe, "waiting", "method: {class_path: waits.Waits}\n")
     words = ["compare", str(recipe), "--output", "out", "--methods", "waiting", "--seeds", "1"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     parent = subprocess.Popen([sys.executable, "-m", "lightning_fire", *words], cwd=tmp_path, env=environment)
@@ -226,7 +226,7 @@ def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, cap
             logger: {class_path: CSVLogger, init_args: {save_dir: mine, version: one}}}
     """
     set_base(recipe, base)
-    set_method(recipe, "fire", "intervention: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
+    set_method(recipe, "fire", "method: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
     results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--no-shared-start", "--jobs", "1")
     assert 0 <= results.loc[("", "fire", 0), "final"] <= 1 and results.loc[("", "fire", 0), "sfe"] > 0
     assert "val/accuracy" in (tmp_path / "mine/lightning_logs/one/metrics.csv").read_text().splitlines()[0]
@@ -456,7 +456,7 @@ def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
     where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
     for name, threshold in (("redo", 0.0), ("resets", 0.9)):
         arguments = f"{{threshold: {threshold}, start_chunk: 1, where: {where}}}"
-        set_method(recipe, name, f"intervention: {{class_path: ReDo, init_args: {arguments}}}\n")
+        set_method(recipe, name, f"method: {{class_path: ReDo, init_args: {arguments}}}\n")
     compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
     lines = (tmp_path / "out/table.txt").read_text().splitlines()[2:]
     assert ["never acted" in line for line in lines] == [False, True, False]
@@ -649,16 +649,15 @@ def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_no_recipe():
 
 SHARING = {
     "fire": FIRE,
-    "full_reset": "intervention: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
-    "shrink": "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n",
-    "dash": "intervention: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
-    "l2": "intervention: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
-    "redo": "intervention: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
-    "cbp": "intervention:\n  class_path: ContinualBackprop\n"
+    "full_reset": "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
+    "shrink": "method: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n",
+    "dash": "method: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
+    "l2": "method: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
+    "redo": "method: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
+    "cbp": "method:\n  class_path: ContinualBackprop\n"
     "  init_args: {replacement_rate: 0.2, maturity: 1, start_chunk: 1}\n",
-    "snr": "intervention: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
-    "pi": "intervention:\n  class_path: PlasticityInjection\n"
-    "  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
+    "snr": "method: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
+    "pi": "method:\n  class_path: PlasticityInjection\n  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
 }
 
 
@@ -690,16 +689,16 @@ def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path):
 
 def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     overlays = {
-        "waits": "intervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
-        "at_once": "intervention: {class_path: FIRECallback, init_args: "
+        "waits": "method: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "at_once": "method: {class_path: FIRECallback, init_args: "
         "{when: {class_path: AtNewData, init_args: {skip_first: false}}}}",
-        "by_default": "intervention: {class_path: ReDo}",
-        "both": "intervention:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+        "by_default": "method: {class_path: ReDo}",
+        "both": "method:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
         "- {class_path: ReDo}\n",
         "more": "model: {init_args: {warmup: 0.2}}\nintervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
         "no_method": "model: {init_args: {warmup: 0.2}}",
-        "users": "intervention: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
-        "muon": "intervention: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
+        "users": "method: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
+        "muon": "method: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
     }
     for name, overlay in overlays.items():
         set_method(recipe, name, overlay)
@@ -708,9 +707,9 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     assert [run.method for run in shared] == [run.method for run in planned]
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
-    assert not any(run.start for run in with_shared_starts(planned, {"intervention": {"init_args": {"steps": 3}}}))
+    assert not any(run.start for run in with_shared_starts(planned, {"method": {"init_args": {"steps": 3}}}))
     assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # nobody to share with
-    set_base(recipe, BASE + MONITOR + "intervention: {class_path: ReDo}\n")
+    set_base(recipe, BASE + MONITOR + "method: {class_path: ReDo}\n")
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
     assert not any(run.start for run in with_shared_starts(planned, {}))
 
@@ -729,8 +728,8 @@ def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe,
 
 @pytest.mark.slow
 def test_a_method_that_cannot_be_built_fails_alone(recipe, capsys):
-    set_method(recipe, "typo", "intervention: {class_path: FullRest}")
-    set_method(recipe, "empty", "intervention: {class_path: FullReset, init_args: }\n")
+    set_method(recipe, "typo", "method: {class_path: FullRest}")
+    set_method(recipe, "empty", "method: {class_path: FullReset, init_args: }\n")
     with pytest.raises(SystemExit, match="2 of 3 runs failed"):
         compare(recipe, "--methods", "typo", "empty", "vanilla", "--seeds", "1")
     text = capsys.readouterr().out
@@ -747,7 +746,7 @@ def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
         set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
 
     assert runner.execute([run], local(), {}, edit) == {run: None}
-    assert yaml.safe_load((run.folder / "config.yaml").read_text())["intervention"]["init_args"]["steps"] == 5
+    assert yaml.safe_load((run.folder / "config.yaml").read_text())["method"]["init_args"]["steps"] == 5
     (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     assert run.is_finished({}) and not edited.is_finished({})
 
@@ -918,7 +917,7 @@ def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
         "metric": "{class_path: FullReset, init_args: {when: {class_path: WhenMetric, init_args:"
         " {metric: val/loss, above: 1}}}}",
     }
-    layers = {name: ("trainer: {max_epochs: 6}", f"intervention: {text}") for name, text in overlays.items()}
+    layers = {name: ("trainer: {max_epochs: 6}", f"method: {text}") for name, text in overlays.items()}
     found = {name: branching._idle_epochs(of, {}) for name, of in layers.items()}
     assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
     assert branching._idle_epochs(layers["epochs"], {"trainer": {"max_steps": 5}}) == 0

@@ -234,7 +234,7 @@ def test_every_engine_trains_the_same(place, monkeypatch, module, words):
     """Shared starts, too, and a method that fails."""
     pytest.importorskip(module)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *sys.path]))
-    recipe = str(tiny_recipe(place, {"fire": FIRE, "broken": "intervention: {class_path: FullRest}\n"}))
+    recipe = str(tiny_recipe(place, {"fire": FIRE, "broken": "method: {class_path: FullRest}\n"}))
     one = ["compare", recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--jobs", "2"]
     main([*one, "--output", "here"])
     main([*one, "--output", "there", *words])

@@ -47,7 +47,7 @@ trainer:
   callbacks: [{class_path: OptimizerReset}]
 """
 FIRE = """
-intervention:
+method:
   class_path: FIRECallback
   init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5, log: {curvature: false}}
 """

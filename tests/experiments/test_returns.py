@@ -141,7 +141,7 @@ def resets(*fractions: float) -> dict:
         {"class_path": "FullReset", "init_args": {"when": {"class_path": "AtFraction", "init_args": {"fraction": f}}}}
         for f in fractions
     ]
-    return {"intervention": methods}
+    return {"method": methods}
 
 
 @pytest.mark.parametrize("epochs, until", [(10, 5), (9, 5), (30, 15), (1, None)])

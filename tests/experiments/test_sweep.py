@@ -23,16 +23,16 @@ anywhere: {model.init_args.warmup: [0.1, 0.2]}
 wrong: {strength: 0.3}
 backwards: {strength: {low: 2, high: 1}}
 log: {strength: {low: 0, high: 1.0, log: true}}
-same: {strength: [0.1], intervention.init_args.strength: [0.2]}
+same: {strength: [0.1], method.init_args.strength: [0.2]}
 strings: {strength: {low: 1e-5, high: 1e-1, log: true}, seed: [1, 1e-3]}
 """
-OVERLAY = "intervention: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n"
+OVERLAY = "method: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n"
 
 
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    several = f"intervention: [{OVERLAY.removeprefix('intervention: ').strip()}]\n"
+    several = f"method: [{OVERLAY.removeprefix('method: ').strip()}]\n"
     folder = tiny_recipe(tmp_path, {**dict.fromkeys(yaml.safe_load(SPACE), OVERLAY), "several": several})
     (folder.parent / "search_space.yaml").write_text(f"{SPACE}several: {{strength: [0.1]}}\n")
     return folder
@@ -53,10 +53,10 @@ def test_a_grid_is_tried_as_a_whole_and_gone_on_with(recipe, tmp_path, capsys):
     assert f"best average: shrink,strength={best['strength']}; chosen on the test set" in text
     for value in (0.0, 1.0):
         config = yaml.safe_load((tmp_path / f"out/shrink,strength={value}/seed0/config.yaml").read_text())
-        assert config["intervention"]["init_args"]["strength"] == value
+        assert config["method"]["init_args"]["strength"] == value
 
     assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
-    assert find_recipe("out/best.yaml").methods["shrink"]["intervention"]["init_args"]["strength"] == best["strength"]
+    assert find_recipe("out/best.yaml").methods["shrink"]["method"]["init_args"]["strength"] == best["strength"]
 
     markers = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("shrink*/seed*/finished.json")}
     assert len(markers) == 2
@@ -76,7 +76,7 @@ class Scores:
         rows = {}
         for label, of_label in groupby(runs, key=lambda run: run.method):
             of_label = list(of_label)
-            setting = yaml.safe_load(of_label[0].configs[-1])["intervention"]["init_args"]
+            setting = yaml.safe_load(of_label[0].configs[-1])["method"]["init_args"]
             setting = {key: value for key, value in setting.items() if key != "when"}
             if not all(run.is_finished(extra) for run in of_label):
                 self.seen.append((setting, [run.seed for run in of_label]))
@@ -175,7 +175,7 @@ def test_labels_tell_settings_apart_and_are_names_of_folders(recipe, tmp_path, m
         (["--method", "backwards"], "backwards.strength must be a list"),
         (["--method", "log"], "above 0 with log: true"),
         (["--method", "same"], "which are the same"),
-        (["--method", "several"], "several has not one intervention"),
+        (["--method", "several"], "several is not one callback"),
         (["--method", "range"], "say how many settings to try, --trials N"),
         (["--method", "shrink", "--trials", "0"], "--trials must be at least 1, got 0"),
         (["--method", "shrink", "--space", "none.yaml"], "none.yaml"),
@@ -208,4 +208,4 @@ def test_without_optuna(recipe, monkeypatch, capsys):
 
 def test_names_with_dots_are_keys_of_the_recipe():
     config = sweep.as_config({"model.init_args.warmup": 0.2, "strength": 1e-5})
-    assert config == {"model": {"init_args": {"warmup": 0.2}}, "intervention": {"init_args": {"strength": 1e-5}}}
+    assert config == {"model": {"init_args": {"warmup": 0.2}}, "method": {"init_args": {"strength": 1e-5}}}

@@ -57,7 +57,7 @@ trainer:
 )
 OVERLAY = yaml.safe_load(
     """
-intervention:
+method:
   class_path: FIRECallback
   init_args:
     when: [{class_path: AtNewData}, {class_path: AtEpochs, init_args: {epochs: [3]}}]
@@ -288,9 +288,9 @@ def test_a_misspelt_key(found):
 @given(st.sampled_from(MAPPINGS), LETTERS, values)
 @example((), "interventon", {})
 @example(("trainer",), "max_epoch", {})
-@example(("intervention",), "steps", 5)
-@example(("intervention", "init_args"), "step", {"of": {}})
-@example(("intervention", "init_args", "when", 0), "epochs", [3])
+@example(("method",), "steps", 5)
+@example(("method", "init_args"), "step", {"of": {}})
+@example(("method", "init_args", "when", 0), "epochs", [3])
 @example(("trainer", "callbacks", 0), "when", "AtNewData")
 @example(("data", "init_args", "protocol"), "num_chunks", 3)
 def test_a_key_that_is_not_known_there(place, name, value):
@@ -308,8 +308,8 @@ def test_a_key_that_is_not_known_there(place, name, value):
 @example(("model", "init_args", "net", "init_args", "in_channels"), 10**30)
 @example(("data", "init_args", "protocol"), None)
 @example(("data", "init_args", "protocol", "init_args", "num_chunks"), 10**30)
-@example(("intervention", "init_args", "when", 0), {"class_path": "lightning_fire.nets.ResNet"})
-@example(("intervention", "init_args", "steps"), 10**30)
+@example(("method", "init_args", "when", 0), {"class_path": "lightning_fire.nets.ResNet"})
+@example(("method", "init_args", "steps"), 10**30)
 def test_a_value_of_any_kind(place, value):
     recipe = with_value(place, value)
     *_, name = [key for key in place if isinstance(key, str) and key not in ("init_args", "class_path")]
@@ -426,8 +426,8 @@ BILLION_LAUGHS = b"a: &a {x: 1}\n" + TWICE_EACH
         (b"- class_path: FIRECallback\n", "b.yaml must hold keys with values, got [{'class_path': 'FIRECallback'}]"),
         (b"FIRECallback\n", "b.yaml must hold keys with values, got 'FIRECallback'"),
         (b"\x89PNG\r\n\x1a\n\x00", "b.yaml: 'utf-8' codec can't decode byte 0x89 in position 0"),
-        (b"intervention:\n\tclass_path: X\n", "b.yaml, line 2: found character '\\t' that cannot start any token"),
-        (b"intervention: {class_path: X\n", "b.yaml, line 2: did not find expected ',' or '}'"),
+        (b"method:\n\tclass_path: X\n", "b.yaml, line 2: found character '\\t' that cannot start any token"),
+        (b"method: {class_path: X\n", "b.yaml, line 2: did not find expected ',' or '}'"),
         (b"a: 1\n---\na: 2\n", "b.yaml, line 2: but found another document"),
         (b"a: &a [*a]\n", "b.yaml, line 1: an alias refers to a node that contains it"),
         (b"a: " + b"[" * 3000, "b.yaml: it is nested too deeply"),
@@ -464,11 +464,11 @@ def test_aliases_that_repeat_little_are_followed():
         ("data.init_args.protocol", None, "is not a value of data.init_args.protocol"),
         ("interventon", {}, "unknown key interventon"),
         ("trainer.max_epoch", {}, "unknown key trainer.max_epoch"),
-        ("intervention.init_args.where.init_args.exlude", {"a": {}}, "intervention.init_args.where.init_args.exlude.a"),
+        ("method.init_args.where.init_args.exlude", {"a": {}}, "method.init_args.where.init_args.exlude.a"),
         ("model", {}, "model must name a class with class_path"),
         ("model.init_args.net", {}, "model.init_args.net must name a class with class_path"),
         ("trainer.callbacks", [{}], "trainer.callbacks[0] must name a class with class_path"),
-        ("intervention.init_args.when", {}, 'Parser key "when"'),
+        ("method.init_args.when", {}, 'Parser key "when"'),
         ("data.init_args.protocol.init_args.num_chunks", 0, "`num_chunks` must be at least 1, got 0"),
         ("model.init_args.net.init_args.in_channels", 10**30, "VGG(num_classes=200, in_channels=1000000000"),
         ("model.init_args.net.init_args.in_channels", 10**30, "JSONARGPARSE_DEBUG=true shows where"),
@@ -487,8 +487,8 @@ def test_errors_name_the_cause(place, value, message):
         "trainer.gradient_clip_val",
         "model.init_args.optimizer",
         "data.init_args.transform",
-        "intervention.init_args.when",
-        "intervention.init_args.where.init_args.include",
+        "method.init_args.when",
+        "method.init_args.where.init_args.include",
         "model.init_args.optimizer.init_args.foreach",
         "seed_everything",
     ],
@@ -535,7 +535,7 @@ def test_errors_are_short():
 @example(text=b"")
 @example(text=b"- a")
 @example(text=b"\xff")
-@example(text=b"intervention: {class_path: FIRECallback, class_path: FullReset}")
+@example(text=b"method: {class_path: FIRECallback, class_path: FullReset}")
 def test_a_method_of_any_kind_in_the_other_commands(words, text):
     """They read it themselves; what they take is passed to the training, which is left out here."""
 
@@ -558,7 +558,7 @@ def test_a_method_of_any_kind_in_the_other_commands(words, text):
             assert leaving.code == 2
             assert re.search("fire|recipe.yaml", err.getvalue().partition("error: ")[2])
         except Reached:
-            assert isinstance(find_recipe(Path(folder, "recipe.yaml")).methods["fire"]["intervention"], dict)
+            assert isinstance(find_recipe(Path(folder, "recipe.yaml")).methods["fire"]["method"], dict)
 
 
 @some

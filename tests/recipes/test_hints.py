@@ -9,11 +9,11 @@ from tiny_recipe import refused, tiny_recipe
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--intervention", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
-        (["--intervention", "FIRECallback", "--intervention.step", "3"], "has no argument step; did you mean steps?"),
-        (["--intervention", "FIRECallback", "--intervention.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
+        (["--method.class_path", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
+        (["--method.class_path", "FIRECallback", "--method.step", "3"], "has no argument step; did you mean steps?"),
+        (["--method.class_path", "FIRECallback", "--method.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
         (
-            ["--intervention", "FIRECallback", "--intervention.scale", "procrustess"],
+            ["--method.class_path", "FIRECallback", "--method.scale", "procrustess"],
             "or 'auto', got procrustess; did you",
         ),
         (["--trainer.max_epochs", "x"], "trainer.max_epochs must be int or null, got x"),
@@ -27,8 +27,6 @@ from tiny_recipe import refused, tiny_recipe
 def test_a_mistake_is_one_line_that_names_what_was_meant(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     Path("typo.yaml").write_text("trainer: {max_epoch: 3}")
-    Path("flat.yaml").write_text(
-        "intervention: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}"
-    )
+    Path("flat.yaml").write_text("method: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}")
     (line,) = refused(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
     assert message in line

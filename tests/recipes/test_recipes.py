@@ -146,7 +146,7 @@ def test_the_small_reset_shrinks_every_matrix_of_resnet18():
     recipe = find_recipe("vision/warm_start/fashion_mnist_resnet18")
     cli = Unbuilt(["-c", recipe.layers("vanilla")[0]], run=False)
     net = ResNet(**cli.config.model.init_args.net.init_args)
-    (pattern,) = recipe.methods["small_reset"]["intervention"][1]["init_args"]["where"]["init_args"]["include"]
+    (pattern,) = recipe.methods["small_reset"]["method"][1]["init_args"]["where"]["init_args"]["include"]
     matrices = {name for name, weight in net.named_parameters() if weight.ndim > 1}
     assert {name for name, _ in net.named_parameters() if re.search(pattern, name)} == matrices
     assert len(matrices) == 22

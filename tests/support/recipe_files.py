@@ -15,7 +15,7 @@ def methods_of(path: Path) -> list[str]:
 
 def arguments_of(path: Path, method: str) -> dict:
     """Return the arguments of a method that is one callback."""
-    return find_recipe(path).methods[method]["intervention"]["init_args"]
+    return find_recipe(path).methods[method]["method"]["init_args"]
 
 
 def name_of(path: Path) -> str:

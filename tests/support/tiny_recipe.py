@@ -30,7 +30,7 @@ trainer:
     - class_path: OptimizerReset
 """
 FIRE = """
-intervention:
+method:
   class_path: FIRECallback
   init_args:
     when: {class_path: AtNewData}
