@@ -23,7 +23,14 @@ def test_there_are_three_notebooks_that_end_in_a_check_and_show_what_they_did():
         assert "assert " in "".join(cells[-1]["source"])
         outputs = [output for cell in cells for output in cell.get("outputs", [])]
         assert any("image/png" in output.get("data", {}) for output in outputs)
-        assert not any(output["output_type"] == "error" or output.get("name") == "stderr" for output in outputs)
+        assert not any(output["output_type"] == "error" for output in outputs)
+        said = [
+            line
+            for output in outputs
+            if output.get("name") == "stderr"
+            for line in "".join(output["text"]).splitlines()
+        ]
+        assert all(line.startswith(("FIRECallback ", "fire acted ", "with it ")) for line in said), said
 
 
 @pytest.mark.slow
