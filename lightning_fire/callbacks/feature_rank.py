@@ -43,7 +43,6 @@ class FeatureRank(FromChunkCallback):
             raise ValueError(f"`every_n_batches` must be at least 1, got {every_n_batches}")
         self.lr, self.every_n_batches = lr, every_n_batches
         self.where = where if where is not None else HiddenUnits()
-        self._method: methods.FeatureRank | None = None
         self._batches: list[Any] = []  # since the last step
         self._rank = math.nan
 
@@ -76,9 +75,10 @@ class FeatureRank(FromChunkCallback):
         if self.acts_now:
             log_now(trainer, {f"{self.name}/rank": self._rank}, at_epoch_end=True)
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._method, self._batches = None, []
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._batches = []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude layers of the module and batches from copies and pickles."""
-        return {**super().__getstate__(), "_method": None, "_batches": []}
+        """Exclude batches from copies and pickles."""
+        return {**super().__getstate__(), "_batches": []}

@@ -1,11 +1,10 @@
 """Hare and Tortoise as a callback (Lee et al., ICML 2024)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
@@ -34,6 +33,7 @@ class HareAndTortoise(EventCallback):
 
     name = "hare_and_tortoise"
     remakes_network = False
+    keeps_state = True
 
     def __init__(
         self, when: Schedule | Sequence[Schedule] | None = None, momentum: float = 0.999, log: Log | None = None
@@ -41,8 +41,6 @@ class HareAndTortoise(EventCallback):
         super().__init__(EveryNEpochs(10) if when is None else when, log)
         check_momentum(momentum)
         self.momentum = momentum
-        self._method: methods.HareAndTortoise | None = None
-        self._tortoise: Mapping[str, Tensor] = {}  # until the method is built
         self._swapped: methods.HareAndTortoise | None = None
 
     def idle_epochs(self, horizon: Horizon) -> float:
@@ -60,7 +58,7 @@ class HareAndTortoise(EventCallback):
 
     @torch.inference_mode(False)  # what is cloned here is written to outside of it
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._method is not None or self._tortoise:
+        if self._method is not None or self._state:
             self._swapped = self._method or self._make(pl_module)
             self._swapped.swap()
 
@@ -74,30 +72,20 @@ class HareAndTortoise(EventCallback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.on_validation_end(trainer, pl_module)
-        self._let_go()
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._let_go()
+        super().on_exception(trainer, pl_module, exception)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "tortoise": self._state()}
+        return {**super().state_dict(), "tortoise": self._state_of_method()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._tortoise = state_dict["tortoise"]
+        self._state = state_dict["tortoise"]
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module from copies and pickles."""
-        return {**super().__getstate__(), "_method": None, "_swapped": None, "_tortoise": self._state()}
+        return {**super().__getstate__(), "_swapped": None}
 
     def _make(self, pl_module: LightningModule) -> methods.HareAndTortoise:
         method = methods.HareAndTortoise(pl_module, self.momentum)
-        method.load_state_dict(self._tortoise)
+        method.load_state_dict(self._state)
         return method
-
-    def _state(self) -> Mapping[str, Tensor]:
-        return self._tortoise if self._method is None else self._method.state_dict()
-
-    def _let_go(self) -> None:
-        """Keep the state that a later fit of the same training needs, and drop references to the module."""
-        self._tortoise, self._method = self._state(), None

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
@@ -70,7 +69,6 @@ class ReDo(EventCallback):
         self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
         self.where = where if where is not None else HiddenUnits()
         self.seed, self.score = seed, score
-        self._method: methods.ReDo | None = None
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return units_shown_later(self)
@@ -97,10 +95,3 @@ class ReDo(EventCallback):
         else:
             measured = self._method.measure(partial(forward_on_new_data, trainer, pl_module, self.num_batches))
         return self._method.plan(measured, trainer.optimizers, self.num_events)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._method = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Exclude the layers of the module from copies and pickles."""
-        return {**super().__getstate__(), "_method": None}

@@ -1,6 +1,5 @@
 """Weight projection as a callback, the second half of Normalize-and-Project (Lyle et al., NeurIPS 2024)."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -26,12 +25,11 @@ class WeightProjection(MethodCallback):
     """
 
     name = "weight_projection"
+    keeps_state = True
 
     def __init__(self, where: Weights | None = None):
         super().__init__()
         self.where = where
-        self._method: methods.WeightProjection | None = None
-        self._norms: Mapping[str, float] = {}  # until the method is built
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
@@ -41,24 +39,14 @@ class WeightProjection(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._method = methods.WeightProjection(pl_module, self.where)
-        self._method.load_state_dict(self._norms)
+        self._method.load_state_dict(self._state)
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._method.step()
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._norms, self._method = self._state(), None
-
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "norms": self._state()}
+        return {**super().state_dict(), "norms": self._state_of_method()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._norms = state_dict["norms"]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Exclude the weights of the module from copies and pickles."""
-        return {**super().__getstate__(), "_method": None, "_norms": self._state()}
-
-    def _state(self) -> Mapping[str, float]:
-        return self._norms if self._method is None else self._method.state_dict()
+        self._state = state_dict["norms"]

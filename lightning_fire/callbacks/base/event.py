@@ -161,6 +161,7 @@ class EventCallback(MethodCallback):
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_fit_end(trainer, pl_module)
         if trainer.ckpt_path and not self.progress.fitting:
             inform(
                 f"{type(self).__name__} did not act, as no batch was trained: the checkpoint is at epoch"

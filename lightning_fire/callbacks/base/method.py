@@ -1,6 +1,7 @@
 """Base class of all callbacks: tracks the progress of training and checks the strategy."""
 
 import weakref
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -25,9 +26,11 @@ class MethodCallback(Callback):
         progress: Counts steps and changes of the data.
         chunk: Number of changes of the data so far.
         initial: The initial values of the module, for a method that needs them.
+        keeps_state: Whether the object of `lightning_fire.methods` that a subclass runs has a state for later fits.
     """
 
     acts_on_shards = False
+    keeps_state = False
     name = "method"
 
     def __init__(self) -> None:
@@ -35,6 +38,8 @@ class MethodCallback(Callback):
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
         self._module: Any = None  # weak reference to that of the last fit
+        self._method: Any = None  # of `lightning_fire.methods`, during a fit
+        self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         """Hook: the start of an epoch, or of a batch."""
@@ -117,6 +122,19 @@ class MethodCallback(Callback):
         if self.progress.tick(trainer):
             self.after_step(trainer, pl_module)
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._let_go()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Keep the state that a later fit of the same training needs, and drop references to the module."""
+        self._state, self._method = self._state_of_method(), None
+
+    def _state_of_method(self) -> Mapping[str, Any]:
+        return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
+
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         clock = self.progress.read(trainer, epoch_start)
         self.chunk = clock.chunk
@@ -128,8 +146,8 @@ class MethodCallback(Callback):
         return f"{type(self).__qualname__}({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the module from copies and pickles."""
-        return {**vars(self), "_module": None}
+        """Exclude the module, and the method that refers to it, from copies and pickles."""
+        return {**vars(self), "_module": None, "_method": None, "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""

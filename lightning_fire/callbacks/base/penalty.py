@@ -1,7 +1,5 @@
 """Base class of the regularizers: a penalty whose gradient is added before each optimizer step."""
 
-from typing import Any
-
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
@@ -28,7 +26,6 @@ class PenaltyCallback(FromChunkCallback):
         if strength < 0:
             raise ValueError(f"`strength` must be at least 0, got {strength}")
         self.strength = strength
-        self._method: Penalty | None = None
 
     def make(self, pl_module: LightningModule) -> Penalty:
         """Return the penalty."""
@@ -46,13 +43,6 @@ class PenaltyCallback(FromChunkCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.acts_now:
             log_now(trainer, {f"{self.name}/penalty": self._method.penalty()}, at_epoch_end=True)
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._method = None  # copies on the device
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Exclude parameters of the module from copies and pickles."""
-        return {**super().__getstate__(), "_method": None}
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:

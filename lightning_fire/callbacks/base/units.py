@@ -1,6 +1,6 @@
 """Base class of methods that observe hidden units during training, and messages of all methods on units."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -23,12 +23,13 @@ class UnitCallback(FromChunkCallback):
     It does nothing before the data has changed `start_chunk` times.
     """
 
+    keeps_state = True
+
     def __init__(self, where: HiddenUnits | None, start_chunk: int, seed: int):
         super().__init__(start_chunk)
         self.where = where if where is not None else HiddenUnits()
         self.seed = seed
-        self._method: StepwiseReset[Any] | None = None
-        self._state: Mapping[str, Any] = {"num_reset": 0, "records": {}}  # until the method is built
+        self._state = {"num_reset": 0, "records": {}}
         self._watched = False  # since the last step
 
     def make(self, pl_module: LightningModule, run: Any) -> StepwiseReset[Any]:
@@ -75,30 +76,18 @@ class UnitCallback(FromChunkCallback):
         if self.acts_now:
             log_now(trainer, self.report(), at_epoch_end=True)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._let_go()
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._let_go()
-
     def _let_go(self) -> None:
-        """Keep the state that a later fit of the same training needs, and drop references to the module."""
         if self._method is not None:
-            self._state = self._method.state_dict()
             self._method.close()
-        self._method, self._watched = None, False
+        super()._let_go()
+        self._watched = False
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), **(self._state if self._method is None else self._method.state_dict())}
+        return {**super().state_dict(), **self._state_of_method()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._state = {name: state_dict[name] for name in ("num_reset", "records")}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Exclude hooks and layers of the module from copies and pickles."""
-        state = self._state if self._method is None else self._method.state_dict()
-        return {**super().__getstate__(), "_method": None, "_state": state}
 
 
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
