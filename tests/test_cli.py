@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from tiny_recipe import BASE, FIRE, refused, write_recipe
+from tiny_recipe import BASE, FIRE, error_of, write_recipe
 from torch import nn
 
 from lightning_fire import FIRECallback, FullReset
@@ -178,7 +178,7 @@ trainer:
     ],
 )
 def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, words, message, capsys):
-    assert message in refused([*recipe, *words], capsys)
+    assert message in error_of([*recipe, *words], capsys)
 
 
 def test_a_schedule_by_a_metric_in_yaml(recipe):
@@ -194,7 +194,7 @@ def test_a_schedule_by_a_metric_in_yaml(recipe):
 
 def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
     Path("typo.yaml").write_text("interventon: {class_path: FIRECallback}\n")
-    assert "interventon" in refused(["fit", "-c", "base.yaml", "-c", "typo.yaml"], capsys)
+    assert "interventon" in error_of(["fit", "-c", "base.yaml", "-c", "typo.yaml"], capsys)
 
 
 def test_help_documents_every_key_of_the_method(capsys):
@@ -270,7 +270,7 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
     stem = {"method": "FIRECallback", "name": "net.stem.0.weight", "shape": [4, 1, 3, 3], "matrices": "4×1×3×3"}
     assert rows["net.stem.0.weight"] == {**stem, "reason": "taken"}
     assert "excluded" in rows["net.head.0.weight"]["reason"]
-    assert "no method that selects weights" in refused(["select", "-c", "base.yaml"], capsys)
+    assert "no method that selects weights" in error_of(["select", "-c", "base.yaml"], capsys)
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ class WarmStart(Protocol):
 class Continual(Protocol):
     """Equal parts of the data, one after another (paper: 10 %, 20 %, … 100 %, 100 epochs each).
 
-    If the number of samples N is not a multiple of k, chunk i ends at round(i·N/k): sizes differ by at most one.
+    If the number of samples N is not a multiple of k, chunk i ends at `round(i·N/k)`: sizes differ by at most one.
 
     Args:
         num_chunks: Number of chunks.

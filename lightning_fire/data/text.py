@@ -76,7 +76,7 @@ class TextDataModule(ArrivingData):
             `prepare.py` writes them; by name.
         phases: The weight of each text by name, a mapping for each phase.
         epochs: Epochs of each phase: one number for all, or one per phase.
-        steps_per_epoch: Optimizer steps in an epoch, whatever `accumulate_grad_batches` is.
+        steps_per_epoch: Optimizer steps in an epoch, for any `accumulate_grad_batches`.
         batch_size: Blocks in a micro-batch, per device.
         block_size: Tokens in a block.
         val_blocks: Blocks of each text to validate on, evenly spaced; None: all. nanoGPT draws 2400.

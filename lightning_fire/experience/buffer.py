@@ -20,12 +20,12 @@ class ReplayBuffer:
     """The last steps of several environments that are stepped together.
 
     An observation is stored once, and stacked with those before it when it is drawn: frames from before the beginning
-    of its episode are zeros. A step of an environment that begins a new episode, whatever the action
-    (gymnasium's `AutoresetMode.NEXT_STEP`), is never drawn.
+    of its episode are zeros. A step of an environment that begins a new episode and ignores the action
+    (gymnasium's `AutoresetMode.NEXT_STEP`) is never drawn.
 
     With a folder, the buffer lies in files there. A full file is never changed: a training that continues from
     a checkpoint reads those of the training that wrote it, and any number of branches share them, on disk and in RAM.
-    Files that have left the buffer are deleted as soon as neither of its last two checkpoints needs them, and with the
+    Files that have left the buffer are deleted as soon as its last two checkpoints do not need them, and with the
     buffer itself those that no checkpoint needs; those of the training before it are never deleted.
 
     Args:
@@ -69,7 +69,7 @@ class ReplayBuffer:
                 ("action", action_dtype, (num_envs, *action_shape)),
                 ("reward", np.float32, (num_envs,)),
                 ("terminated", np.bool_, (num_envs,)),
-                ("began", np.bool_, (num_envs,)),  # a new episode, whatever the action
+                ("began", np.bool_, (num_envs,)),  # a new episode; the action is ignored
                 ("age", np.uint8, (num_envs,)),  # steps of the episode before, at most 255
             ],
             align=True,

@@ -26,7 +26,7 @@ class Collector:
         in_processes: Step each in a process of its own.
 
     Raises:
-        ValueError: If the observations or actions of the environment are neither arrays nor whole numbers from 0.
+        ValueError: If the observations or actions of the environment are not arrays or non-negative integers.
     """
 
     def __init__(

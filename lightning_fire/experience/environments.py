@@ -35,7 +35,7 @@ class Gymnasium:
         """Return the environment.
 
         Raises:
-            ImportError: If its package is not installed; the message says how to get it.
+            ImportError: If its package is not installed; the message has an installation hint.
             ValueError: If the name is not registered.
         """
         try:

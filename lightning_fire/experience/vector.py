@@ -25,7 +25,7 @@ class VectorEnvironments:
 
     The position of each is kept here: after an interruption within a step, an error of an environment or the death of
     its process, new environments continue from it. A step of an environment whose episode has ended begins the next
-    one, whatever the action, with reward 0. Processes end with this object, or with its own process.
+    one and ignores the action, with reward 0. Processes end with this object, or with its own process.
 
     Args:
         make: Callable that makes an environment; pickled for its process.
@@ -79,7 +79,7 @@ class VectorEnvironments:
         return [{**moment, "actions": actions} for moment, actions in pairs]
 
     def give_up(self) -> None:
-        """Begin the next episode of each with the next step, whatever the action."""
+        """Begin the next episode of each with the next step, which ignores the action."""
         for moment in self._moments:
             moment.update(actions=[], ended=True)
         self.close()

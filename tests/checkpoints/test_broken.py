@@ -1,4 +1,4 @@
-"""`lightning-fire diagnose` and `reinit` on what they refuse: arguments, files broken anywhere, too little memory."""
+"""`lightning-fire diagnose` and `reinit` on invalid input: arguments, files broken anywhere, too little memory."""
 
 import contextlib
 import io
@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoint_files import draw, load, refused, reinit, small_state, write_safetensors
+from checkpoint_files import draw, error_of, load, reinit, small_state, write_safetensors
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_fire.cli import main
 
-# what is refused
+# errors
 
 
-def test_not_finite_weights_are_refused(tmp_path):
+def test_weights_that_are_not_finite_raise(tmp_path):
     for bad in (float("nan"), float("inf")):
         state = small_state()
         state["fc.weight"][1, 2] = bad
         torch.save(state, tmp_path / "in.pt")
         for path in (write_safetensors(tmp_path / "in.safetensors", state), tmp_path / "in.pt"):
             out = path.with_stem("out")
-            message = refused("reinit", path, "-o", out)
+            message = error_of("reinit", path, "-o", out)
             assert "NaN or Inf in fc.weight of the checkpoint; nothing has been written" in message
             reinit(path, "-o", out, "--exclude", "fc")
             out.unlink()
@@ -89,13 +89,13 @@ def broken_files(folder: Path) -> dict[str, Path]:
         ("lost", "does not hold a, as the index says"),
     ],
 )
-def test_broken_files_are_refused_in_one_line(tmp_path, name, message):
+def test_broken_files_give_an_error_of_one_line(tmp_path, name, message):
     files = broken_files(tmp_path)
     path = files.get(name, tmp_path / name)
     before = sorted(tmp_path.iterdir())
     out = tmp_path / f"out{path.suffix}"
-    assert re.search(message, refused("diagnose", path, "--json", tmp_path / "d.json"))
-    assert re.search(message, refused("reinit", path, "-o", out))
+    assert re.search(message, error_of("diagnose", path, "--json", tmp_path / "d.json"))
+    assert re.search(message, error_of("reinit", path, "-o", out))
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -137,13 +137,13 @@ def test_broken_files_are_refused_in_one_line(tmp_path, name, message):
         ),
     ],
 )
-def test_arguments_that_are_refused(tmp_path, monkeypatch, words, message):
+def test_invalid_arguments(tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     write_safetensors(Path("in.safetensors"), small_state())
     write_safetensors(Path("other.safetensors"), {"head.weight": torch.ones(1, 1)})
     Path("folder.safetensors").mkdir()
     before = sorted(Path().iterdir())
-    assert re.search(message, refused("reinit", "in.safetensors", *words))
+    assert re.search(message, error_of("reinit", "in.safetensors", *words))
     assert sorted(Path().iterdir()) == before
 
 
@@ -152,13 +152,13 @@ def test_outputs_of_diagnose_do_not_replace_the_checkpoint(tmp_path, option):
     path = write_safetensors(tmp_path / "m.safetensors", small_state())
     (tmp_path / "link").symlink_to(path)
     for checkpoint, output in ((path, path), (tmp_path / "link", path)):
-        message = refused("diagnose", checkpoint, option, output)
+        message = error_of("diagnose", checkpoint, option, output)
         assert message.endswith("m.safetensors is the checkpoint: name another file")
         assert torch.equal(load(path)["fc.weight"], small_state()["fc.weight"])
 
 
 @pytest.mark.parametrize("words", [["--steps", "0"], ["--steps", "many"], ["--preset", "rnn"], ["--colour"]])
-def test_words_that_are_refused_by_the_parser(words, capsys):
+def test_errors_of_the_parser(words, capsys):
     with pytest.raises(SystemExit) as leaving:
         main(["diagnose", "in.pt", *words])
     assert leaving.value.code == 2
@@ -178,7 +178,7 @@ def test_help(command, capsys):
 def test_without_safetensors(tmp_path, monkeypatch):
     path = write_safetensors(tmp_path / "m.safetensors", small_state())
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    assert "needs safetensors: pip install 'lightning-fire[safetensors]'" in refused("diagnose", path)
+    assert "needs safetensors: pip install 'lightning-fire[safetensors]'" in error_of("diagnose", path)
 
 
 # files broken anywhere

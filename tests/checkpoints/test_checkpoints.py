@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import reference
 import torch
-from checkpoint_files import TAKEN, draw, header_of, load, raw, refused, reinit, small_state, stored, write_safetensors
+from checkpoint_files import TAKEN, draw, error_of, header_of, load, raw, reinit, small_state, stored, write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_training import PlainData, PlainModule, resumed_from, trainer
@@ -27,7 +27,7 @@ from lightning_fire.cli import main
 from lightning_fire.functional import dfi_normalized, fire, shrink_and_perturb
 from lightning_fire.nets import ResNet
 
-# which weights, told by names and shapes
+# selection of weights by name and shape
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_the_same_weights_are_taken_from_the_file_as_from_the_module(preset):
         }, name
 
 
-def test_layout_of_c_attn_tells_that_of_the_other_layers():
+def test_layout_of_c_attn_is_that_of_the_other_layers():
     shapes = {"c_attn": (24, 8), "c_proj": (8, 8), "mlp.c_fc": (32, 8), "mlp.c_proj": (8, 32), "lm": (5, 8)}
     linear = [Stored(f"{name}.weight", shape, "F32") for name, shape in shapes.items()]
     conv1d = [Stored(s.name, s.shape if s.name == "lm.weight" else s.shape[::-1], "F32") for s in linear]
@@ -210,7 +210,7 @@ def test_measures_equal_slow_ones(shape, options, dtype):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**16), st.sampled_from([1e-20, 1.0, 1e20]))
-def test_condition_and_stable_rank_know_no_scale_and_have_bounds(m, n, seed, factor):
+def test_condition_and_stable_rank_are_scale_invariant_and_bounded(m, n, seed, factor):
     weight = draw(m, n, seed=seed, dtype=torch.float64)
     one, other = health(weight), health(weight * factor)
     assert 1 - 1e-12 <= one.stable_rank <= min(m, n) + 1e-9
@@ -293,7 +293,7 @@ def test_diagnose_lists_every_tensor_on_request(tmp_path, capsys):
     assert "3 weight matrices taken" in lines
 
 
-# the verdict of diagnose
+# comparison with new weights or a reference
 
 
 @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (12, 12), (4, 30, 3)])
@@ -320,7 +320,7 @@ def test_a_single_row_has_no_reference(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "against_checkpoint", "says"),
+    ("ratio", "against_checkpoint", "pattern"),
     [
         (None, False, "no conclusion: no weight has a reference"),
         (1.0, False, "near new weights: DfI × 1 that of new weights"),
@@ -331,8 +331,8 @@ def test_a_single_row_has_no_reference(tmp_path, capsys):
         (2.0, True, "drifted: DfI × 2 that of the reference"),
     ],
 )
-def test_verdict(ratio, against_checkpoint, says):
-    assert re.match(says, verdict(ratio, against_checkpoint))
+def test_verdict(ratio, against_checkpoint, pattern):
+    assert re.match(pattern, verdict(ratio, against_checkpoint))
 
 
 def test_diagnose_compares_with_a_reference(tmp_path, capsys):
@@ -383,13 +383,13 @@ def test_reinit_is_fire_on_what_is_taken_and_leaves_every_other_bit(tmp_path, dt
     assert sorted(file.name for file in tmp_path.iterdir()) == ["in.safetensors", "out.safetensors"]
 
 
-def test_reinit_says_what_diagnose_said(tmp_path):
+def test_reinit_agrees_with_diagnose(tmp_path):
     path = write_safetensors(tmp_path / "in.safetensors", small_state(torch.float64))
     rows = main(["diagnose", str(path)])
     tally = reinit(path, "-o", tmp_path / "out.safetensors")
     norm = sum(row.health.norm**2 for row in rows)
-    said = sum(row.health.sfe_normalized * row.health.norm**2 for row in rows) / norm
-    assert tally.sfe_normalized == pytest.approx(said, rel=1e-9)
+    expected = sum(row.health.sfe_normalized * row.health.norm**2 for row in rows) / norm
+    assert tally.sfe_normalized == pytest.approx(expected, rel=1e-9)
 
 
 def test_conv1d_and_linear_files_come_out_transposed_equal(tmp_path):
@@ -437,7 +437,7 @@ def test_shrink_and_perturb_and_full_reset(tmp_path):
 def test_in_place_needs_force_and_leaves_one_file(tmp_path):
     path = write_safetensors(tmp_path / "m.safetensors", small_state())
     before = path.read_bytes()
-    assert "m.safetensors exists: --force replaces it" in refused("reinit", path, "-o", path)
+    assert "m.safetensors exists: --force replaces it" in error_of("reinit", path, "-o", path)
     assert path.read_bytes() == before
     path.chmod(0o640)
     reinit(path, "-o", path, "--force")
@@ -483,7 +483,7 @@ def test_pickles_keep_all_else(tmp_path, key):
     )
 
 
-def test_views_and_files_of_old_torch(tmp_path):
+def test_views_and_legacy_files(tmp_path):
     flat = torch.cat([draw(24, seed=1), draw(16, seed=2)])
     state = {"a.weight": flat[:24].view(6, 4), "b.weight": flat[24:].view(4, 4).T, "c.weight": flat[20:36].view(4, 4)}
     expanded = {"d.weight": torch.ones(1, 3).expand(3, 3)}
@@ -505,7 +505,7 @@ def test_views_and_files_of_old_torch(tmp_path):
 
 
 class Stranger:
-    """What `torch.load` refuses by default."""
+    """Class that `torch.load` does not load by default."""
 
 
 class Attack:
@@ -520,9 +520,9 @@ class Attack:
         return os.system, (self.command,)
 
 
-def test_a_file_that_runs_commands_is_told_apart(tmp_path):
+def test_a_file_that_runs_commands_is_recognized(tmp_path):
     torch.save({"fc.weight": draw(3, 3), "x": Attack(f"touch {tmp_path}/done")}, tmp_path / "in.pt")
-    message = refused("diagnose", tmp_path / "in.pt")
+    message = error_of("diagnose", tmp_path / "in.pt")
     assert "would run posix.system when it is loaded" in message
     assert "--unsafe-pickle" not in message
     assert not (tmp_path / "done").exists()
@@ -530,7 +530,7 @@ def test_a_file_that_runs_commands_is_told_apart(tmp_path):
 
 def test_python_objects_are_loaded_only_on_request(tmp_path):
     torch.save({"state_dict": {"fc.weight": draw(3, 3)}, "hyper_parameters": Stranger()}, tmp_path / "in.ckpt")
-    message = refused("reinit", tmp_path / "in.ckpt", "-o", tmp_path / "out.ckpt")
+    message = error_of("reinit", tmp_path / "in.ckpt", "-o", tmp_path / "out.ckpt")
     assert "holds Python objects (test_checkpoints.Stranger)" in message
     assert "runs any code that the file contains" in message
     assert message.endswith("--unsafe-pickle")
@@ -634,7 +634,7 @@ def test_a_folder_of_one_file_is_rewritten_with_its_other_files(tmp_path):
     assert len(rows) == reinit(tmp_path / "in", "-o", tmp_path / "out", "--preset", "gpt", "--steps", 5).changed == 12
     assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(tmp_path / "out"), old, steps=5)
     assert {file.name for file in (tmp_path / "in").iterdir()} == {file.name for file in (tmp_path / "out").iterdir()}
-    message = refused("reinit", tmp_path / "in", "-o", tmp_path / "out.safetensors")
+    message = error_of("reinit", tmp_path / "in", "-o", tmp_path / "out.safetensors")
     assert "is a folder, so --output must name one" in message
 
 
@@ -660,7 +660,7 @@ def test_a_saved_gpt2_is_rewritten_and_loaded(tmp_path, shard):
             assert (target / file.name).read_bytes() == file.read_bytes()
         for file in source.glob("*.safetensors"):
             assert header_of(target / file.name) == header_of(file)
-        assert "exists: --force" in refused("reinit", source, "-o", source)
+        assert "exists: --force" in error_of("reinit", source, "-o", source)
         reinit(source, "-o", source, "--force", "--preset", "gpt", "--steps", 5)
         assert_is_fire_of(hf.GPT2LMHeadModel.from_pretrained(source), old, steps=5)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "out"]

@@ -131,7 +131,7 @@ def test_without_settings_an_interleaved_projection_is_left_alone_with_the_way_o
         (None, "is not a file: name the config.json"),
     ],
 )
-def test_settings_that_are_refused(content, message, tmp_path):
+def test_invalid_settings(content, message, tmp_path):
     FAMILIES["GPT-2"].build().save_pretrained(tmp_path / "model")
     if content is not None:
         (tmp_path / "config.json").write_text(content)

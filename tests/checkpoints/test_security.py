@@ -23,11 +23,11 @@ import pytest
 import torch
 import torchvision
 import yaml
-from checkpoint_files import draw, refused, small_state, write_safetensors
+from checkpoint_files import draw, error_of, small_state, write_safetensors
 from history import HISTORY, named
 from matplotlib.figure import Figure
 from tiny_recipe import BASE, FIRE, write_recipe
-from tiny_recipe import refused as parser_refused
+from tiny_recipe import error_of as parser_error_of
 
 from lightning_fire import data
 from lightning_fire.cli import main
@@ -50,7 +50,7 @@ FORBIDDEN_CALLS |= {"yaml.full_load", "subprocess.getoutput", "subprocess.getsta
 
 
 def faults(source: str) -> list[str]:
-    """What breaks a rule, by line: modules, calls, and loaders that are not told to be safe."""
+    """Return violations of the rules by line: modules, calls, and loaders without their safe options."""
     found = []
     for node in ast.walk(ast.parse(source)):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -141,20 +141,20 @@ def test_no_command_unpickles_a_checkpoint(tmp_path, form, place):
     for attack in attacks(marker).values():
         path = write_attack(tmp_path / "in.ckpt", around(attack, place), form)
         out = tmp_path / "out.ckpt"
-        refused("diagnose", path)
-        refused("reinit", path, "-o", out)
-        refused("reinit", good, "-o", tmp_path / "out.safetensors", "--method", "full_reset", "--initial", path)
+        error_of("diagnose", path)
+        error_of("reinit", path, "-o", out)
+        error_of("reinit", good, "-o", tmp_path / "out.safetensors", "--method", "full_reset", "--initial", path)
         assert sorted(file.name for file in tmp_path.iterdir()) == ["good.safetensors", "in.ckpt"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["fit", "test"])
-def test_no_training_goes_on_from_a_checkpoint_that_runs_code(tmp_path, monkeypatch, capsys, command):
+def test_no_training_continues_from_a_checkpoint_that_runs_code(tmp_path, monkeypatch, capsys, command):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(BASE)
     for attack in attacks(tmp_path / "done").values():
         write_attack(tmp_path / "in.ckpt", around(attack, PLACES[0]), "zip")
-        message = parser_refused([command, "-c", "base.yaml", "--ckpt_path", "in.ckpt"], capsys)
+        message = parser_error_of([command, "-c", "base.yaml", "--ckpt_path", "in.ckpt"], capsys)
         assert re.search(r"in\.ckpt (would run|holds Python objects|is not a complete checkpoint)", message)
         assert not (tmp_path / "done").exists()
 
@@ -162,7 +162,7 @@ def test_no_training_goes_on_from_a_checkpoint_that_runs_code(tmp_path, monkeypa
 def test_a_checkpoint_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(BASE + "ckpt_path: gone.ckpt\n")
-    assert "ckpt_path: gone.ckpt does not exist" in parser_refused(["fit", "-c", "base.yaml"], capsys)
+    assert "ckpt_path: gone.ckpt does not exist" in parser_error_of(["fit", "-c", "base.yaml"], capsys)
 
 
 def test_the_checkpoint_that_a_killed_run_left_is_not_unpickled(tmp_path):
@@ -190,7 +190,7 @@ def test_the_packaged_images_are_not_unpickled(tmp_path, monkeypatch):
 
 
 def test_images_of_an_older_torchvision_are_not_unpickled(tmp_path):
-    """torchvision would take them in the place of the download."""
+    """torchvision would take them instead of the download."""
     folder = tmp_path / "FashionMNIST" / "processed"
     folder.mkdir(parents=True)
     for name in ("training.pt", "test.pt"):
@@ -204,7 +204,7 @@ def test_images_of_an_older_torchvision_are_not_unpickled(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["method", "net", "when", "where", "protocol", "data", "logger"])
-def test_a_class_of_another_kind_is_refused_before_it_is_called(tmp_path, monkeypatch, capsys, place):
+def test_a_class_of_another_kind_raises_before_it_is_called(tmp_path, monkeypatch, capsys, place):
     monkeypatch.chdir(tmp_path)
     Path("base.yaml").write_text(BASE)
     evil = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(tmp_path / "done")]}}
@@ -218,7 +218,7 @@ def test_a_class_of_another_kind_is_refused_before_it_is_called(tmp_path, monkey
     }.get(place, {"method": fire})
     Path("evil.yaml").write_text(yaml.safe_dump(overlay))
     for command in ("fit", "select"):
-        assert place in parser_refused([command, "-c", "base.yaml", "-c", "evil.yaml"], capsys)
+        assert place in parser_error_of([command, "-c", "base.yaml", "-c", "evil.yaml"], capsys)
         assert not (tmp_path / "done").exists()
 
 
@@ -246,12 +246,12 @@ def test_yaml_makes_no_objects(tmp_path, monkeypatch, capsys, words):
         Path("tiny", f"{name}.yaml").write_text(text)
     write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
     Path("evil.yaml").write_text(f"{BASE}methods:\n  evil:\n    method: {RUNS}\n")
-    message = parser_refused(words, capsys)
+    message = parser_error_of(words, capsys)
     assert re.search(r"python/object/apply|has no search space", message)
     assert not Path("done").exists()
 
 
-def test_the_docs_say_that_a_recipe_is_code():
+def test_the_docs_warn_that_a_recipe_is_code():
     assert "A recipe is code" in (PACKAGE.parent / "docs" / "compare.md").read_text()
 
 
@@ -371,7 +371,7 @@ def sharded(folder: Path) -> Path:
 def test_an_index_names_files_of_its_folder_only(tmp_path, file):
     folder = sharded(tmp_path / "in")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"fc.weight": file}}))
-    assert re.search("not a file of its folder|which its index names", refused("diagnose", folder))
+    assert re.search("not a file of its folder|which its index names", error_of("diagnose", folder))
 
 
 # the network
@@ -459,7 +459,7 @@ def test_names_are_text_on_the_page(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MARKUP)
-def test_names_are_text_in_pictures_and_tables(tmp_path, name, monkeypatch):
+def test_names_are_text_in_figures_and_tables(tmp_path, name, monkeypatch):
     figures: list[Figure] = []
     monkeypatch.setattr(plt, "close", figures.append)
     for others in (0, 6):  # the legend inside, and outside
@@ -492,4 +492,4 @@ def test_names_in_a_checkpoint_do_not_steer_the_terminal(tmp_path, capsys):
     assert r"\x1b[2J\x1b[31mfc.weight" in shown and r"d\u202eevil.weight" in shown
     assert all(character.isprintable() for character in shown.replace("\n", ""))
     torch.save({name: torch.ones(3) for name in names}, tmp_path / "in.pt")
-    assert refused("diagnose", tmp_path / "in.pt").isprintable()
+    assert error_of("diagnose", tmp_path / "in.pt").isprintable()

@@ -289,7 +289,7 @@ def test_two_ranks_share_an_epoch(n):
         assert len(shares[0]) == len(shares[1]) == (n + 1) // 2
         dealt = [sample for pair in zip(*shares, strict=True) for sample in pair]
         assert dealt[:n] == alone  # disjoint and complete
-        assert len(dealt) - n == n % 2  # one repeated to make the shares equal
+        assert len(dealt) - n == n % 2  # one repeated, for ranks of equal size
     sampler = EpochBatchSampler(data, batch_size=4, num_replicas=2, rank=1)
     assert len(sampler) == len(list(sampler)) == 3
 
@@ -307,7 +307,7 @@ def test_the_order_is_that_of_torchs_own_sampler(n, ranks, shuffle):
         assert order_of(ours, 2) == list(torchs)[2:]
 
 
-def test_lightning_tells_two_ranks_apart(monkeypatch):
+def test_rank_and_world_size(monkeypatch):
     """Rank and number of ranks are those of the process group."""
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
@@ -407,7 +407,7 @@ def test_validation_and_test_are_the_whole_test_set_in_order():
     assert model.tested == list(range(6)) * 2
 
 
-def test_normalisation_by_hand():
+def test_normalisation():
     data = datamodule(WarmStart(0.5, epochs=1), mean=(0.25,), std=(0.5,))
     pixels = torch.tensor([[[[0, 51], [102, 255]]]], dtype=torch.uint8)
     result, labels = data.on_after_batch_transfer((pixels, torch.tensor([3])), 0)
@@ -498,7 +498,7 @@ def test_a_trainer_of_another_length(max_epochs):
         fit(datamodule(Continual(2, epochs=3)), max_epochs=max_epochs)
 
 
-def test_overfit_batches_is_refused():
+def test_overfit_batches_raises():
     with pytest.raises(MisconfigurationException, match="use `limit_train_batches` instead, got overfit_batches=2"):
         fit(datamodule(Continual(2, epochs=1)), overfit_batches=2)
 
@@ -573,7 +573,7 @@ def test_part_of_the_tensors_gives_samples_and_whole_batches():
         part[3]
 
 
-def test_a_loader_skips_only_in_the_epoch_it_was_told():
+def test_a_loader_skips_only_in_the_resumed_epoch():
     loader = ResumableLoader(images(), batch_size=4, by_batch=True)
     loader.sampler.set_epoch(1)
     whole = [batch[0] for batch in loader]

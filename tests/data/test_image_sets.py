@@ -116,7 +116,7 @@ def test_a_subset_of_fashion_mnist_is_fixed(fashion_mnist):
         for n, seed in ((30, 0), (30, 1), (50, 0))
     ]
     first = parts[0].train_set.tensors[0]
-    assert torch.equal(first, parts[1].train_set.tensors[0])  # the seed of the run has no say in it
+    assert torch.equal(first, parts[1].train_set.tensors[0])  # independent of the seed of the run
     assert torch.equal(first, parts[2].train_set.tensors[0][:30])
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     assert torch.equal(first, whole[order[:30]])
@@ -149,7 +149,7 @@ def test_tiny_imagenet(tiny_imagenet):
 def test_digits():
     dm = ready(data.DigitsDataModule())
     assert (len(dm.train_set), len(dm.test_set), dm.num_classes) == (1500, 297, 10)
-    assert dm.train_set.tensors[0].unique().numel() == 17  # scikit-learn's 17 grey levels, all told apart
+    assert dm.train_set.tensors[0].unique().numel() == 17  # scikit-learn's 17 grey levels, all distinct
     assert torch.equal(ready(data.DigitsDataModule(seed=1)).train_set.tensors[0], dm.train_set.tensors[0])
 
 

@@ -43,7 +43,7 @@ def test_texts_come_with_their_probabilities():
 
 
 def test_micro_batches_of_a_text_go_through_its_blocks():
-    """Whatever the mixture, the batches of one text are those of this text alone, one after another."""
+    """In any mixture, the batches of one text are those of this text alone, one after another."""
     mixed, alone = mixture(weights=(1, 1)), BlockOrder(501, 10, [0, 2])
     of_second = [starts for source, starts in map(mixed.batch, range(50)) if source == 1]
     assert len(of_second) > 10

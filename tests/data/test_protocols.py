@@ -24,7 +24,7 @@ def as_sets(chunks: list[torch.Tensor]) -> list[set[int]]:
 
 
 def obvious_sets(protocol, labels: list[int], num_classes: int, seed: int) -> list[set[int]]:
-    """What a chunk holds, one sample at a time."""
+    """Return the samples of each chunk, found one at a time."""
     if protocol.by_class:
         order = torch.randperm(num_classes, generator=torch.Generator().manual_seed(seed)).tolist()
         share = num_classes // protocol.num_chunks

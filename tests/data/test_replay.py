@@ -1,4 +1,4 @@
-"""Reinforcement learning's data: rounds, evaluation, resume."""
+"""Data of reinforcement learning: collection, evaluation, resume."""
 
 import sys
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
     assert {len(transitions.rewards) for transitions in module.batches} == {4}
 
 
-def test_a_round_goes_to_another_device_as_a_whole(monkeypatch):
+def test_all_minibatches_move_to_another_device_at_once(monkeypatch):
     steps = Transitions(*(torch.arange(6.0).view(2, 3) + i for i in range(6)))
     made = Round(steps, torch.tensor(1), torch.tensor(2), *torch.zeros(3, 0))
     asked, move = [], Round.to
@@ -122,7 +122,7 @@ def test_evaluations_have_an_environment_of_their_own(tmp_path):
 
 
 class Drawn(Corridor):
-    """Renders a frame that tells how many steps were done."""
+    """Renders a frame that shows the number of steps."""
 
     metadata: ClassVar[dict] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
@@ -154,7 +154,7 @@ def test_the_first_episode_of_each_evaluation_is_recorded(tmp_path):
     assert len(seen) == length and np.allclose(seen, 10 * np.arange(1, length + 1), atol=6)  # compressed
 
 
-def test_what_a_video_lacks_is_said_before_training(tmp_path, monkeypatch):
+def test_videos_that_cannot_be_recorded_raise_before_training(tmp_path, monkeypatch):
     options = {"video_folder": "videos", "evaluation_environment": lambda: Drawn(None)}
     with pytest.raises(ValueError, match="Render mode is None, which is incompatible with RecordVideo"):
         trainer(tmp_path).fit(Recorder(), data(**options))
@@ -173,7 +173,7 @@ def test_episodes_of_the_initial_steps_are_not_logged(tmp_path):
 
 
 def played(number: int) -> tuple[bool, int]:
-    """Play an episode of evaluation by hand."""
+    """Play an episode of evaluation without the data module."""
     env = Corridor()
     seed = int(np.random.SeedSequence([2**31, number]).generate_state(1)[0] >> 1)
     generator = torch.Generator().manual_seed(seed)
@@ -236,7 +236,7 @@ def test_a_fit_after_a_resumed_one_has_whole_epochs(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_environments_that_cannot_return_begin_anew_with_the_same_buffer(tmp_path, mode):
+def test_environments_that_cannot_be_restored_restart_with_the_same_buffer(tmp_path, mode):
     def noisy() -> Corridor:
         return Corridor(noise=np.random.default_rng())
 
@@ -288,7 +288,7 @@ def test_a_fast_dev_run_does_not_wait_for_the_initial_steps(tmp_path):
     steps = []
     module.on_train_end = lambda: steps.append(datamodule.environment_steps)
     trainer(tmp_path, fast_dev_run=True).fit(module, datamodule)
-    assert steps == [2] and datamodule.environment_steps == 0  # what follows begins anew
+    assert steps == [2] and datamodule.environment_steps == 0  # the next fit starts from 0
 
 
 def test_continuous_actions_are_scaled(tmp_path):
@@ -336,8 +336,8 @@ class Unbounded(gymnasium.Env):
     action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
 
 
-def test_what_cannot_be_trained_on_is_said_before_training(tmp_path):
-    class Silent(pl.LightningModule):
+def test_invalid_modules_and_environments_raise_before_training(tmp_path):
+    class WithoutAct(pl.LightningModule):
         def training_step(self, batch):
             pass
 
@@ -347,8 +347,8 @@ def test_what_cannot_be_trained_on_is_said_before_training(tmp_path):
         def configure_optimizers(self):
             pass
 
-    with pytest.raises(MisconfigurationException, match=r"Silent needs act\(observations, step, generator\)"):
-        trainer(tmp_path).fit(Silent(), data())
+    with pytest.raises(MisconfigurationException, match=r"WithoutAct needs act\(observations, step, generator\)"):
+        trainer(tmp_path).fit(WithoutAct(), data())
     for environment, message in ((Boxed, "FlattenObservation"), (Unbounded, "bounded box")):
         datamodule = data()
         datamodule.environment = environment

@@ -80,7 +80,7 @@ def test_permuted_inputs_of_vectors():
     assert torch.equal(moved, vectors.tensors[0][:, order])
 
 
-def test_random_labels_are_drawn_anew_for_the_same_samples():
+def test_random_labels_are_resampled_for_the_same_samples():
     stream = RandomLabels(4, samples_per_task=50)
     tasks = [task(stream, number) for number in range(4)]
     for (indices, train, test), (other_indices, other, _) in pairwise(tasks):
@@ -178,7 +178,7 @@ def classifier() -> Classifier:
 
 
 class Recorder(pl.Callback):
-    """Counts by hand what online accuracy is of, and saves a checkpoint after some steps."""
+    """Records the correct predictions before each update, and saves a checkpoint after some steps."""
 
     def __init__(self, folder=None, after: int = -1):
         self.folder, self.after = folder, after

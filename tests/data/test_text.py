@@ -1,4 +1,4 @@
-"""TextDataModule through real fits: who sees which tokens when, resumed, shared out over ranks, read by workers."""
+"""TextDataModule in real fits: order of the tokens, resume, ranks, workers."""
 
 import json
 import time
@@ -196,12 +196,12 @@ def test_a_fit_needs_the_reload_of_each_epoch():
         ({"val_blocks": 0}, "`val_blocks` must be at least 1, got 0"),
     ],
 )
-def test_wrong_arguments_are_refused(options, message):
+def test_invalid_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         numbered(**options)
 
 
-def test_texts_that_do_not_suit_are_refused(tmp_path):
+def test_invalid_texts(tmp_path):
     with pytest.raises(ValueError, match=r"val of 'wiki' \(an array\) has 61 tokens: too few .* `block_size`=61"):
         numbered(block_size=61).setup()
     with pytest.raises(ValueError, match=r"`vocab_size` must be at least that of the texts \(2000\), got 100"):
@@ -213,7 +213,7 @@ def test_texts_that_do_not_suit_are_refused(tmp_path):
         next(iter(data.train_dataloader()))
 
 
-def test_texts_of_two_tokenizers_are_refused(tmp_path):
+def test_texts_of_two_tokenizers_raise(tmp_path):
     one = write_tokens(tmp_path / "one", np.arange(100), np.arange(100))
     two = write_tokens(tmp_path / "two", np.arange(100), np.arange(100))
     (two / "meta.json").write_text((two / "meta.json").read_text().replace('"own"', '"gpt2"'))

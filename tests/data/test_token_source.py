@@ -1,4 +1,4 @@
-"""Token files: what is read, and what is refused."""
+"""Token files: reading and errors."""
 
 import pickle
 
@@ -32,14 +32,14 @@ def test_an_open_file_travels_as_its_name(tmp_path):
     assert pickle.loads(data).blocks(np.array([59_990]), 3).tolist() == [[59_990, 59_991, 59_992]]
 
 
-def test_a_token_outside_the_vocabulary_is_named_with_its_place():
+def test_a_token_outside_the_vocabulary_is_named_with_its_position():
     tokens = Tokens(np.array([1, 2, 3, 300, 4, 5], dtype=np.uint16), vocab_size=256)
     assert tokens.blocks(np.array([0]), 3).tolist() == [[1, 2, 3]]
     with pytest.raises(ValueError, match="token 3 of an array is 300, but the vocabulary has 256"):
         tokens.blocks(np.array([0, 2]), 3)
 
 
-def test_what_is_missing_or_broken_is_refused(tmp_path):
+def test_missing_or_broken_files_raise(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"train\.bin does not exist; `lightning-fire prepare-text .* makes it"):
         open_source(tmp_path / "nothing")
     write_tokens(tmp_path, np.arange(100), np.arange(20))
@@ -54,7 +54,7 @@ def test_what_is_missing_or_broken_is_refused(tmp_path):
         open_source(write_tokens(tmp_path / "other", np.arange(9), np.arange(9), meta=False), "int64")
 
 
-def test_a_folder_that_prepare_text_has_not_finished_is_refused(tmp_path):
+def test_a_folder_that_prepare_text_has_not_finished_raises(tmp_path):
     write_tokens(tmp_path, np.arange(100), np.arange(20), meta=False)
     assert len(open_source(tmp_path).train) == 100
     (tmp_path / "progress.json").write_text("{}")

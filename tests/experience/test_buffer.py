@@ -155,7 +155,7 @@ def test_a_million_atari_frames_take_less_than_8_gigabytes():
 @pytest.mark.parametrize("in_files", [False, True])
 @pytest.mark.parametrize("steps", [0, 1, 30, 79, 80, 300])
 @pytest.mark.parametrize(("stack", "chance"), [(3, 0.2), (16, 0.02)])
-def test_goes_on_from_a_checkpoint(tmp_path, in_files, steps, stack, chance):
+def test_continues_from_a_checkpoint(tmp_path, in_files, steps, stack, chance):
     folder = tmp_path / "replay" if in_files else None
     make = lambda: ReplayBuffer(80, (2, 2), np.uint8, num_envs=2, stack=stack, folder=folder)  # noqa: E731
     buffer = make()
@@ -262,7 +262,7 @@ def test_a_load_that_fails_changes_nothing(tmp_path):
     assert other.written == 35 and drawn(other) == expected
 
 
-def test_says_what_does_not_fit(tmp_path):
+def test_errors(tmp_path):
     with pytest.raises(ValueError, match="`capacity` must be at least 64"):
         ReplayBuffer(63, (1,), num_envs=2)
     with pytest.raises(ValueError, match="`stack` from 1 to 16"):

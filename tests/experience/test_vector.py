@@ -26,8 +26,8 @@ class Broken(Corridor):
         return super().step(action)
 
 
-class Talkative(Corridor):
-    """Tells what no other process can have."""
+class WithLambda(Corridor):
+    """Returns an `info` that cannot be pickled."""
 
     def step(self, action):
         return *super().step(action)[:4], {"open": lambda: None}
@@ -58,7 +58,7 @@ def both(make=Corridor) -> list[VectorEnvironments]:
     return [VectorEnvironments(make, [3, 4, 5], in_processes=way) for way in (False, True)]
 
 
-@pytest.mark.parametrize("make", [Corridor, Slope, lambda: Corridor(frames=True), Talkative, Gymnasium("CartPole-v1")])
+@pytest.mark.parametrize("make", [Corridor, Slope, lambda: Corridor(frames=True), WithLambda, Gymnasium("CartPole-v1")])
 def test_both_ways_are_the_same_steps(make):
     first, second = both(make)
     assert np.array_equal(first.observations, second.observations)
@@ -70,7 +70,7 @@ def test_both_ways_are_the_same_steps(make):
 @pytest.mark.parametrize("make", [Corridor, Gymnasium("CartPole-v1"), Gymnasium("CartPole-v1", action_repeat=2)])
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("number", [0, 1, 23, 40])
-def test_one_goes_on_where_the_other_was(make, before, number):
+def test_one_continues_where_the_other_was(make, before, number):
     envs = VectorEnvironments(make, [3, 4, 5], in_processes=before)
     steps(envs, number)
     others = VectorEnvironments(make, [3, 4, 5], envs.moments(), not before)
@@ -111,7 +111,7 @@ def begun(number: int, make=Corridor) -> list[VectorEnvironments]:
     return ways
 
 
-def go_on_alike(one, other) -> bool:
+def continue_alike(one, other) -> bool:
     def plain(moments: list[dict]) -> list[dict]:
         return [{**moment, "actions": moment["actions"].tolist()} for moment in moments]
 
@@ -142,7 +142,7 @@ def test_an_interrupted_step_has_not_been(number, monkeypatch):
     monkeypatch.setattr(envs._envs, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 1, 1])
-    assert go_on_alike(whole, envs)
+    assert continue_alike(whole, envs)
 
 
 @pytest.mark.parametrize("number", [0, 1, 29])
@@ -156,7 +156,7 @@ def test_a_step_that_was_interrupted_after_some_environments_has_not_been(number
     monkeypatch.setattr(envs._envs.envs[1], "reset", interrupted)
     with pytest.raises(KeyboardInterrupt):
         envs.step([1, 1, 1])
-    assert go_on_alike(whole, envs)
+    assert continue_alike(whole, envs)
 
 
 def test_a_process_that_was_killed_is_replaced():
@@ -164,7 +164,7 @@ def test_a_process_that_was_killed_is_replaced():
     whole, envs = begun(29)
     os.kill(max({child.pid for child in active_children()} - before), signal.SIGTERM)
     with pytest.warns(UserWarning, match="A process of an environment has ended"):
-        assert go_on_alike(whole, envs)
+        assert continue_alike(whole, envs)
 
 
 def test_processes_draw_different_numbers_from_the_global_generator():

@@ -1,4 +1,4 @@
-"""`lightning-fire ablation`: what it trains, what it tells, what it refuses."""
+"""`lightning-fire ablation`: training, output and errors."""
 
 import csv
 
@@ -105,13 +105,13 @@ def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused(recipe, capsys, words, message):
+def test_invalid_arguments(recipe, capsys, words, message):
     with pytest.raises(SystemExit):
         ablate(recipe, *words)
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_fire_that_is_something_else_is_refused(recipe, capsys):
+def test_fire_must_be_one_fire_callback(recipe, capsys):
     set_method(recipe, "fire", RESET)
     with pytest.raises(SystemExit):
         ablate(recipe, "--methods", "fire")

@@ -89,7 +89,7 @@ def test_the_interval_holds_the_true_mean_as_often_as_it_says():
     assert 0.88 <= held / 200 <= 0.98
 
 
-# scores of two methods, and what rliable 1.2 says of them with 10,000 resamples: interquartile means, P(better)
+# scores of two methods, and the results of rliable 1.2 with 10,000 resamples: interquartile means, P(better)
 FIRST = np.array([[0.12, 0.31], [0.25, -0.4], [-0.75, 0.5], [0.05, 0.22], [0.4, 0.9]])
 SECOND = np.array([[0.2, 0.3], [0.25, 0.1], [0.35, 0.7], [0.15, 0.62], [0.5, 0.8]])
 RLIABLE = {"vanilla": (0.225, -0.113, 0.393), "fire": (0.37, 0.217, 0.535), "better": (0.67, 0.4, 0.9)}
@@ -130,7 +130,7 @@ def test_sums_up_as_rliable_does(tasks, tmp_path, capsys):
     assert "normalised final score" in capsys.readouterr().out
 
 
-def test_leaves_the_scores_the_statistics_and_a_picture(tasks, tmp_path):
+def test_writes_scores_statistics_and_a_figure(tasks, tmp_path):
     result = main(["aggregate", *tasks, "--output", str(tmp_path / "deep" / "out"), "--methods", "fire", "vanilla"])
     with open(tmp_path / "deep" / "out" / "runs.csv") as file:
         rows = list(csv.DictReader(file))
@@ -236,7 +236,7 @@ def test_digits_suit_what_is_shown(factor, shown, tmp_path, capsys):
         (["good", "--reference", "dash"], "--reference dash is none of the methods: vanilla fire"),
     ],
 )
-def test_says_what_is_wrong(words, message, tmp_path, monkeypatch, capsys):
+def test_errors(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_scores(Path("good"), {"vanilla": [1, 2], "fire": [3, 4]})
     write_scores(Path("fewer"), {"vanilla": [1], "fire": [3, 4]})

@@ -66,22 +66,22 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
     start = fitted(OptimizerReset(), Report(report), SaveStart(path), data=Data(), module=built(), **options, **SAVING)
     assert start.trainer.current_epoch == 2
     module = built()
-    goes_on = [OptimizerReset(), FIRECallback(), Report(report)]
-    fitted(*goes_on, data=Data(), module=module, seed=99, ckpt_path=path, **options, **SAVING)
+    callbacks = [OptimizerReset(), FIRECallback(), Report(report)]
+    fitted(*callbacks, data=Data(), module=module, seed=99, ckpt_path=path, **options, **SAVING)
     assert_same_weights(module, whole)
     assert not torch.equal(whole.net[0].weight, start.net[0].weight)
 
 
-def test_random_numbers_go_on_and_do_not_begin_again(tmp_path):
+def test_random_numbers_continue_and_do_not_restart(tmp_path):
     path = str(tmp_path / "start.ckpt")
     report = tmp_path / "progress.json"
     start = fitted(Report(report), SaveStart(path), data=Data(), module=Draws(), **SAVING)
     options = {"data": Data(), "ckpt_path": path, **SAVING}
-    goes_on = [fitted(Report(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
-    assert goes_on[0].drawn == goes_on[1].drawn
+    resumed = [fitted(Report(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
+    assert resumed[0].drawn == resumed[1].drawn
     whole = fitted(Report(report), data=Data(), module=Draws(), **SAVING)
-    assert whole.drawn == start.drawn + goes_on[0].drawn
-    assert not set(goes_on[0].drawn) & set(start.drawn)
+    assert whole.drawn == start.drawn + resumed[0].drawn
+    assert not set(resumed[0].drawn) & set(start.drawn)
 
 
 def test_data_that_does_not_say_where_its_chunks_are():
@@ -99,7 +99,7 @@ class Stops(Callback):
 
 @pytest.mark.parametrize("reload", [0, 1])
 @pytest.mark.parametrize("kind", [PlainModule, WithSchedule, Draws], ids=lambda kind: kind.__name__)
-def test_a_training_that_goes_on_from_its_last_checkpoint_is_the_undisturbed_one(tmp_path, kind, reload, monkeypatch):
+def test_a_training_resumed_from_its_last_checkpoint_is_the_undisturbed_one(tmp_path, kind, reload, monkeypatch):
     options = {"reload_dataloaders_every_n_epochs": reload, **SAVING}
     chunks = (2, 2, 2) if reload else (6,)
 

@@ -1,4 +1,4 @@
-"""The number of epochs until a value is reached: by hand, against the slow version."""
+"""The number of epochs until a value is reached: examples, and comparison with a slow version."""
 
 import math
 
@@ -41,5 +41,5 @@ def test_a_higher_accuracy_takes_at_least_as_long(curve, one, other):
         (math.nan, [1.0, 1.0], math.inf),
     ],
 )
-def test_epochs_by_hand(target, values, expected):
+def test_epochs_to_a_value(target, values, expected):
     assert epochs_to(target, values) == expected

@@ -52,14 +52,14 @@ def compare(recipe, *words):
 
 
 @pytest.mark.slow
-def test_table_csv_picture_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
+def test_table_csv_figure_and_logs_of_a_whole_comparison(recipe, tmp_path, capsys):
     results = compare(recipe, "--methods", "vanilla", "full_reset", "fire", "--seeds", "2").loc[""]
     text = capsys.readouterr().out
     assert list(results.index) == [(method, seed) for method in ("vanilla", "full_reset", "fire") for seed in (0, 1)]
     vanilla, fire = results.loc["vanilla"], results.loc["fire"]
     assert vanilla["sfe"].isna().all() and (vanilla["dfi_after"] == vanilla["dfi_before"]).all()
     assert (fire["dfi_after"] < 0.5 * fire["dfi_before"]).all()
-    assert (results.loc[["fire", "full_reset"], "sfe"] > 0).all()  # the network at its beginning knows nothing
+    assert (results.loc[["fire", "full_reset"], "sfe"] > 0).all()  # the initial network is untrained
 
     with open("out/results.csv") as file:
         rows = list(csv.DictReader(file))
@@ -298,7 +298,7 @@ def test_wrong_arguments(recipe, words, message, capsys):
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_what_is_no_recipe(tmp_path, capsys):
+def test_unknown_recipe(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
     error = capsys.readouterr().err
@@ -324,7 +324,7 @@ def numbers(run, reference=None):
     return report_of({"fire": {0: run}, **others}).numbers.loc[("", "fire", 0)].to_dict()
 
 
-def test_numbers_by_hand():
+def test_numbers_of_a_history():
     expected = {"after_event": 0.3, "final": 0.8, "average": 0.65, "dfi_before": 3.0, "dfi_after": 0.5, "sfe": 0.7}
     expected |= {"lambda_max_before": 20.0, "lambda_max_after": 5.0, "drop": 0.2, "recovery": 1.0}
     expected |= {"first_epoch_after": 0.6, "area": 0.7, "epochs_to_reference": 2.0}
@@ -362,7 +362,7 @@ def test_a_metric_of_which_less_is_better():
 THREE_CHUNKS = history((0, 10, 30), val__accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)))
 
 
-def test_the_speed_after_events_by_hand():
+def test_the_speed_after_events():
     """First epochs of the second and the third chunk; all epochs since the first event; epochs of the last chunk."""
     of = numbers(THREE_CHUNKS, ending(0.65))
     assert [of["first_epoch_after"], of["area"]] == pytest.approx([(0.3 + 0.2) / 2, (0.3 + 0.6 + 0.2 + 0.7) / 4])
@@ -403,7 +403,7 @@ def test_the_difference_to_the_reference_is_that_of_a_paired_t_test():
         middle, low, high = difference(dict(enumerate(values)), dict(enumerate(reference)))
         assert (low, high) == pytest.approx((expected.low, expected.high), rel=1e-12)
         assert middle == pytest.approx(values.mean() - reference.mean())
-    # by hand: differences 0.1, 0.2, 0.3 of the seeds that both have; their deviation is 0.1, t of 2 degrees 4.3027
+    # expected: differences 0.1, 0.2, 0.3 of the seeds that both have; their deviation is 0.1, t of 2 degrees 4.3027
     found = difference({0: 1.1, 1: 2.2, 2: 3.3, 5: 9.0}, {2: 3.0, 1: 2.0, 0: 1.0, 7: -9.0})
     assert found == pytest.approx((0.2, 0.2 - 4.3027 * 0.1 / 3**0.5, 0.2 + 4.3027 * 0.1 / 3**0.5), abs=1e-5)
     for few in ({0: 1.0}, {0: 1.0, 3: 2.0}, {0: 1.0, 1: float("inf")}, {0: 1.0, 1: float("nan")}):
@@ -438,16 +438,16 @@ def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
     dfi = series((9, 2.0), (19, 4.0), (39, 1.0), (59, 2.0 + 1e-12))
     other = history(**NO_EVENTS, plasticity__dfi_normalized=dfi)
 
-    def says_so(methods, method="redo"):
+    def never_acted(methods, method="redo"):
         table = report_of(methods, next(iter(methods))).table()
         (line,) = [line for line in table.splitlines() if line.startswith(method)]
         return re.search(r"0  .*  never acted  +–$", line) is not None
 
-    assert says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}})
-    assert not says_so({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}}, "vanilla")
-    assert not says_so({"vanilla": {0: IDLE, 1: IDLE}, "redo": {0: IDLE, 1: other}})
-    assert not says_so({"vanilla": {0: IDLE}, "redo": {0: IDLE, 1: IDLE}})  # of seed 1 that is not known
-    assert not says_so({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
+    assert never_acted({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}})
+    assert not never_acted({"vanilla": {0: IDLE, 1: other}, "redo": {0: IDLE, 1: other}}, "vanilla")
+    assert not never_acted({"vanilla": {0: IDLE, 1: IDLE}, "redo": {0: IDLE, 1: other}})
+    assert not never_acted({"vanilla": {0: IDLE}, "redo": {0: IDLE, 1: IDLE}})  # of seed 1 that is not known
+    assert not never_acted({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
 
 
 @pytest.mark.slow
@@ -506,7 +506,7 @@ def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
     assert not re.search(r"<script[^>]+src=", text)
 
 
-def test_without_plotly_the_page_says_how_to_get_it(tmp_path, monkeypatch):
+def test_without_plotly_the_error_names_the_install_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
     with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
@@ -543,17 +543,17 @@ def test_the_axis_of_the_deviation_ends_at_1e_4(tmp_path, monkeypatch):
 
 
 def test_runs_of_different_length_are_averaged_together():
-    """Mean and spread at each place are of the runs that reach it."""
+    """Mean and spread at each position are those of the runs that reach it."""
     short = history((0,), val__accuracy=series((9, 0.6)), plasticity__dfi_normalized=series((9, 4.0)))
     curves = report_of({"vanilla": {0: history(val__accuracy_at_new_data=None), 1: short}}).panels()[0].curves
-    place, mean, deviation = band(curves["vanilla"])
-    assert place == pytest.approx([0.45, 0.9, 0.95, 1.475, 1.975])
+    position, mean, deviation = band(curves["vanilla"])
+    assert position == pytest.approx([0.45, 0.9, 0.95, 1.475, 1.975])
     assert mean[:3] == pytest.approx([0.4, (0.6 + np.interp(0.9, [0.45, 0.95], [0.4, 0.5])) / 2, 0.5])
     assert mean[-1] == 0.8 and deviation[-1] == 0
     assert deviation[1] == pytest.approx(np.std([0.6, 0.49], ddof=1))
 
 
-def test_a_run_without_the_needed_logs_says_what_is_missing(tmp_path):
+def test_missing_logs_of_a_run_are_listed(tmp_path):
     assert ChunkReport.lacking(read_curves(tmp_path)) == {
         "val/accuracy",
         "plasticity/chunk",
@@ -580,7 +580,7 @@ def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
     assert len(runs.plan(find_recipe(recipe), ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
 
 
-def test_the_reason_of_a_failure_is_what_was_said_from_the_last_error_on():
+def test_the_reason_of_a_failure_begins_at_the_last_error():
     log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
     assert engines.last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
     assert engines.last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
@@ -591,7 +591,7 @@ def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path
     words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
     results = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)
     assert list(ChunkedRun(read_curves(tmp_path / "out/vanilla/seed0"), Metric()).starts) == [0, 2, 4, 6]
-    assert np.isnan(results.loc[("", "vanilla", 0), "final"])  # there was no validation in the last chunk
+    assert np.isnan(results.loc[("", "vanilla", 0), "final"])  # without a validation in the last chunk
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe, 
     assert " --config more.yaml" in capsys.readouterr().out
 
 
-def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_no_recipe():
+def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_not_a_recipe():
     extra = common(compare_parser().parse_args(["quick_start", "--config", "vision/gpu"]))[3]
     assert extra["trainer"]["precision"] == "bf16-mixed" and extra["model"]["init_args"]["compile"] is True
     assert "vision/gpu" not in shipped_recipes()
@@ -708,7 +708,7 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
     assert not any(run.start for run in with_shared_starts(planned, {"method": {"init_args": {"steps": 3}}}))
-    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # nobody to share with
+    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # no run to share with
     set_base(recipe, BASE + MONITOR + "method: {class_path: ReDo}\n")
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
     assert not any(run.start for run in with_shared_starts(planned, {}))
@@ -739,7 +739,7 @@ def test_a_method_that_cannot_be_built_fails_alone(recipe, capsys):
 
 @pytest.mark.slow
 def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
-    """What runs is the recipe as it was."""
+    """The run uses the recipe from before the edit."""
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
 
     def edit(*args):
@@ -800,7 +800,7 @@ def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
         signal.signal(signal.SIGHUP, former)
 
 
-def test_a_system_without_sighup_heeds_sigterm(monkeypatch):
+def test_sigterm_is_handled_without_sighup(monkeypatch):
     monkeypatch.delattr(signal, "SIGHUP", raising=False)
     with runner._stoppable():
         assert callable(signal.getsignal(signal.SIGTERM))
@@ -833,7 +833,7 @@ def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
     now = {start: at(100), planned[0]: at(110, 100), planned[1]: at(105, 100)}
     assert runner.amount(todo, now, [planned[1]]) == (120, 115)
     assert runner.amount(planned, {planned[0]: at(30)}, [planned[0]]) == (220, 30)
-    assert runner.amount(planned, {planned[0]: at(100, 90)}, [planned[0]]) == (40, 10)  # gone on with
+    assert runner.amount(planned, {planned[0]: at(100, 90)}, [planned[0]]) == (40, 10)  # resumed
 
 
 @pytest.mark.slow
@@ -848,7 +848,7 @@ def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp
     assert "ckpt_path" not in yaml.safe_load((tmp_path / "out/dash/seed0/run.yaml").read_text())
 
 
-def test_the_table_is_utf8_whatever_the_system_writes_by_default(tmp_path, monkeypatch, capsys):
+def test_the_table_is_utf8_for_any_default_encoding(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
     deliver(tmp_path, "0.8 ± 0.1", {"a.png": Path.touch, "a.csv": Path.touch}, "note")
     assert (tmp_path / "table.txt").read_bytes() == "0.8 ± 0.1\n".encode()
@@ -873,7 +873,7 @@ def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_pa
     assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before
 
 
-def test_two_comparisons_in_one_folder_are_refused(recipe, tmp_path, monkeypatch):
+def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     folder = os.open(tmp_path / "out", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
@@ -883,7 +883,7 @@ def test_two_comparisons_in_one_folder_are_refused(recipe, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_comparison_stops_in_time_and_goes_on(recipe, tmp_path, capsys, monkeypatch):
+def test_a_comparison_stops_in_time_and_is_resumed(recipe, tmp_path, capsys, monkeypatch):
     words = ["--methods", "vanilla", "fire", "--seeds", "1", "--jobs", "1"]
     with pytest.raises(SystemExit, match="stopped: 0 of 2 runs have finished; the same command"):
         compare(recipe, *words, "--max-minutes", "0.001")
@@ -909,7 +909,7 @@ def test_the_resources_of_a_run_come_from_the_recipe_or_the_command_line(recipe,
 
 
 def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
-    """Told by the methods themselves: a schedule is asked at the start of each epoch."""
+    """The methods decide: a schedule is asked at the start of each epoch."""
     overlays = {
         "epochs": "{class_path: FullReset, init_args: {when: {class_path: AtEpochs, init_args: {epochs: [3, 5]}}}}",
         "every": "{class_path: FullReset, init_args: {when: {class_path: EveryNEpochs, init_args: {n: 3}}}}",

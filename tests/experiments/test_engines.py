@@ -63,24 +63,24 @@ LAYERS = {
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     (tmp_path / "spy.py").write_text(SPY)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def task(place: Path, layer: str) -> Task:
-    folder = place / layer
+def task(workdir: Path, layer: str) -> Task:
+    folder = workdir / layer
     folder.mkdir(exist_ok=True)
     (folder / "log.txt").touch()
     report = {"class_path": "lightning_fire.experiments.training.Report"}
     report["init_args"] = {"path": str(folder / "progress.json")}
     files = {"base.yaml": BASE + FIRE, "run.yaml": LAYERS[layer].replace("+: [", f"+: [{json.dumps(report)}, ")}
-    return Task(folder, files, "fingerprint", (), None, place)
+    return Task(folder, files, "fingerprint", (), None, workdir)
 
 
-def begin(place: Path, layer: str, jobs: int = 1):
-    (job,) = Local(jobs, Resources()).begin([task(place, layer)])
+def begin(workdir: Path, layer: str, jobs: int = 1):
+    (job,) = Local(jobs, Resources()).begin([task(workdir, layer)])
     return job
 
 
@@ -92,20 +92,20 @@ def end_of(job, seconds: float = 200) -> str | None:
     return job.failure()
 
 
-def waiting(place: Path, monkeypatch, seconds: float):
+def waiting(workdir: Path, monkeypatch, seconds: float):
     """Return a training in the middle of its first batch, which takes long, and its process."""
     monkeypatch.setenv("SECONDS_OF_A_BATCH", str(seconds))
-    job = begin(place, "waiting")
+    job = begin(workdir, "waiting")
     end = time.monotonic() + 120
-    while not (place / "waits").is_file():
-        assert not job.ended() and time.monotonic() < end, (place / "waiting" / "log.txt").read_text()
+    while not (workdir / "waits").is_file():
+        assert not job.ended() and time.monotonic() < end, (workdir / "waiting" / "log.txt").read_text()
         time.sleep(0.05)
-    return job, int((place / "waits").read_text())
+    return job, int((workdir / "waits").read_text())
 
 
 @linux
 @pytest.mark.slow
-def test_a_fork_trains_as_an_interpreter_of_its_own_does(place, monkeypatch):
+def test_a_fork_trains_as_an_interpreter_of_its_own_does(workdir, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     seen, logs = {}, {}
     for kind in ("fork", "interpreter"):
@@ -113,19 +113,19 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(place, monkeypatch):
             patch.setenv("SAID", kind)
             if kind == "interpreter":
                 patch.setattr(torch.cuda, "is_available", lambda: True)
-            assert end_of(begin(place, "seen")) is None
-        seen[kind] = json.loads((place / "seen.json").read_text())
-        logs[kind] = (place / "seen" / "log.txt").read_text()
-        (place / "seen" / "finished.json").unlink()
-    parent = {kind: str(told["parent"]) for kind, told in seen.items()}
-    assert {kind: told["environment"].pop(PARENT) for kind, told in seen.items()} == parent
+            assert end_of(begin(workdir, "seen")) is None
+        seen[kind] = json.loads((workdir / "seen.json").read_text())
+        logs[kind] = (workdir / "seen" / "log.txt").read_text()
+        (workdir / "seen" / "finished.json").unlink()
+    parent = {kind: str(report["parent"]) for kind, report in seen.items()}
+    assert {kind: report["environment"].pop(PARENT) for kind, report in seen.items()} == parent
     assert parent["interpreter"] == str(os.getpid()) != parent["fork"]  # that of the server
-    assert {kind: told["environment"].pop("SAID") for kind, told in seen.items()} == {kind: kind for kind in seen}
-    assert {told["fork_of"] for told in seen.values()} == {str(os.getpid())}
-    for told in seen.values():
-        del told["parent"]
+    assert {kind: report["environment"].pop("SAID") for kind, report in seen.items()} == {kind: kind for kind in seen}
+    assert {report["fork_of"] for report in seen.values()} == {str(os.getpid())}
+    for report in seen.values():
+        del report["parent"]
     assert seen["fork"] == seen["interpreter"]
-    assert seen["fork"]["argv"][0] == "fit" and seen["fork"]["cwd"] == str(place) and seen["fork"]["stdin"] == ""
+    assert seen["fork"]["argv"][0] == "fit" and seen["fork"]["cwd"] == str(workdir) and seen["fork"]["stdin"] == ""
     assert "`Trainer.fit` stopped: `max_epochs=6` reached." in logs["fork"]
     fork, interpreter = (sorted(re.sub(r"seconds \S+", "", line) for line in log.splitlines()) for log in logs.values())
     assert fork == interpreter
@@ -133,31 +133,31 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(place, monkeypatch):
 
 @linux
 @pytest.mark.slow
-def test_threads_are_those_asked_for(place, monkeypatch):
+def test_threads_are_those_asked_for(workdir, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for threads in (1, 2):
-        (job,) = Local(1, Resources(cpus=threads)).begin([task(place, "seen")])
-        assert end_of(job) is None, (place / "seen" / "log.txt").read_text()
-        told = json.loads((place / "seen.json").read_text())
-        assert (told["threads"], told["environment"]["OMP_NUM_THREADS"]) == (threads, str(threads))
-        (place / "seen" / "finished.json").unlink()
+        (job,) = Local(1, Resources(cpus=threads)).begin([task(workdir, "seen")])
+        assert end_of(job) is None, (workdir / "seen" / "log.txt").read_text()
+        report = json.loads((workdir / "seen.json").read_text())
+        assert (report["threads"], report["environment"]["OMP_NUM_THREADS"]) == (threads, str(threads))
+        (workdir / "seen" / "finished.json").unlink()
 
 
 @linux
 @pytest.mark.slow
-def test_how_a_fork_ends_is_told(place, monkeypatch):
-    assert "max_epoch'" in end_of(begin(place, "wrong"))
-    assert end_of(begin(place, "broken")) == "ZeroDivisionError: division by zero"
+def test_ends_of_a_fork(workdir, monkeypatch):
+    assert "max_epoch'" in end_of(begin(workdir, "wrong"))
+    assert end_of(begin(workdir, "broken")) == "ZeroDivisionError: division by zero"
     ends = {"terminate": "stopped from outside before its end", "kill": "killed by SIGKILL; out of memory?"}
-    for end, told in ends.items():  # Lightning ends its training at the first
-        (place / "waits").unlink(missing_ok=True)
-        job, process = waiting(place, monkeypatch, seconds=100)
+    for end, message in ends.items():  # Lightning ends its training at the first
+        (workdir / "waits").unlink(missing_ok=True)
+        job, process = waiting(workdir, monkeypatch, seconds=100)
         getattr(job.process, end)()
-        assert end_of(job, 20).startswith(told)
+        assert end_of(job, 20).startswith(message)
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
-    (place / "waits").unlink()
-    job, process = waiting(place, monkeypatch, seconds=100)
+    (workdir / "waits").unlink()
+    job, process = waiting(workdir, monkeypatch, seconds=100)
     job.stop()
     job.stop()  # does nothing to a process that has ended
     with pytest.raises(ProcessLookupError):
@@ -166,12 +166,12 @@ def test_how_a_fork_ends_is_told(place, monkeypatch):
 
 @linux
 @pytest.mark.slow
-def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(place, monkeypatch):
-    job, process = waiting(place, monkeypatch, seconds=1)
+def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(workdir, monkeypatch):
+    job, process = waiting(workdir, monkeypatch, seconds=1)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     assert end_of(job, 10)
     wait_for_end_of(process)
-    assert "max_epoch'" in end_of(begin(place, "wrong"))
+    assert "max_epoch'" in end_of(begin(workdir, "wrong"))
 
 
 COMPARES = """
@@ -186,35 +186,35 @@ main(["compare", "recipes/tiny.yaml", "--methods", "slow", "--seeds", "1", "--ou
 
 @linux
 @pytest.mark.slow
-def test_a_comparison_that_is_killed_leaves_no_process(place, monkeypatch):
+def test_a_comparison_that_is_killed_leaves_no_process(workdir, monkeypatch):
     """A fork server lives as long as its forks. The script is not run again by them, without `if __name__`, too."""
-    tiny_recipe(place, {"slow": "trainer: {callbacks+: [{class_path: spy.Waits}]}\n"})
-    (place / "script.py").write_text(COMPARES)
+    tiny_recipe(workdir, {"slow": "trainer: {callbacks+: [{class_path: spy.Waits}]}\n"})
+    (workdir / "script.py").write_text(COMPARES)
     monkeypatch.setenv("SECONDS_OF_A_BATCH", "1")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *sys.path]))
-    with open(place / "told", "w") as told:
-        script = subprocess.Popen([sys.executable, "script.py"], stdout=told, stderr=told)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(workdir), *sys.path]))
+    with open(workdir / "output", "w") as output:
+        script = subprocess.Popen([sys.executable, "script.py"], stdout=output, stderr=output)
         for _ in range(1200):
-            if (place / "waits").is_file() and (place / "waits").read_text():
+            if (workdir / "waits").is_file() and (workdir / "waits").read_text():
                 break
             time.sleep(0.1)
         script.kill()
         script.wait()
-    wait_for_end_of(int((place / "waits").read_text()))
-    assert (place / "told").read_text().count("once") == 1
+    wait_for_end_of(int((workdir / "waits").read_text()))
+    assert (workdir / "output").read_text().count("once") == 1
 
 
-def test_a_training_that_has_finished_is_not_done_again(place):
+def test_a_training_that_has_finished_is_not_done_again(workdir):
     def never(words):
         raise AssertionError
 
-    one = task(place, "seen")
+    one = task(workdir, "seen")
     (one.folder / "finished.json").write_text('{"settings": "fingerprint"}')
     assert perform(one, never) is None
 
 
 @pytest.mark.parametrize(("name", "extra"), [("slurm", "submitit"), ("ray", "ray")])
-def test_an_engine_that_is_not_installed_is_told(tmp_path, monkeypatch, name, extra):
+def test_an_engine_that_is_not_installed_raises(tmp_path, monkeypatch, name, extra):
     monkeypatch.setitem(sys.modules, extra, None)
     with pytest.raises(ImportError, match=rf"pip install 'lightning-fire\[{name}\]'"):
         engine_of(name, tmp_path, 1, Resources(), {})
@@ -230,16 +230,16 @@ def test_an_engine_that_is_not_installed_is_told(tmp_path, monkeypatch, name, ex
         ("ray", ["--engine", "ray", "--engine-set", "num_cpus=2"]),
     ],
 )
-def test_every_engine_trains_the_same(place, monkeypatch, module, words):
+def test_every_engine_trains_the_same(workdir, monkeypatch, module, words):
     """Shared starts, too, and a method that fails."""
     pytest.importorskip(module)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *sys.path]))
-    recipe = str(tiny_recipe(place, {"fire": FIRE, "broken": "method: {class_path: FullRest}\n"}))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(workdir), *sys.path]))
+    recipe = str(tiny_recipe(workdir, {"fire": FIRE, "broken": "method: {class_path: FullRest}\n"}))
     one = ["compare", recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--jobs", "2"]
     main([*one, "--output", "here"])
     main([*one, "--output", "there", *words])
     for file in ("results.csv", "summary.csv", "table.txt"):
-        assert (place / "here" / file).read_bytes() == (place / "there" / file).read_bytes()
-    assert {path.name for path in (place / "here").iterdir()} == {path.name for path in (place / "there").iterdir()}
+        assert (workdir / "here" / file).read_bytes() == (workdir / "there" / file).read_bytes()
+    assert {path.name for path in (workdir / "here").iterdir()} == {path.name for path in (workdir / "there").iterdir()}
     with pytest.raises(SystemExit, match="no run finished"):
         main(["compare", recipe, "--methods", "broken", "--seeds", "1", "--output", "there", *words])

@@ -1,4 +1,4 @@
-"""Trainings that are killed at random moments, and gone on with: nothing is lost, nothing done twice."""
+"""Trainings that are killed at random times and resumed: nothing is lost, nothing done twice."""
 
 import csv
 import json
@@ -20,8 +20,8 @@ SUPPORT = Path(__file__).parents[1] / "support"
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
 
 
-def lives_told_by(program: str, folder: Path, *words: object) -> dict[str, list[dict]]:
-    """Run a helper program, its temporary files in `folder`; return what it tells of each life, by training."""
+def lives_of(program: str, folder: Path, *words: object) -> dict[str, list[dict]]:
+    """Run a helper program, its temporary files in `folder`; return its reports of each life, by training."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder)}
     command = [sys.executable, str(SUPPORT / program), str(folder), *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -82,14 +82,14 @@ EVENTS = {
 
 
 def without_table(folder: Path, lives: list[dict]) -> list[int]:
-    """Return the lives that were killed while CSVLogger wrote its file anew, as it does for a new column."""
+    """Return the lives that were killed while CSVLogger rewrote its file, as it does for a new column."""
     tables = {number: folder / "CSVLogger" / f"life{number}" / "metrics.csv" for number in range(len(lives))}
     return [number for number, table in tables.items() if table.is_file() and not table.stat().st_size]
 
 
 @pytest.mark.slow
 def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path):
-    lives = lives_told_by("killed_training.py", tmp_path, 20)
+    lives = lives_of("killed_training.py", tmp_path, 20)
     weights, counts = torch.load(tmp_path / "whole" / "weights.pt"), lives.pop("whole")[-1]["counts"]
     assert counts == {
         "FIRECallback": 2,
@@ -110,13 +110,13 @@ def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path)
 
 
 def results_in(folder: Path) -> dict[str, str]:
-    """Return what a comparison has written, but its pictures."""
+    """Return the files of a comparison without its figures."""
     return {name: (folder / name).read_text() for name in ("table.txt", "results.csv", "summary.csv")}
 
 
 @pytest.mark.slow
 def test_a_comparison_that_is_killed_ends_its_trainings_and_comes_to_the_same_results(tmp_path):
-    lives = lives_told_by("killed_comparison.py", tmp_path, "trainings")
+    lives = lives_of("killed_comparison.py", tmp_path, "trainings")
     assert [life["code"] for life in lives.pop("orphan")] == [KILLED]
     assert sum(len(codes) - 1 for codes in lives.values()) == 3
     for name, codes in lives.items():
@@ -127,7 +127,7 @@ def test_a_comparison_that_is_killed_ends_its_trainings_and_comes_to_the_same_re
 @pytest.mark.slow
 def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path):
     """Its trainings take no time here; started again, it has a method more."""
-    lives = lives_told_by("killed_comparison.py", tmp_path, "files")
+    lives = lives_of("killed_comparison.py", tmp_path, "files")
     assert len(lives) > 50
     *killed, (whole, _) = lives.values()
     assert [first["code"] for first, _ in killed] == [KILLED] * len(killed)

@@ -84,7 +84,7 @@ def test_a_whole_comparison(recipe, tmp_path, capsys):
     assert len(rows) == 6
     assert float(rows[1]["final"]) == pytest.approx(results.loc[("best", "fire", 0), "final"], rel=1e-5)
     assert matplotlib.image.imread(tmp_path / "out" / "comparison.png").shape[1] > 1500
-    as_one_would_by_hand(tmp_path, results.loc[("early", "fire", 0)])
+    check_against_a_manual_fit(tmp_path, results.loc[("early", "fire", 0)])
 
     stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("events.out.*")}
     assert len(stamps) == 1 + 6
@@ -98,8 +98,8 @@ def test_a_whole_comparison(recipe, tmp_path, capsys):
     assert {path.parent.relative_to(tmp_path / "out").as_posix() for path in again} == {"first_phase/seed0"}
 
 
-def as_one_would_by_hand(folder, numbers):
-    """A fit that goes on from the checkpoint, with phase 1 as short as it was then, ends with the same loss."""
+def check_against_a_manual_fit(folder, numbers):
+    """A fit that continues from the checkpoint, with phase 1 as short as it was then, ends with the same loss."""
     torch.manual_seed(0)
     model = LanguageModel(GPT(16, 8, 1, 2, 16), learning_rate=0.01, min_learning_rate=0.001, warmup=[3, 0.25])
     texts = {name: str(folder / "texts" / name) for name in ("a", "b")}
@@ -112,7 +112,7 @@ def as_one_would_by_hand(folder, numbers):
 
 
 class Losses(PlainModule):
-    """Has the validation losses that it is told."""
+    """Has the given validation losses."""
 
     def __init__(self, losses):
         super().__init__()
@@ -137,7 +137,7 @@ def test_the_best_is_that_of_the_lowest_loss(tmp_path):
     assert saved == {"best.ckpt": 3, "epoch=2.ckpt": 1, "epoch=5.ckpt": 4}
 
 
-class Silent(Losses):
+class LogsNothing(Losses):
     """Validates, and logs nothing."""
 
     def validation_step(self, batch, batch_idx):
@@ -146,7 +146,7 @@ class Silent(Losses):
 
 def test_the_best_needs_a_loss(tmp_path):
     with pytest.raises(MisconfigurationException, match="lowest val/loss, which is not logged"):
-        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(Silent([]), WithValidation())
+        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(LogsNothing([]), WithValidation())
 
 
 def checkpoint(path, epochs):
@@ -154,7 +154,7 @@ def checkpoint(path, epochs):
     torch.save({"epoch": epochs - 1, "global_step": 5 * epochs}, path)
 
 
-def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
+def test_start_and_overlay_of_a_run(recipe, tmp_path):
     set_method(recipe, "fire.late", FIRE.replace("steps: 5", "steps: 7"))
     first = tmp_path / "out" / "first_phase" / "seed0"
     checkpoint(first / "best.ckpt", 2)
@@ -175,7 +175,7 @@ def test_what_a_run_goes_on_from_and_with_which_overlay(recipe, tmp_path):
     assert {run.start.folder for run in later} == {first} and later[3].checkpoint == first / "epoch=3.ckpt"
 
 
-def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp_path):
+def test_phase_1_has_its_full_length_for_any_start(recipe, tmp_path):
     small, extra = replace(find_recipe(recipe), starts={"early": 1}), {"data": {"init_args": {"epochs": [4, 1]}}}
     (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path), small, small.starts, extra)
     assert run.start.settings(extra)["data"]["init_args"] == {"seed": 0, "phases": [{"a": 1}], "epochs": [4]}
@@ -183,7 +183,7 @@ def test_phase_1_is_as_long_as_the_recipe_says_whatever_is_asked_for(recipe, tmp
 
 
 def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
-    """From the checkpoint after epoch 1, phase 2 has the same settings whether phase 1 goes on to 3 epochs or to 4."""
+    """From the checkpoint after epoch 1, phase 2 has the same settings whether phase 1 has 3 epochs or 4."""
     checkpoint(tmp_path / "out" / "first_phase" / "seed0" / "epoch=1.ckpt", 1)
 
     def fingerprints(extra, starts):
@@ -214,27 +214,27 @@ def test_a_phase_1_that_diverges_has_failed(recipe, tmp_path, capsys):
         ("{late: true}", "must give names to numbers of epochs or 'best'"),
     ],
 )
-def test_starts_that_say_nothing_are_refused(recipe, starts, message):
+def test_invalid_starts(recipe, starts, message):
     write_recipe(recipe, BASE, {"fire": FIRE}, starts)
     with pytest.raises(ValueError, match=message):
         find_recipe(recipe)
 
 
-def test_what_cannot_be_compared_is_refused_before_training(recipe, capsys):
-    def refused(*words):
+def test_invalid_comparisons_raise_before_training(recipe, capsys):
+    def error_of(*words):
         with pytest.raises(SystemExit) as error:
             compare(recipe, "--methods", "vanilla", *words)
         return str(error.value) + capsys.readouterr().err
 
-    assert "--starts: no latest; there are best, early, late" in refused("--starts", "latest")
-    assert "--list and --no-shared-start are not for it" in refused("--list")
-    assert "checkpoint after 3 epochs, but phase 1 has 2" in refused("--set", "data.init_args.epochs=[2, 2]")
-    assert "need data with two `phases` or more" in refused("--set", "data.init_args.phases=[{a: 1}]")
-    assert "must be a number for each phase, got [1]" in refused("--set", "data.init_args.epochs=[1]")
-    assert "need data with two `phases` or more" in refused("--set", "data=rubbish")
-    assert "must be a number for each phase, got ['a', 2]" in refused("--set", "data.init_args.epochs=[a, 2]")
+    assert "--starts: no latest; there are best, early, late" in error_of("--starts", "latest")
+    assert "--list and --no-shared-start are not for it" in error_of("--list")
+    assert "checkpoint after 3 epochs, but phase 1 has 2" in error_of("--set", "data.init_args.epochs=[2, 2]")
+    assert "need data with two `phases` or more" in error_of("--set", "data.init_args.phases=[{a: 1}]")
+    assert "must be a number for each phase, got [1]" in error_of("--set", "data.init_args.epochs=[1]")
+    assert "need data with two `phases` or more" in error_of("--set", "data=rubbish")
+    assert "must be a number for each phase, got ['a', 2]" in error_of("--set", "data.init_args.epochs=[a, 2]")
     write_recipe(recipe, BASE, {"fire": FIRE})
-    assert "the recipe has no `starts`" in refused("--starts", "late")
+    assert "the recipe has no `starts`" in error_of("--starts", "late")
 
 
 def history(*losses):
@@ -260,7 +260,7 @@ def test_numbers_of_a_run():
     assert numbers[["at_start", "final", "final_a"]].tolist() == [5.0, 2.0, 2.0]
 
 
-def test_the_table_tells_how_many_seeds_reach_vanilla():
+def test_the_table_counts_the_seeds_that_reach_vanilla():
     methods = {
         "vanilla": {0: history(4, 3, 2), 1: history(4, 3, 2)},
         "fire": {0: history(5, 2, 1), 1: history(5, 3, 1)},
@@ -278,7 +278,7 @@ def test_the_table_tells_how_many_seeds_reach_vanilla():
     assert report_of(methods).table().splitlines()[2].split("  ")[-1].strip() == "–"
 
 
-def test_a_run_that_ends_as_nan_is_drawn_and_told(tmp_path):
+def test_a_run_that_ends_as_nan_is_drawn_and_reported(tmp_path):
     methods = {"vanilla": {0: history(4, 3, 2)}, "wild": {0: history(4, 3, float("nan"))}}
     first = {0: {"val/loss": (np.arange(3), np.array([4.0, 3.0, 2.0]))}}
     report = report_of(methods, first=first, taken={"late": {0: 2}, "best": {0: 2}})

@@ -1,4 +1,4 @@
-"""Comparisons of returns: branches from one training up to the event, numbers, table and picture."""
+"""Comparisons of returns: branches from one training up to the event, numbers, table and figure."""
 
 import csv
 import shutil
@@ -88,7 +88,7 @@ def test_branches_equal_whole_trainings(compared):
 
 
 @pytest.mark.slow
-def test_leaves_a_table_numbers_and_a_picture(compared):
+def test_writes_a_table_numbers_and_a_figure(compared):
     folder = compared["branches"]
     assert "before the event" in (folder / "table.txt").read_text()
     with open(folder / "results.csv") as file:
@@ -115,7 +115,7 @@ def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_method_that_is_added_later_goes_on_from_a_start_that_was_kept(compared, tmp_path):
+def test_a_method_that_is_added_later_continues_from_a_start_that_was_kept(compared, tmp_path):
     words = ["--seeds", "1", "--jobs", "2", "--output", str(tmp_path), "--keep-starts", "--set", *TINY.split()]
     start = tmp_path / "shared_start" / "seed0" / "start.ckpt"
     main(["compare", str(RECIPE), "--methods", "vanilla", "fire", *words])
@@ -145,7 +145,7 @@ def resets(*fractions: float) -> dict:
 
 
 @pytest.mark.parametrize("epochs, until", [(10, 5), (9, 5), (30, 15), (1, None)])
-def test_methods_that_wait_for_the_same_share_of_training_have_one_start(tmp_path, epochs, until):
+def test_methods_that_wait_for_the_same_fraction_of_training_have_one_start(tmp_path, epochs, until):
     methods = {"first": resets(0.5), "second": resets(0.5, 0.5), "later": resets(0.9), "mixed": resets(0.5, 0.9)}
     recipe = Recipe(tmp_path / "mine.yaml", {"trainer": {"max_epochs": epochs}}, methods)
     runs = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out")

@@ -16,7 +16,7 @@ TASKS, EPOCHS = 10, 2
 
 
 def log(folder: Path, online, acted: bool, dormant: float = 0.25) -> None:
-    """What a run on 10 tasks of 2 epochs, 5 steps each, logs."""
+    """Write the logs of a run on 10 tasks of 2 epochs, 5 steps each."""
     with SummaryWriter(str(folder)) as writer:
         for epoch in range(TASKS * EPOCHS):
             task, last = divmod(epoch, EPOCHS)

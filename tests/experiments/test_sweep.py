@@ -1,4 +1,4 @@
-"""`lightning-fire sweep`: what it tries, what it finds, what it refuses."""
+"""`lightning-fire sweep`: trials, results and errors."""
 
 import csv
 import json
@@ -43,7 +43,7 @@ def tune(recipe, *words):
 
 
 @pytest.mark.slow
-def test_a_grid_is_tried_as_a_whole_and_gone_on_with(recipe, tmp_path, capsys):
+def test_a_grid_is_tried_as_a_whole_and_resumed(recipe, tmp_path, capsys):
     best = tune(recipe, "--method", "shrink", "--seeds", "1", "--measure", "average")
     text = capsys.readouterr().out
     with open("out/results.csv") as file:
@@ -156,7 +156,7 @@ def test_keys_of_the_recipe_are_tried_too(recipe, tmp_path):
     assert f"warmup={yaml.safe_load(config.read_text())['model']['init_args']['warmup']}" in str(config)
 
 
-def test_labels_tell_settings_apart_and_are_names_of_folders(recipe, tmp_path, monkeypatch):
+def test_labels_are_distinct_names_of_folders(recipe, tmp_path, monkeypatch):
     (tmp_path / "space.yaml").write_text("shrink: {strength: [0.1, 0.1000001, x/y]}")
     Scores(monkeypatch, lambda strength: float(strength != "x/y"))
     tune(recipe, "--method", "shrink", "--space", "space.yaml")

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tiny_recipe import refused, tiny_recipe
+from tiny_recipe import error_of, tiny_recipe
 
 
 @pytest.mark.parametrize(
@@ -28,5 +28,5 @@ def test_a_mistake_is_one_line_that_names_what_was_meant(tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     Path("typo.yaml").write_text("trainer: {max_epoch: 3}")
     Path("flat.yaml").write_text("method: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}")
-    (line,) = refused(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
+    (line,) = error_of(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
     assert message in line

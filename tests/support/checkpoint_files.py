@@ -70,7 +70,7 @@ def reinit(*words: object):
     return main(["reinit", *map(str, words)])
 
 
-def refused(*words: object) -> str:
+def error_of(*words: object) -> str:
     with pytest.raises(SystemExit) as leaving:
         main([str(word) for word in words])
     message = str(leaving.value)

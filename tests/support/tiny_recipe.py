@@ -70,7 +70,7 @@ def set_base(recipe: Path, text: str) -> None:
     recipe.write_text(yaml.safe_dump({**yaml.safe_load(text), "methods": methods}, sort_keys=False))
 
 
-def refused(words, capsys) -> str:
+def error_of(words, capsys) -> str:
     with pytest.raises(SystemExit):
         main(words)
     return capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`lightning-fire prepare-text`: the tokens are those of the text, whatever the pieces, interruptions and kills."""
+"""`lightning-fire prepare-text`: the tokens are those of the text, for any pieces, interruptions and kills."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def documents(tmp_path):
 
 
 class Stream:
-    """What `datasets.load_dataset(..., streaming=True)` returns, as far as it is used."""
+    """Stand-in for the result of `datasets.load_dataset(..., streaming=True)`."""
 
     def __init__(self, rows, known=None, fails_at=None, error=None, first=0):
         self.rows, self.first, self.fails_at, self.error = rows, first, fails_at, error
@@ -100,7 +100,7 @@ class Stream:
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Puts streams, by split, in the place of the data sets of Hugging Face."""
+    """Replaces the data sets of Hugging Face by streams, by split."""
     streams, asked = {}, []
 
     def load_dataset(name, config, split, streaming):
@@ -193,7 +193,7 @@ def test_the_vocabulary_decides_the_type(tmp_path, size, dtype):
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="abé1.' \n\t\r\u2003", min_size=1, max_size=60))
 def test_pieces_have_the_tokens_of_the_whole(text):
-    """Where there is white space after the window's first word, whatever follows the window."""
+    """With white space after the window's first word, for any text after the window."""
     window = text[: len(text) // 2 + 1]
     at = cut(window)
     assert 1 <= at <= len(window)
@@ -239,7 +239,7 @@ def test_a_data_set_with_its_own_validation(tmp_path, hub, bpe_file, small_piece
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [ConnectionError("gone\nfor now"), KeyboardInterrupt()], ids=["network", "ctrl-c"])
 @pytest.mark.parametrize("fails_at", [0, 1, 30, 59])
-def test_a_data_set_that_breaks_off_goes_on_where_it_was(
+def test_a_data_set_that_breaks_off_continues_where_it_was(
     tmp_path, hub, bpe_file, small_pieces, capsys, error, fails_at
 ):
     rows = [f"row {number} {VERSE * (number % 5)}" for number in range(60)]
@@ -300,7 +300,7 @@ def test_what_a_data_set_lacks(tmp_path, hub, monkeypatch):
 
 
 @pytest.mark.slow
-def test_killed_before_any_change_to_the_disk_it_goes_on_to_the_same_files(tmp_path, documents, small_pieces):
+def test_killed_before_any_change_to_the_disk_it_continues_to_the_same_files(tmp_path, documents, small_pieces):
     words = [documents, "--val-share", 0.2]
     prepare(tmp_path / "undisturbed", *words)
     expected = contents(tmp_path / "undisturbed")
@@ -339,14 +339,14 @@ def test_killed_while_old_files_are_replaced(tmp_path, documents, small_pieces):
             seen.add({b"old\n": "old", expected["train.bin"]: "new"}[found])
         except ValueError as error:
             assert "is not complete" in str(error)
-            seen.add("refused")
+            seen.add("incomplete")
         prepare(tmp_path / "out", *words)
         assert contents(tmp_path / "out") == expected
-    assert seen == {"old", "refused", "new"}
+    assert seen == {"old", "incomplete", "new"}
 
 
 def _operations(work, result: Path) -> int:
-    """How many changes to the disk it takes, as `lived` counts them."""
+    """Return the number of changes to the disk, as `lived` counts them."""
 
     def counted():
         seen = []
@@ -364,7 +364,7 @@ def _operations(work, result: Path) -> int:
     return int(result.read_text())
 
 
-def test_changed_settings_and_files_are_refused_without_force(tmp_path, documents, hub, small_pieces, capsys):
+def test_changed_settings_and_files_raise_without_force(tmp_path, documents, hub, small_pieces, capsys):
     words = [tmp_path / "out", documents, "--val-share", 0.2]
     assert lived(lambda: prepare(*words), operations=40) == KILLED
     with pytest.raises(
@@ -393,7 +393,7 @@ def test_changed_settings_and_files_are_refused_without_force(tmp_path, document
     assert contents(tmp_path / "out") != complete
 
 
-def test_tokens_of_another_origin_are_refused_without_force(tmp_path):
+def test_tokens_of_another_origin_raise_without_force(tmp_path):
     (tmp_path / "a.txt").write_text("a\nb\n")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/train.bin").write_bytes(b"nanoGPT")
@@ -405,7 +405,7 @@ def test_tokens_of_another_origin_are_refused_without_force(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["lost", "unreadable"])
-def test_an_unfinished_run_that_is_damaged_is_begun_anew_by_force_only(tmp_path, documents, small_pieces, damage):
+def test_an_unfinished_run_that_is_damaged_restarts_only_with_force(tmp_path, documents, small_pieces, damage):
     words = [tmp_path / "out", documents, "--val-share", 0.2]
     assert lived(lambda: prepare(*words), operations=40) == KILLED
     if damage == "lost":
@@ -420,7 +420,7 @@ def test_an_unfinished_run_that_is_damaged_is_begun_anew_by_force_only(tmp_path,
     assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
 
 
-def test_two_at_once_are_refused(tmp_path, documents, small_pieces, monkeypatch):
+def test_two_at_once_raise(tmp_path, documents, small_pieces, monkeypatch):
     tokenize = prepare_command._tokenize
 
     def another_begins(*args):
@@ -476,7 +476,7 @@ def test_errors_are_one_line(tmp_path, monkeypatch, bpe_file, small_pieces, word
     assert not Path("out").exists()
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "a.txt").write_text("a\nb\n")
     with pytest.raises(SystemExit, match=r"a\.txt is a file: name a folder"):
         prepare(tmp_path / "a.txt", tmp_path / "a.txt")
