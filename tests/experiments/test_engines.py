@@ -146,7 +146,7 @@ def test_threads_are_those_asked_for(workdir, monkeypatch):
 @linux
 @pytest.mark.slow
 def test_ends_of_a_fork(workdir, monkeypatch):
-    assert "max_epoch'" in end_of(begin(workdir, "wrong"))
+    assert "unknown key trainer.max_epoch;" in end_of(begin(workdir, "wrong"))
     assert end_of(begin(workdir, "broken")) == "ZeroDivisionError: division by zero"
     ends = {"terminate": "stopped from outside before its end", "kill": "killed by SIGKILL; out of memory?"}
     for end, message in ends.items():  # Lightning ends its training at the first
@@ -171,7 +171,7 @@ def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(workdir, 
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
     assert end_of(job, 10)
     wait_for_end_of(process)
-    assert "max_epoch'" in end_of(begin(workdir, "wrong"))
+    assert "unknown key trainer.max_epoch;" in end_of(begin(workdir, "wrong"))
 
 
 COMPARES = """
