@@ -124,12 +124,19 @@ def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
         (["broken.yaml"], "broken.yaml, line 1: "),
         (["list.yaml"], "list.yaml must hold keys with values, got [1]"),
         (["three.yaml"], "`methods` in three.yaml must give each method by its name, got [1]"),
+        (["five.yaml"], "five.yaml: `method` is one callback of all runs, with a class_path; did you mean `methods`?"),
         (["four.yaml"], "four.yaml: the method fire must be a class_path with init_args, or keys, got 10"),
     ],
 )
 def test_an_unknown_recipe_or_method_is_an_error(recipe, words, message, capsys):
     write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE})
-    texts = {"broken": "{a: [", "list": "[1]", "three": "methods: [1]", "four": "methods: {fire: 10}"}
+    texts = {
+        "broken": "{a: [",
+        "list": "[1]",
+        "three": "methods: [1]",
+        "four": "methods: {fire: 10}",
+        "five": "method: {fire: {}}",
+    }
     for name, text in texts.items():
         Path(f"{name}.yaml").write_text(text)
     for command in ("fit", "select"):

@@ -68,8 +68,9 @@ class FIRECallback(EventCallback):
         few = min(steps, 1) if isinstance(steps, int) else steps
         fire(torch.eye(1), few, coefficients, "paper" if scale == "auto" else scale)  # raises if out of range
         check_policy(optimizer)
-        if isinstance(where, str):
-            raise TypeError(f"`where` must be a selection such as Weights(preset={where!r}), got {where!r}")
+        if where is not None and not hasattr(where, "select"):
+            example = f"{'preset' if isinstance(where, str) else 'include'}={where!r}"
+            raise TypeError(f"`where` must be a selection such as Weights({example}), got {where!r}")
         self.where = where if where is not None else Weights()
         self.steps, self.coefficients, self.scale, self.optimizer = steps, coefficients, scale, optimizer
 

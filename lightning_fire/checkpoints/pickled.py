@@ -43,6 +43,10 @@ class PickledCheckpoint:
         entries = [entry for entries in lists for entry in entries]
         return [entry for entry in entries if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
 
+    def has_average(self) -> bool:
+        """Return whether the weights are an average, and those of training a second entry, as Lightning saves them."""
+        return "current_model_state" in self._entries
+
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
         """Write a copy with some tensors changed; everything else in the file is kept."""
         for name in names:

@@ -150,6 +150,11 @@ def _run(options: argparse.Namespace) -> Tally:
     tally = Tally()
     names, change, notes = _plan(options, checkpoint, tally)
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
+    if isinstance(checkpoint, PickledCheckpoint) and checkpoint.has_average():
+        notes.append(
+            "the changed weights are an average (EMA); a resumed fit continues from `current_model_state`, which is not"
+            " changed: load the output as weights, or let FIRECallback act in the fit"
+        )
     checkpoint.save(options.output, names, change)
     if tally.zeros:
         notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")

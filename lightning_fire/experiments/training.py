@@ -205,7 +205,7 @@ class Report(Checkpoint):
         """Write; a reader sees the old file or the new one, never half of one."""
         if not trainer.is_global_zero:
             return
-        chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 1
+        chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 0
         now = Progress(epoch, trainer.max_epochs, chunk + 1, chunks, ended, self.began)
         unfinished = self.path.with_suffix(".new")
         unfinished.write_text(json.dumps(now))

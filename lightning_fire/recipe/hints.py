@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -21,6 +22,9 @@ def hint(message: str) -> str | None:
 
     Parsers of nested arguments have reduced their messages by this function before they are part of another.
     """
+    if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
+        known = [name for name, kind in vars(sys.modules.get(found[1], re)).items() if inspect.isclass(kind)]
+        return f"{found[1]} has no class {found[2]}" + _nearest(found[2], known)
     if found := re.search(r"Problem with given class_path '([\w.]+)':\s+(.+)", message):
         name, reason = found[1].rpartition(".")[2], found[2]
         if not (option := re.fullmatch(r"Option '([\w.]+)' is not accepted", reason)):

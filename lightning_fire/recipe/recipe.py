@@ -90,6 +90,8 @@ def _read(path: Path) -> Recipe:
     content = read_yaml(path, load=get_loader("yaml"))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold keys with values, got {content!r}")
+    if isinstance(content.get("method"), dict) and "class_path" not in content["method"]:
+        raise ValueError(f"{path}: `method` is one callback of all runs, with a class_path; did you mean `methods`?")
     methods, starts, resources = (content.pop(key, None) or {} for key in _OWN_KEYS)
     if not isinstance(methods, dict):
         raise ValueError(f"`methods` in {path} must give each method by its name, got {methods!r}")

@@ -242,6 +242,8 @@ def test_arguments_out_of_range(options, message):
 def test_a_preset_is_not_a_selection():
     with pytest.raises(TypeError, match=r"`where` must be a selection such as Weights\(preset='cnn'\), got 'cnn'"):
         FIRECallback(where="cnn")
+    with pytest.raises(TypeError, match=r"such as Weights\(include=\['net.0'\]\), got \['net.0'\]"):
+        FIRECallback(where=["net.0"])
 
 
 def test_tensorboard_shows_the_singular_values_of_each_layer_before_and_after(tmp_path):

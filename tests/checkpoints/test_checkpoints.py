@@ -571,6 +571,13 @@ def assert_same(one, other, path=""):
         assert one == other, path
 
 
+def test_notes_that_a_resume_continues_from_weights_other_than_the_changed_average(tmp_path, capsys):
+    weights = {"net.weight": torch.randn(4, 4)}
+    torch.save({"state_dict": weights, "current_model_state": weights}, tmp_path / "average.ckpt")
+    reinit(tmp_path / "average.ckpt", "-o", tmp_path / "out.ckpt")
+    assert "a resumed fit continues from `current_model_state`, which is not changed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("drop", [False, True])
 def test_a_lightning_checkpoint_is_rewritten_and_trained_on(tmp_path, capsys, drop):
     path = trained_checkpoint(tmp_path)

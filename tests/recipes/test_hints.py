@@ -20,6 +20,7 @@ from tiny_recipe import error_of, tiny_recipe
         (["--trainer.max_epoch", "3"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["-c", "typo.yaml"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["-c", "flat.yaml"], "the arguments of a class belong under init_args, beside its class_path"),
+        (["--model.class_path", "small_training.PlainModul"], "has no class PlainModul; did you mean PlainModule?"),
         (["--ckpt_path", "."], "ckpt_path: . is not a checkpoint"),
         (["--ckpt_path", "/dev/zero"], "ckpt_path: /dev/zero is not a checkpoint"),
     ],

@@ -166,7 +166,8 @@ class EventCallback(MethodCallback):
             inform(
                 f"{type(self).__name__} did not act, as no batch was trained: the checkpoint is at epoch"
                 f" {trainer.current_epoch}, step {trainer.global_step}, and the Trainer ends at"
-                f" max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, which count from the first fit."
+                f" max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, which count from the first fit:"
+                " raise the end."
             )
 
     def aim_at(self, fresh_seed: int | None) -> None:
@@ -194,7 +195,10 @@ class EventCallback(MethodCallback):
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.new_data and self._loader_is_stale(trainer):
             kind = type(data_source_of(trainer)).__name__
-            rank_zero_warn(f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}.")
+            rank_zero_warn(
+                f"{kind} announces new data at epoch {clock.epoch}, but {ASKS_ONCE}. Until then training and events use"
+                " the old data."
+            )
         if self._rate is not None and self._rate.is_judged(trainer, clock.epoch, clock.step):
             self._rate = None
         if self.progress.last_event == clock.step or not self.when.due(clock):

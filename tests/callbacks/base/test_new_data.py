@@ -152,7 +152,7 @@ def test_a_checkpoint_at_the_end_of_training_is_said_to_leave_nothing_to_train(t
     assert recorder.acted_at == []
     assert logged(caplog)[-1] == (
         "Recorder did not act, as no batch was trained: the checkpoint is at epoch 2, step 8, and the Trainer ends at"
-        " max_epochs=2, max_steps=-1, which count from the first fit."
+        " max_epochs=2, max_steps=-1, which count from the first fit: raise the end."
     )
 
 
