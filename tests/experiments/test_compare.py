@@ -695,7 +695,7 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
         "by_default": "method: {class_path: ReDo}",
         "both": "method:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
         "- {class_path: ReDo}\n",
-        "more": "model: {init_args: {warmup: 0.2}}\nintervention: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "more": "model: {init_args: {warmup: 0.2}}\nmethod: {class_path: ReDo, init_args: {start_chunk: 2}}",
         "no_method": "model: {init_args: {warmup: 0.2}}",
         "users": "method: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
         "muon": "method: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
