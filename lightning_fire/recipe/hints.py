@@ -22,26 +22,29 @@ def hint(message: str) -> str | None:
 
     Parsers of nested arguments have reduced their messages by this function before they are part of another.
     """
+    value = re.search(r"(?:Given|Got) value: (.+)", message)
+    key = re.match(r'Parser key "([\w.]+)":', message)
+    place = f"{key[1]}: " if key else ""
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name, kind in vars(sys.modules.get(found[1], re)).items() if inspect.isclass(kind)]
-        return f"{found[1]} has no class {found[2]}" + _nearest(found[2], known)
+        return f"{place}{found[1]} has no class {found[2]}" + _nearest(found[2], known)
     if found := re.search(r"Problem with given class_path '([\w.]+)':\s+(.+)", message):
         name, reason = found[1].rpartition(".")[2], found[2]
         if not (option := re.fullmatch(r"Option '([\w.]+)' is not accepted", reason)):
-            return None if reason.startswith("Parser key") else f"{name}: {reason}"
+            return None if reason.startswith("Parser key") else f"{place}{name}: {reason}"
         if option[1].rpartition(".")[2] == "class_path":
-            return "the arguments of a class belong under init_args, beside its class_path"
+            given = f", got {value[1]}" if value else ""
+            return f"the arguments of a class belong under init_args, beside its class_path{given}"
         kind = _class(name)
         arguments = list(inspect.signature(kind).parameters) if kind else []
         return f"{name} has no argument {option[1]}" + _nearest(option[1], arguments)
     if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
-        return f"unknown class {found[1]}" + _nearest(found[1], known)
+        return f"{place}unknown class {found[1]}" + _nearest(found[1], known)
     if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
         keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
         nearest = _nearest(found[1], keys)
         return f"unknown key {found[1]}{nearest}" if nearest else None
-    key, value = re.match(r'Parser key "([\w.]+)":', message), re.search(r"(?:Given|Got) value: (.+)", message)
     kinds = re.findall(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.+?)\])", message)
     if key and value and kinds and len(kinds) >= len(re.findall(r"^ +- ", message, re.MULTILINE)):
         names = [choice or kind.rpartition(".")[2].replace("NoneType", "null") for kind, choice in kinds]
