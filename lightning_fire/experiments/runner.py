@@ -47,11 +47,8 @@ def train(
             if now:
                 bar.total, bar.n = amount(every, now, active)
                 running = [(run, now[run]) for run in active if run in now]
-                at = (
-                    ", ".join(f"{run.name} chunk {p.chunk}{f'/{p.chunks}' if p.chunks else ''}" for run, p in running)
-                    or "starting"
-                )
-                bar.set_description(at, refresh=False)
+                at = [f"{run.name} chunk {p.chunk}" + (f"/{p.chunks}" if p.chunks else "") for run, p in running]
+                bar.set_description(", ".join(at) or "starting", refresh=False)
                 bar.update(0)
 
         try:

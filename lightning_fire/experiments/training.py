@@ -129,8 +129,8 @@ def remove_replay(folder: Path) -> None:
 
 
 class Progress(NamedTuple):
-    """Progress of a run: epochs done and in total, its chunk of data, counted from 1, and the number of chunks, whether
-    its fit has ended, and the number of epochs done when this process began.
+    """Progress of a run: epochs done and in total, its chunk of data, counted from 1, and the number of chunks (0:
+    unknown), whether its fit has ended, and the number of epochs done when this process began.
     """
 
     epoch: int
