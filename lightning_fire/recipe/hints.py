@@ -31,20 +31,21 @@ def hint(message: str) -> str | None:
     if found := re.search(r"Problem with given class_path '([\w.]+)':\s+(.+)", message):
         name, reason = found[1].rpartition(".")[2], found[2]
         if not (option := re.fullmatch(r"Option '([\w.]+)' is not accepted", reason)):
-            return None if reason.startswith("Parser key") else f"{place}{name}: {reason}"
+            return None if re.match(r"Parser key|'\w+' object has no", reason) else f"{place}{name}: {reason}"
         if option[1].rpartition(".")[2] == "class_path":
             given = f", got {value[1]}" if value else ""
-            return f"the arguments of a class belong under init_args, beside its class_path{given}"
+            return f"{place}the arguments of a class belong under init_args, beside its class_path{given}"
         kind = _class(name)
         arguments = list(inspect.signature(kind).parameters) if kind else []
-        return f"{name} has no argument {option[1]}" + _nearest(option[1], arguments)
+        return f"{place}{name} has no argument {option[1]}" + _nearest(option[1], arguments)
     if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
         return f"{place}unknown class {found[1]}" + _nearest(found[1], known)
-    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([\w.]+)", message):
+    if found := re.search(r"(?:unrecognized arguments: --([^\s=]+)|does not accept option '([^']+)')", message):
         keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
-        nearest = _nearest(found[1], keys)
-        return f"unknown key {found[1]}{nearest}" if nearest else None
+        given = found[1] or found[2]
+        nearest = _nearest(given, keys)
+        return f"unknown key {given}{nearest}" if nearest else None
     kinds = re.findall(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.+?)\])", message)
     if key and value and kinds and len(kinds) >= len(re.findall(r"^ +- ", message, re.MULTILINE)):
         names = [choice or kind.rpartition(".")[2].replace("NoneType", "null") for kind, choice in kinds]
