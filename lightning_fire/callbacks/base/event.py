@@ -75,6 +75,7 @@ class EventCallback(MethodCallback):
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
+        self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
         self._acted = False  # since the clock was last read
         self._rate: RateAfterEvent | None = None
 
@@ -128,7 +129,8 @@ class EventCallback(MethodCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         name, source, time = type(self).__name__, data_source_of(trainer), self.progress
-        num_chunks, awaits = num_chunks_of(source), awaits_new_data(self.when) and not time.has_seen_data
+        num_chunks = num_chunks_of(source)
+        self._awaits = awaits = awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
         if time.follows_finished and self._first_chunk is None and acts_on_first(self.when):
             time.announce(trainer)  # a new training, which begins with this data
@@ -151,6 +153,8 @@ class EventCallback(MethodCallback):
             self._rate.is_judged(trainer, trainer.current_epoch, self.progress.step)
         if self.num_events == self._events_before:
             never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
+            if self._awaits and not self._idle:
+                never = f": all data was the first that it has seen, and {self.when} waits for the next."
             before = f"; in earlier fits it acted {self.num_events} time(s)."
             inform(f"{name} did not act in this fit{before if self.num_events else never}")
         known = {*self.progress.readings, *trainer.callback_metrics}
