@@ -1,6 +1,8 @@
 """The logger `lightning_fire`, which shows what the methods do in a training."""
 
 import logging
+import weakref
+from collections.abc import Callable
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
@@ -15,3 +17,14 @@ if not logging.getLogger().hasHandlers():  # as Lightning's own: shown, unless t
 def inform(message: str) -> None:
     """Log a message at level INFO, on rank 0 alone."""
     logger.info(message)
+
+
+_told: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
+
+
+def tell_once(trainer: object, message: str, tell: Callable[[str], object] = inform, key: str = "") -> None:
+    """Log a message once per Trainer; with a `key`, only the first message with that key."""
+    told = _told.setdefault(trainer, set())
+    if (key or message) not in told:
+        tell(message)
+    told.add(key or message)

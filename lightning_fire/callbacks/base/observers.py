@@ -9,8 +9,9 @@ from torch import Tensor
 from lightning_fire._lightning import is_a
 from lightning_fire.callbacks.base.log import step_of_logs
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
-from lightning_fire.callbacks.probing.curvature import UpcomingBatch, tell_once
+from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.validation import validation_metrics
+from lightning_fire.messages import tell_once
 from lightning_fire.methods.change import Change
 from lightning_fire.where import Weights
 

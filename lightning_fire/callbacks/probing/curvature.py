@@ -19,7 +19,7 @@ from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ra
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
-from lightning_fire.messages import inform
+from lightning_fire.messages import tell_once
 
 _HALF = (torch.float16, torch.bfloat16)
 _AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
@@ -213,14 +213,3 @@ def first_samples(batch: Any, number: int) -> Any:
     if len(lengths) != 1 or words:
         return batch
     return apply_to_collection(batch, Tensor, lambda tensor: tensor[:number] if tensor.ndim else tensor)
-
-
-_told: "weakref.WeakKeyDictionary[Trainer, set[str]]" = weakref.WeakKeyDictionary()
-
-
-def tell_once(trainer: Trainer, message: str, tell: Callable[[str], object] = inform, key: str = "") -> None:
-    """Log a message once per Trainer; with a `key`, only the first message with that key."""
-    told = _told.setdefault(trainer, set())
-    if (key or message) not in told:
-        tell(message)
-    told.add(key or message)
