@@ -1,6 +1,7 @@
-"""Fixtures of all tests: a fixed seed, one thread per test process, helper modules on the path."""
+"""Settings of all tests: a fixed seed, one thread per test process, helper modules on the path."""
 
 import gc
+import multiprocessing
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+multiprocessing.get_start_method()  # is fixed by this: torchrl would set "spawn", and each process take seconds
 
 
 @pytest.fixture(autouse=True)

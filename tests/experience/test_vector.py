@@ -69,7 +69,7 @@ def test_both_ways_are_the_same_steps(make):
 
 @pytest.mark.parametrize("make", [Corridor, Gymnasium("CartPole-v1"), Gymnasium("CartPole-v1", action_repeat=2)])
 @pytest.mark.parametrize("before", [False, True])
-@pytest.mark.parametrize("number", [0, 23])
+@pytest.mark.parametrize("number", [0, 1, 23, 40])
 def test_one_continues_where_the_other_was(make, before, number):
     envs = VectorEnvironments(make, [3, 4, 5], in_processes=before)
     steps(envs, number)
@@ -131,7 +131,7 @@ def test_an_error_in_an_environment_is_that_error_here(in_processes):
         assert [len(moment["actions"]) for moment in envs.moments()] == [2, 2]
 
 
-@pytest.mark.parametrize("number", [0, 29])
+@pytest.mark.parametrize("number", [0, 1, 29])
 def test_an_interrupted_step_has_not_been(number, monkeypatch):
     whole, envs = begun(number)
 
@@ -145,7 +145,7 @@ def test_an_interrupted_step_has_not_been(number, monkeypatch):
     assert continue_alike(whole, envs)
 
 
-@pytest.mark.parametrize("number", [0, 29])
+@pytest.mark.parametrize("number", [0, 1, 29])
 def test_a_step_that_was_interrupted_after_some_environments_has_not_been(number, monkeypatch):
     envs, whole = begun(number)
 
