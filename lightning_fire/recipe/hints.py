@@ -41,11 +41,10 @@ def hint(message: str) -> str | None:
     if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
         return f"{place}unknown class {found[1]}" + _nearest(found[1], known)
-    if found := re.search(r"(?:unrecognized arguments: --([^\s=]+)|does not accept option '([^']+)')", message):
+    if found := re.search(r"(?:unrecognized arguments: --|does not accept option ')([^\s=']+)", message):
         keys = [*_KEYS, *(f"trainer.{name}" for name in inspect.signature(Trainer).parameters)]
-        given = found[1] or found[2]
-        nearest = _nearest(given, keys)
-        return f"unknown key {given}{nearest}" if nearest else None
+        nearest = _nearest(found[1], keys)
+        return f"unknown key {found[1]}{nearest}" if nearest else None
     kinds = re.findall(r"Expected an? (?:<class '([\w.]+)'>|typing\.Literal\[(.+?)\])", message)
     if key and value and kinds and len(kinds) >= len(re.findall(r"^ +- ", message, re.MULTILINE)):
         names = [choice or kind.rpartition(".")[2].replace("NoneType", "null") for kind, choice in kinds]

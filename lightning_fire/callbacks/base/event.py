@@ -152,11 +152,13 @@ class EventCallback(MethodCallback):
         if self._rate is not None:
             self._rate.is_judged(trainer, trainer.current_epoch, self.progress.step)
         if self.num_events == self._events_before:
-            never = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
-            if self._awaits and not self._idle:
-                never = f": all data was the first that it has seen, and {self.when} waits for the next."
-            before = f"; in earlier fits it acted {self.num_events} time(s)."
-            inform(f"{name} did not act in this fit{before if self.num_events else never}")
+            if self.num_events:
+                why = f"; in earlier fits it acted {self.num_events} time(s)."
+            elif self._awaits and not self._idle:
+                why = f": all data was the first that it has seen, and {self.when} waits for the next."
+            else:
+                why = f": {self.when} was never due.{f' {self._explanation}.' if self._explanation else ''}"
+            inform(f"{name} did not act in this fit{why}")
         known = {*self.progress.readings, *trainer.callback_metrics}
         if unseen := [key for key in watched_by(self.when) if key not in known]:
             rank_zero_warn(

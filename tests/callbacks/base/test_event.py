@@ -1,8 +1,10 @@
 """Base class of all methods: acts when due and once per event, also across fits and resumes."""
 
 import copy
+import os
 import pickle
 import warnings
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_fire import (
     DASH,
@@ -245,6 +247,39 @@ def test_the_same_loader_in_a_new_list_is_not_new_data():
     assert recorder.acted_at == []
     trainer(recorder, max_epochs=1).fit(module, [DataLoader(dataset(seed=1), batch_size=6)])
     assert recorder.acted_at == [(0, 0)]
+
+
+class ProcessIds(Dataset):
+    """Samples with the process that has read them in place of the label."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.ones(6), os.getpid()
+
+
+def test_the_workers_of_a_loader_are_kept_while_its_chunk_lasts():
+    """As docs/faq.md describes."""
+
+    class Kept(GrowingData):
+        def train_dataloader(self):
+            return self.loader_of(self.chunk)
+
+        @lru_cache(maxsize=1)  # noqa: B019
+        def loader_of(self, chunk):
+            return DataLoader(ProcessIds(), batch_size=6, num_workers=2, persistent_workers=True)
+
+    class Reads(PlainModule):
+        def training_step(self, batch, batch_idx):
+            read_by[self.trainer.datamodule.chunk].update(batch[1].tolist())
+            return self.net(batch[0]).sum()
+
+    read_by, recorder = {chunk: set() for chunk in range(3)}, Recorder()
+    fitted(recorder, data=Kept(), module=Reads())
+    assert recorder.acted_at == [(2, 4), (4, 8)]
+    assert [len(processes) for processes in read_by.values()] == [2, 2, 2]
+    assert len(set.union(*read_by.values())) == 6
 
 
 class Sequence(GrowingData):

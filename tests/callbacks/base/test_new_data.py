@@ -1,15 +1,12 @@
 """Monthly retraining: each fit has a new callback object, as in a new process, and continues an earlier training."""
 
 import logging
-import os
 import warnings
-from functools import lru_cache
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import GrowingData, PlainData, PlainModule, assert_same_weights, fitted, trainer
-from torch.utils.data import DataLoader, Dataset
+from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
 
 from lightning_fire import (
     AtEpochs,
@@ -119,39 +116,6 @@ def test_a_chunk_whose_property_has_an_error_is_not_called_absent(caplog):
     assert logged(caplog)[0].startswith(
         "FIRECallback will not act in this fit: Misspelt.chunk raises AttributeError: only a later fit"
     )
-
-
-class ProcessIds(Dataset):
-    """Samples with the process that has read them in place of the label."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.ones(6), os.getpid()
-
-
-def test_the_workers_of_a_loader_are_kept_while_its_chunk_lasts():
-    """As docs/faq.md describes."""
-
-    class Kept(GrowingData):
-        def train_dataloader(self):
-            return self.loader_of(self.chunk)
-
-        @lru_cache(maxsize=1)  # noqa: B019
-        def loader_of(self, chunk):
-            return DataLoader(ProcessIds(), batch_size=6, num_workers=2, persistent_workers=True)
-
-    class Reads(PlainModule):
-        def training_step(self, batch, batch_idx):
-            read_by[self.trainer.datamodule.chunk].update(batch[1].tolist())
-            return self.net(batch[0]).sum()
-
-    read_by, recorder = {chunk: set() for chunk in range(3)}, Recorder()
-    fitted(recorder, data=Kept(), module=Reads())
-    assert recorder.acted_at == [(2, 4), (4, 8)]
-    assert [len(processes) for processes in read_by.values()] == [2, 2, 2]
-    assert len(set.union(*read_by.values())) == 6
 
 
 # --- ckpt_path -------------------------------------------------------------------------------------------------------
