@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "claims.md", ROOT / "docs" / "claims.yaml"
 BEGIN, END = "<!-- written by docs/claims.py -->\n", "<!-- end -->"
 SIGNS = {"confirmed": "✓", "refuted": "✗", "undecided": "?"}
+BESIDE = "·"  # of a measurement that does not count
 Interval = tuple[float, float]
 
 
@@ -117,16 +118,27 @@ def verdict(entry: Mapping[str, Any]) -> str:
     return "confirmed" if least < low and high < most else "refuted" if high < least or low > most else "undecided"
 
 
+def counted(claim: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the measurements of a claim that decide its status: all but those beside it."""
+    return [entry for entry in claim.get("evidence", []) if not entry.get("beside")]
+
+
 def status(claim: Mapping[str, Any]) -> str:
     """Return the status of a claim, by the rule on the page."""
-    verdicts = {verdict(entry) for entry in claim.get("evidence", [])}
-    return "untried" if not verdicts else verdicts.pop() if len(verdicts) == 1 else "undecided"
+    parts: dict[str, set[str]] = {}
+    for entry in counted(claim):
+        parts.setdefault(entry.get("part", ""), set()).add(verdict(entry))
+    if any(verdicts == {"refuted"} for verdicts in parts.values()):
+        return "refuted"
+    verdicts = set().union(*parts.values())
+    return "untried" if not verdicts else "confirmed" if verdicts == {"confirmed"} else "undecided"
 
 
 def shown(entry: Mapping[str, Any]) -> str:
     """Return an entry as a line of a cell."""
     link = entry["link"] if entry["link"].partition("#")[0].endswith(".md") else f"../{entry['link'].split('::')[0]}"
-    text = f"{SIGNS[verdict(entry)]} [{entry['scale']}]({link})"
+    part = f"({entry['part']}) " if "part" in entry else ""
+    text = f"{BESIDE if entry.get('beside') else SIGNS[verdict(entry)]} {part}[{entry['scale']}]({link})"
     if "holds" in entry:
         return f"{text}: {entry['what']}"
     middle, interval = estimate(entry)

@@ -22,10 +22,12 @@ def test_every_claim_has_a_row_with_its_status_by_the_rule():
     rows = ROW.findall((ROOT / "docs" / "claims.md").read_text())
     assert [int(number) for number, *_ in rows] == list(range(1, 34))
     for (_, text, source, status, measured), claim in zip(rows, CLAIMS, strict=True):
-        signs = re.findall(r"(?:^|<br>)([✓✗?]) \[", measured)
-        assert (text, source, len(signs)) == (claim["claim"], claim["source"], len(claim.get("evidence", [])))
-        kinds = set(signs)
-        assert status == ({"✓": "confirmed", "✗": "refuted"}.get("".join(kinds), "undecided") if kinds else "untried")
+        shown = re.findall(r"(?:^|<br>)([✓✗?·]) (?:\(([a-z])\) )?\[", measured)
+        assert (text, source, len(shown)) == (claim["claim"], claim["source"], len(claim.get("evidence", [])))
+        parts = [{sign for sign, part in shown if part == name and sign != "·"} for name in {part for _, part in shown}]
+        parts = [signs for signs in parts if signs]
+        refuted, confirmed = {"✗"} in parts, all(signs == {"✓"} for signs in parts)
+        assert status == ("untried" if not parts else "refuted" if refuted else "confirmed" if confirmed else "undecided")
 
 
 @pytest.mark.parametrize("link", sorted({entry["link"] for entry in EVIDENCE}))
@@ -44,7 +46,7 @@ def test_links_of_the_page_exist():
 
 def test_entries_have_what_they_need_and_no_more():
     for entry in EVIDENCE:
-        keys = entry.keys() - {"scale", "link", "what", "unit", "table", "minus_table"}
+        keys = entry.keys() - {"scale", "link", "what", "unit", "table", "minus_table", "part", "beside"}
         sides = keys & {"above", "below", "within"}
         assert keys == {"holds"} or (
             len(sides) == 1 and keys - sides - {"minus"} in ({"seeds", "quote"}, {"seeds", "row", "column"})
@@ -125,3 +127,20 @@ def test_a_claim_is_undecided_where_settings_disagree():
     status = SCRIPT["status"]
     assert [status({"evidence": e}) for e in ([yes], [no, no], [yes, no])] == ["confirmed", "refuted", "undecided"]
     assert status({}) == "untried"
+
+
+def test_a_claim_of_several_parts_is_refuted_with_one_of_them():
+    status = SCRIPT["status"]
+
+    def evidence(**parts):
+        return {"evidence": [{"part": part, "holds": holds} for part, each in parts.items() for holds in each]}
+
+    assert status(evidence(a=[True, True], b=[False])) == "refuted"
+    assert status(evidence(a=[True, True], b=[True, False])) == "undecided"
+    assert status(evidence(a=[True], b=[True])) == "confirmed"
+
+
+def test_a_measurement_beside_a_claim_does_not_count():
+    beside = {"holds": False, "beside": True}
+    assert SCRIPT["status"]({"evidence": [{"holds": True}, beside]}) == "confirmed"
+    assert SCRIPT["status"]({"evidence": [beside]}) == "untried"
