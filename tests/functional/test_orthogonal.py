@@ -217,6 +217,13 @@ def test_paper_scale_shrinks_white_signals_by_the_size_of_the_kernel(kernel):
     assert_near(rms, torch.tensor(1 / kernel))
 
 
+@pytest.mark.parametrize(("out", "inputs", "rms"), [(16, 16, 1), (64, 16, 1), (16, 64, 0.5)])
+def test_paper_scale_keeps_white_signals_of_linear_layers_that_do_not_narrow(out, inputs, rms):
+    """A matrix with orthonormal rows has outputs of variance 1 already, which √(out / in) then shrinks."""
+    weight = fire(torch.randn(out, inputs), steps="exact")
+    assert_near(weight.square().sum(1).mean().sqrt(), torch.tensor(float(rms)))
+
+
 @settings(max_examples=30, deadline=None)
 @given(sizes, sizes, seeds, st.floats(-3, 3))
 def test_procrustes_has_the_smallest_error_among_all_scaled_isometries(m, n, seed, other):
