@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _DEFAULT_STEPS = 10
 _NOTE = (
     "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
+    "DfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale\n"
     "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : not applicable"
 )
 
@@ -128,6 +129,7 @@ def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
         Column("λ max before", "lambda_max_before"),
         Column("λ max after", "lambda_max_after"),
         Column("DfI after", "dfi_after"),
+        Column("DfI (eq. 2) after", "dfi_raw_after", digits=2),
         Column("SFE/‖W‖²", "sfe"),
     ]
     cells = [[name, *(report.cell(column, "", method) for column in columns)] for name, method in rows.items()]

@@ -7,15 +7,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series, of_events
+from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, Report, mean, number, with_spread
 from lightning_fire.experiments.statistics import difference
 
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
-_CHUNK, _DFI, _ONLINE, _DORMANT = (
+_CHUNK, _DFI, _RAW_DFI, _ONLINE, _DORMANT = (
     "plasticity/chunk",
     "plasticity/dfi_normalized",
+    "plasticity.raw/dfi",
     "train/online_accuracy",
     "plasticity/dormant_fraction",
 )
@@ -85,6 +86,13 @@ class ChunkedRun:
         """Return the last value of a curve in each chunk, shape `(chunks,)`; NaN where it has none."""
         return np.array([part[-1] if len(part) else np.nan for part in self.in_chunks(series)])
 
+    def at_chunk_ends(self, key: str) -> np.ndarray:
+        """Return what was logged in the last epoch of each chunk but the last, so of the weights before new data."""
+        (epochs, chunks), (steps, values) = self.curves[_CHUNK], self.curves.get(key, (np.array([]), np.array([])))
+        last_epochs = [epochs[chunks == chunk].max() for chunk in np.unique(chunks)]
+        within = [(last <= steps) & (steps < end) for last, end in zip(last_epochs, self.starts[1:], strict=True)]
+        return np.concatenate([values[there][-1:] for there in within[:-1]] or [[]])
+
     def drops(self) -> np.ndarray:
         """Return what each arrival of data costs at once, `(chunks - 1,)`: the metric before it and just after."""
         before = self.last_in_chunk(self.metric)[:-1]
@@ -135,29 +143,37 @@ class ChunkReport(Report):
                 " both: last fifth\nall: mean ± standard deviation (n - 1) over the seeds"
             )
         return (
-            f"{self.metric.name}: on the test set, mean ± standard deviation (n - 1) over the seeds; first epoch: after"
-            " an event; area: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
-            " reference's final value; DfI: normalised deviation from isometry"
+            f"{self.metric.name}: on the test set; all: mean ± standard deviation (n - 1) over the seeds; – : not"
+            " measured\nfirst epoch: after one epoch on new data; after the event: before the first batch of new data;"
+            " these and all columns of events are means over the chunks but the first\narea: mean of all epochs since"
+            " the first event; epochs to it: in the last chunk, until the reference's final value\nDfI: normalised"
+            " deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale; both are means"
+            " over the weights that the method replaces, and without events, over all weights"
         )
 
     def measures(self, name: Name) -> dict[str, float]:
         """Reduce a run to its numbers; NaN: the run does not have it.
 
-        Of the metric: `after_event` (just after it), `final`, `average` (at the ends of the chunks),
+        Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
         the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
-        recovers). Of events: normalised DfI and largest eigenvalue of the Hessian before and after, SFE / ‖W‖². Of
-        streams, in the first or last fifth of the tasks, at least one: online accuracy, `test_last` (at the end of a
-        task), `dormant_last` (fraction of units). Metrics of events are means over the chunks but the first; epochs are
-        those with a validation.
+        recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
+        Hessian before and after, SFE / ‖W‖²; DfI before new data also of methods without events. `units_reset`: number
+        of hidden units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
+        least one: online accuracy, `test_last` (at the end of a task), `dormant_last` (fraction of units). Metrics of
+        events are means over the chunks but the first; epochs are those with a validation.
         """
         run, at_end = self.runs[name], self.runs[name].last_in_chunk(self.runs[name].metric)
         _, *later = run.in_chunks(run.metric)
         start, _, seed = name
         other = self.runs.get((start, self.reference, seed))
         target = np.nan if other is None else other.last_in_chunk(other.metric)[-1]
-        idle = run.last_in_chunk(run.dfi)[:-1]  # a method without events leaves the weights as they are
         has_events = len(of_events(run.curves, "dfi_normalized_before")) > 0
+        before, raw_before = (
+            (of_events(run.curves, "dfi_normalized_before"), of_events(run.curves, "dfi_before", ".raw"))
+            if has_events
+            else (run.at_chunk_ends(_DFI), run.at_chunk_ends(_RAW_DFI))
+        )
         return {
             "after_event": mean(run.at_new_data),
             "final": at_end[-1],
@@ -165,13 +181,16 @@ class ChunkReport(Report):
             "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
             "area": mean(np.concatenate([[], *later])),
             "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
-            "dfi_before": mean(of_events(run.curves, "dfi_normalized_before") if has_events else idle),
-            "dfi_after": mean(of_events(run.curves, "dfi_normalized_after") if has_events else idle),
+            "dfi_before": mean(before),
+            "dfi_after": mean(of_events(run.curves, "dfi_normalized_after")),
+            "dfi_raw_before": mean(raw_before),
+            "dfi_raw_after": mean(of_events(run.curves, "dfi_after", ".raw")),
             "sfe": mean(of_events(run.curves, "sfe_normalized")),
             "lambda_max_before": mean(of_events(run.curves, "lambda_max_before")),
             "lambda_max_after": mean(of_events(run.curves, "lambda_max_after")),
             "drop": mean(run.drops()),
             "recovery": mean(run.recoveries()),
+            "units_reset": units_reset(run.curves),
             **_of_stream(run),
         }
 
@@ -184,15 +203,28 @@ class ChunkReport(Report):
                 Column(minus, "online_last", "minus", idle=True),
                 Column("test, last", "test_last"),
                 Column("dormant, last", "dormant_last"),
+                *self.unit_column(),
             ]
         return [
             Column("first epoch", "first_epoch_after"),
+            Column(f"first epoch {minus}", "first_epoch_after", "minus"),
             Column("area", "area"),
             Column(f"final {self.metric.name}", "final"),
             Column(minus, "final", "minus"),
             Column("epochs to it", "epochs_to_reference", "reached", digits=1),
-            Column("DfI before → after", "dfi", "arrow", idle=True),
-            Column("SFE/‖W‖²", "sfe", "mean"),
+        ]
+
+    def event_columns(self) -> list[Column]:
+        if self.stream or self.numbers["dfi_before"].isna().all():
+            return []
+        raw = [Column(f"DfI (eq. 2) {when}", f"dfi_raw_{when}", digits=2) for when in ("before", "after")]
+        return [
+            Column("after the event", "after_event"),
+            Column("DfI before", "dfi_before"),
+            Column("DfI after", "dfi_after", idle=True),
+            *(column for column in raw if self.numbers[column.measure].notna().any()),
+            Column("SFE/‖W‖²", "sfe"),
+            *self.unit_column(),
         ]
 
     def remarks(self) -> list[str]:

@@ -16,6 +16,8 @@ Series = tuple[np.ndarray, np.ndarray]  # positions, such as optimizer steps, an
 Curves = Mapping[str, Series]  # of one run, by key
 Name = tuple[str, str, int]  # of a run: start, method, seed
 
+_UNITS = r"(?!(train|val|test)/)[\w-]+/units"
+
 
 def read_logs(output: str | Path) -> pd.DataFrame:
     """Read what all finished runs of a comparison have logged.
@@ -37,10 +39,26 @@ def read_logs(output: str | Path) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=list(COLUMNS))
 
 
-def of_events(curves: Curves, measure: str) -> np.ndarray:
-    """Return a metric of the events of the method, the first by name if there are several; empty without one."""
-    keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+/{measure}", key))
+def of_events(curves: Curves, measure: str, group: str = "") -> np.ndarray:
+    """Return a metric of the events of the method, the first by name if there are several; empty without one.
+
+    Args:
+        curves: Of one run.
+        measure: The last part of the key.
+        group: What follows the name of the method in the key, as `.raw` for metrics that depend on the scale.
+    """
+    keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+{re.escape(group)}/{measure}", key))
     return curves[keys[0]][1] if keys else np.array([])
+
+
+def units_reset(curves: Curves) -> float:
+    """Return how many hidden units a method has re-initialized in a run; NaN if it does not count them.
+
+    Methods with events log the number at each of them, others the number so far (continual backprop, SNR).
+    """
+    logged = {key.partition("/")[0]: values for key, (_, values) in curves.items() if re.fullmatch(_UNITS, key)}
+    totals = [values.sum() if f"{method}/event" in curves else values[-1] for method, values in logged.items()]
+    return float(sum(totals)) if totals else float("nan")
 
 
 def read_curves(folder: Path) -> dict[str, Series]:

@@ -23,7 +23,7 @@ RUN = ["start", "method", "seed"]  # the index of all numbers
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its metric and its format; `idle`: it marks methods that never acted."""
+    """A column of a table: its metric and its format; `idle`: it marks methods that never acted."""
 
     title: str
     measure: str
@@ -65,6 +65,15 @@ class Report:
         """Return the columns of the table."""
         raise NotImplementedError
 
+    def event_columns(self) -> list[Column]:
+        """Return the columns of a second table, on the events; none without one."""
+        return []
+
+    def unit_column(self) -> list[Column]:
+        """Return the column with the number of units that were reset, if any method counts them."""
+        counted = "units_reset" in self.numbers and self.numbers["units_reset"].notna().any()
+        return [Column("units reset", "units_reset", digits=1)] if counted else []
+
     def panels(self) -> list[Panel]:
         """Return the panels of the figure."""
         raise NotImplementedError
@@ -82,7 +91,8 @@ class Report:
 
     def of(self, start: str, method: str, measure: str) -> dict[int, float]:
         """Return one number of each run of a method, by seed."""
-        return self._groups[start, method][measure].to_dict() if (start, method) in self._groups else {}
+        runs = self._groups.get((start, method))
+        return {} if runs is None or measure not in runs else runs[measure].to_dict()
 
     def never_acted(self, start: str, method: str) -> bool:
         """Return whether the curves of a method are, with each seed, those of vanilla bit for bit.
@@ -100,16 +110,24 @@ class Report:
 
     def table(self) -> str:
         """Format the comparison for a terminal: mean ± standard deviation (n - 1) over the seeds."""
-        columns, starts = self.columns(), any(start for start, _ in self._groups)
-        rows = [[*(["start"] if starts else []), "method", "seeds", *(column.title for column in columns)]]
-        for (start, method), runs in self._groups.items():
-            cells = [self.cell(column, start, method) for column in columns]
-            rows.append([*([start] if starts else []), method, str(len(runs)), *cells])
-        return aligned(rows)
+        return "\n\n".join(map(aligned, self.tables()))
+
+    def tables(self) -> list[list[list[str]]]:
+        """Return the cells of the table, and of that of the events if there is one; the first row is the header."""
+        starts = any(start for start, _ in self._groups)
+        tables = []
+        for columns in filter(None, (self.columns(), self.event_columns())):
+            head = [*(["start"] if starts else []), "method", *([] if tables else ["seeds"])]
+            rows = [[*head, *(column.title for column in columns)]]
+            for (start, method), runs in self._groups.items():
+                first = [*([start] if starts else []), method, *([] if tables else [str(len(runs))])]
+                rows.append([*first, *(self.cell(column, start, method) for column in columns)])
+            tables.append(rows)
+        return tables
 
     def cell(self, column: Column, start: str, method: str) -> str:
         """Format one cell of the table."""
-        if column.idle and self.never_acted(start, method):
+        if column.idle and not self._counts_units(start, method) and self.never_acted(start, method):
             return NEVER_ACTED
         if column.show == "arrow":
             ends = (self.of(start, method, f"{column.measure}_{end}").values() for end in ("before", "after"))
@@ -119,6 +137,10 @@ class Report:
             return difference_cell(values, self.of(start, self.reference, column.measure), column.digits)
         show = {"spread": with_spread, "mean": lambda v, d: number(mean(v), d), "reached": when_reached}[column.show]
         return show(list(values.values()), column.digits)
+
+    def _counts_units(self, start: str, method: str) -> bool:
+        """Return whether the number of units that a method has reset is known; then it says whether it acted."""
+        return any(not np.isnan(units) for units in self.of(start, method, "units_reset").values())
 
     def summary(self) -> pd.DataFrame:
         """Return mean, standard deviation (n - 1) and difference to the reference of each number, a row each."""

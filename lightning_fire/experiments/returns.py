@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series, of_events
+from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, Report, mean
 
@@ -59,7 +59,8 @@ class ReturnReport(Report):
         """Reduce a run to its numbers; NaN: the run does not have it.
 
         `before`: return of the last evaluation before the event; `final`: mean of those in the last tenth of training;
-        `since`: mean of all after the event; normalised DfI before and after and SFE / ‖W‖², means over the events.
+        `since`: mean of all after the event; normalised DfI before and after and SFE / ‖W‖², means over the events;
+        `units_reset`: number of hidden units that the method has re-initialized.
         """
         steps, values = returns_of(self.curves[name])
         before, since = values[steps <= self.event], values[steps > self.event]
@@ -70,6 +71,7 @@ class ReturnReport(Report):
             "dfi_before": mean(of_events(self.curves[name], "dfi_normalized_before")),
             "dfi_after": mean(of_events(self.curves[name], "dfi_normalized_after")),
             "sfe": mean(of_events(self.curves[name], "sfe_normalized")),
+            "units_reset": units_reset(self.curves[name]),
         }
 
     def columns(self) -> list[Column]:
@@ -80,6 +82,7 @@ class ReturnReport(Report):
             Column("mean since", "since", digits=1),
             Column("DfI before → after", "dfi", "arrow", idle=True),
             Column("SFE/‖W‖²", "sfe", "mean"),
+            *self.unit_column(),
         ]
 
     def panels(self) -> list[Panel]:

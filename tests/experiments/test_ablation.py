@@ -54,10 +54,10 @@ def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recip
 
 
 NAN = float("nan")
-MEASURES = ("final", "lambda_max_before", "lambda_max_after", "dfi_after", "sfe")
-FIRST, SECOND = (0.6, 8.0, 2.0, 0.1, 0.4), (0.8, 8.0, 4.0, 0.3, 0.6)
+MEASURES = ("final", "lambda_max_before", "lambda_max_after", "dfi_after", "dfi_raw_after", "sfe")
+FIRST, SECOND = (0.6, 8.0, 2.0, 0.1, 5.0, 0.4), (0.8, 8.0, 4.0, 0.3, 6.0, 0.6)
 NUMBERS = {
-    ("", "vanilla", 0): (0.5, NAN, NAN, 2.0, NAN),
+    ("", "vanilla", 0): (0.5, NAN, NAN, 2.0, NAN, NAN),
     ("", "fire", 0): FIRST,
     ("", "fire", 1): SECOND,
     ("", "fire,steps=5", 0): (0.7, *FIRST[1:]),
@@ -76,8 +76,9 @@ def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
     rows = {"vanilla": "vanilla", "fire": "fire"}
     table = ablation.table(Known(NUMBERS, "vanilla"), "method", rows).splitlines()
     assert table[0].split("  ")[0] == "method"
-    assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–"]
+    assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–", "–"]
     assert "0.700 ± 0.141" in table[3]
+    assert "5.50 ± 0.71" in table[3]  # the paper's DfI
     assert "3.000 ± 1.414" in table[3]
     row = ablation.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"}).splitlines()[2]
     assert row.startswith("5 ")

@@ -46,7 +46,16 @@ def report_of(**methods):
 def test_numbers_of_a_run():
     report = report_of(fire=[history([1, 2, 3, 4, 5, 6, 7, 8, 9, 20], events=[500], dfi=(0.5, 0.1))])
     assert report.numbers.iloc[0].to_dict() == pytest.approx(
-        {"before": 5, "final": 14.5, "since": 10, "dfi_before": 0.5, "dfi_after": 0.1, "sfe": np.nan}, nan_ok=True
+        {
+            "before": 5,
+            "final": 14.5,
+            "since": 10,
+            "dfi_before": 0.5,
+            "dfi_after": 0.1,
+            "sfe": np.nan,
+            "units_reset": np.nan,
+        },
+        nan_ok=True,
     )
     early, late = report_of(fire=[history([1, 2], events=[100])]), report_of(fire=[history([1, 2], events=[200])])
     assert early.numbers["before"].item() == 1 and np.isnan(late.numbers["since"].item())

@@ -16,6 +16,8 @@ def history(starts=(0, 20), **curves):
         "val/accuracy_at_new_data": series((20, 0.3)),
         "fire/dfi_normalized_before": series((20, 3.0)),
         "fire/dfi_normalized_after": series((20, 0.5)),
+        "fire.raw/dfi_before": series((20, 9.0)),
+        "fire.raw/dfi_after": series((20, 11.0)),
         "fire/sfe_normalized": series((20, 0.7)),
         "fire/lambda_max_before": series((20, 20.0)),
         "fire/lambda_max_after": series((20, 5.0)),
@@ -25,7 +27,7 @@ def history(starts=(0, 20), **curves):
 
 
 HISTORY = history()
-NO_EVENTS = dict.fromkeys(key.replace("/", "__") for key in HISTORY if key.startswith("fire/"))
+NO_EVENTS = dict.fromkeys(key.replace("/", "__") for key in HISTORY if key.startswith("fire"))
 IDLE = history(**NO_EVENTS)  # of a method without events, as vanilla
 
 
