@@ -29,7 +29,7 @@ from lightning_fire.functional import (
 )
 from lightning_fire.messages import inform
 from lightning_fire.methods.change import measurable
-from lightning_fire.methods.report import health
+from lightning_fire.methods.report import Report, health
 from lightning_fire.methods.unit_scores import mean_activities
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
@@ -50,7 +50,8 @@ class PlasticityMonitor(MethodCallback):
 
     `plasticity/seconds` is the time that all this took, and `plasticity/overhead` the sum of these times in this fit as
     a fraction of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of
-    each epoch: `plasticity/chunk`, the number of changes of the data.
+    each epoch: `plasticity/chunk`, the number of changes of the data. Before the first batch of new data, after the
+    events of all callbacks: `plasticity/dfi_normalized_at_new_data` and `plasticity.raw/dfi_at_new_data`.
 
     Args:
         where: The weights to evaluate. Default: `Weights()`.
@@ -96,6 +97,7 @@ class PlasticityMonitor(MethodCallback):
         self._last_look = 0  # steps done then
         self._gradients: dict[Optimizer, float] = {}  # norms, by optimizer
         self._began = self._seconds = 0.0
+        self._new_data = False  # from the start of an epoch on new data to its first batch
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._chosen:
@@ -134,6 +136,14 @@ class PlasticityMonitor(MethodCallback):
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.epoch_start:
             log_now(trainer, {f"{self.name}/chunk": float(clock.chunk)})
+            self._new_data = clock.new_data and clock.chunk > 0
+        elif self._new_data:  # other callbacks have acted
+            self._new_data, start = False, time.perf_counter()
+            report = self._weights(pl_module)
+            if report.raw:
+                values = {f"{self.name}/dfi_normalized_at_new_data": report["dfi_normalized"]}
+                log_now(trainer, values | {f"{self.name}.raw/dfi_at_new_data": report.raw["dfi"]})
+            self._seconds += time.perf_counter() - start
 
     @torch.no_grad()
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -149,9 +159,7 @@ class PlasticityMonitor(MethodCallback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         start, values = time.perf_counter(), {}
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            reshard(pl_module)
-            views = self.where.select(pl_module) if self._chosen else measurable(pl_module, set(pl_module.parameters()))
-            values |= health(views).keyed(self.name) if views else {}
+            values |= self._weights(pl_module).keyed(self.name)
             if self._gradients:
                 values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
         self._gradients = {}
@@ -167,6 +175,13 @@ class PlasticityMonitor(MethodCallback):
         if not self.logs.layers:
             values = {key: value for key, value in values.items() if ".layers/" not in key}
         log_now(trainer, values, at_epoch_end=True)
+
+    @torch.no_grad()
+    def _weights(self, pl_module: LightningModule) -> Report:
+        """Return the metrics of the weights, none without weights."""
+        reshard(pl_module)
+        views = self.where.select(pl_module) if self._chosen else measurable(pl_module, set(pl_module.parameters()))
+        return health(views) if views else Report()
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
         """Return the metrics of the network on data."""

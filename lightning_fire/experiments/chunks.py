@@ -93,6 +93,26 @@ class ChunkedRun:
         within = [(last <= steps) & (steps < end) for last, end in zip(last_epochs, self.starts[1:], strict=True)]
         return np.concatenate([values[there][-1:] for there in within[:-1]] or [[]])
 
+    def deviations(self) -> dict[str, np.ndarray]:
+        """Return both forms of DfI before and after each arrival of data, by name, empty where they are not known.
+
+        They are those that the method logs for its events, or else those of the monitor, which are of all weights.
+        """
+        curves, nothing = self.curves, (None, np.array([]))
+        if len(of_events(curves, "dfi_normalized_before")):
+            return {
+                "dfi_before": of_events(curves, "dfi_normalized_before"),
+                "dfi_after": of_events(curves, "dfi_normalized_after"),
+                "dfi_raw_before": of_events(curves, "dfi_before", ".raw"),
+                "dfi_raw_after": of_events(curves, "dfi_after", ".raw"),
+            }
+        return {
+            "dfi_before": self.at_chunk_ends(_DFI),
+            "dfi_after": curves.get(f"{_DFI}_at_new_data", nothing)[1],
+            "dfi_raw_before": self.at_chunk_ends(_RAW_DFI),
+            "dfi_raw_after": curves.get(f"{_RAW_DFI}_at_new_data", nothing)[1],
+        }
+
     def drops(self) -> np.ndarray:
         """Return what each arrival of data costs at once, `(chunks - 1,)`: the metric before it and just after."""
         before = self.last_in_chunk(self.metric)[:-1]
@@ -148,7 +168,7 @@ class ChunkReport(Report):
             " these and all columns of events are means over the chunks but the first\narea: mean of all epochs since"
             " the first event; epochs to it: in the last chunk, until the reference's final value\nDfI: normalised"
             " deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale; both are means"
-            " over the weights that the method replaces, and without events, over all weights"
+            " over the weights that the method replaces, or over all weights if it does not log them"
         )
 
     def measures(self, name: Name) -> dict[str, float]:
@@ -158,8 +178,8 @@ class ChunkReport(Report):
         `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
         the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
         recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
-        Hessian before and after, SFE / ‖W‖²; DfI before new data also of methods without events. `units_reset`: number
-        of hidden units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
+        Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of hidden
+        units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
         least one: online accuracy, `test_last` (at the end of a task), `dormant_last` (fraction of units). Metrics of
         events are means over the chunks but the first; epochs are those with a validation.
         """
@@ -168,12 +188,6 @@ class ChunkReport(Report):
         start, _, seed = name
         other = self.runs.get((start, self.reference, seed))
         target = np.nan if other is None else other.last_in_chunk(other.metric)[-1]
-        has_events = len(of_events(run.curves, "dfi_normalized_before")) > 0
-        before, raw_before = (
-            (of_events(run.curves, "dfi_normalized_before"), of_events(run.curves, "dfi_before", ".raw"))
-            if has_events
-            else (run.at_chunk_ends(_DFI), run.at_chunk_ends(_RAW_DFI))
-        )
         return {
             "after_event": mean(run.at_new_data),
             "final": at_end[-1],
@@ -181,10 +195,7 @@ class ChunkReport(Report):
             "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
             "area": mean(np.concatenate([[], *later])),
             "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
-            "dfi_before": mean(before),
-            "dfi_after": mean(of_events(run.curves, "dfi_normalized_after")),
-            "dfi_raw_before": mean(raw_before),
-            "dfi_raw_after": mean(of_events(run.curves, "dfi_after", ".raw")),
+            **{name: mean(values) for name, values in run.deviations().items()},
             "sfe": mean(of_events(run.curves, "sfe_normalized")),
             "lambda_max_before": mean(of_events(run.curves, "lambda_max_before")),
             "lambda_max_after": mean(of_events(run.curves, "lambda_max_after")),
@@ -270,9 +281,7 @@ class ChunkReport(Report):
                 *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
             ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
-        dfi = {
-            m: [r.with_events(r.dfi, of_events(r.curves, "dfi_normalized_after")) for r in of] for m, of in runs.items()
-        }
+        dfi = {m: [r.with_events(r.dfi, r.deviations()["dfi_after"]) for r in of] for m, of in runs.items()}
         chunks = max(len(run.starts) for run in self.runs.values()) - 1
         axis = {
             "x": "chunks of data (all epochs of a chunk between two dashed lines)",

@@ -97,6 +97,27 @@ def test_norms_are_those_of_the_weights_and_of_the_last_step(tmp_path):
         assert gradients[step - 1] == pytest.approx(gradient, rel=1e-5)
 
 
+class OwnReset(Callback):
+    """A user's own method, which logs nothing: at the start of the third epoch it doubles a weight."""
+
+    @torch.no_grad()
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 2:
+            pl_module.net[0].weight[0] *= 2
+
+
+def test_dfi_at_new_data_is_measured_after_the_events_of_all(tmp_path):
+    keep = Keep()
+    fitted(PlasticityMonitor(Weights(preset="cnn")), OwnReset(), keep, module=Wide(), folder=tmp_path)
+    for form, key in ((reference.dfi_normalized, "plasticity/dfi_normalized"), (reference.dfi, "plasticity.raw/dfi")):
+        expected = {}
+        for step, state in ((4, keep.states[1]), (12, keep.states[3])):  # of the ends of the chunks before
+            weights = [state[f"net.{layer}.weight"].clone() for layer in (0, 3)]
+            weights[0][0] *= 2 if step == 4 else 1
+            expected[step] = pytest.approx(sum(form(weight).item() for weight in weights) / 2, rel=1e-5)
+        assert scalars(tmp_path, f"{key}_at_new_data") == expected
+
+
 @pytest.mark.parametrize(("every", "steps"), [(1, STEPS), (5, [8, 18, 24]), (10, [12, 24]), (24, [24]), (25, [])])
 def test_it_evaluates_data_every_n_steps(tmp_path, every, steps):
     run(tmp_path, data_every_n_steps=every)

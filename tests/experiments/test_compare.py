@@ -57,7 +57,7 @@ def test_table_csv_figure_and_logs_of_a_whole_comparison(recipe, tmp_path, capsy
     text = capsys.readouterr().out
     assert list(results.index) == [(method, seed) for method in ("vanilla", "full_reset", "fire") for seed in (0, 1)]
     vanilla, fire = results.loc["vanilla"], results.loc["fire"]
-    assert vanilla[["sfe", "dfi_after"]].isna().all(axis=None) and (vanilla["dfi_before"] > 0).all()
+    assert vanilla["sfe"].isna().all() and (vanilla["dfi_after"] == vanilla["dfi_before"]).all()
     assert (fire["dfi_after"] < 0.5 * fire["dfi_before"]).all()
     assert (results.loc[["fire", "full_reset"], "sfe"] > 0).all()  # the initial network is untrained
 
@@ -421,15 +421,18 @@ def test_the_first_epoch_has_its_difference_to_the_reference():
     assert cells["fire"]["minus vanilla (95 %)"] == "0"
 
 
-@pytest.mark.parametrize("last_measured", [9, 19])
-def test_dfi_without_logged_events_is_measured_before_them_or_unknown(last_measured):
-    """A method of a user's own: nobody knows the DfI after its events. The last epoch before new data begins at 10."""
+@pytest.mark.parametrize(("last_measured", "before"), [(9, "–"), (19, "4.000")])
+@pytest.mark.parametrize(("keys", "after"), [({}, "–"), ({"dfi_normalized_at_new_data": series((20, 1.5))}, "1.500")])
+def test_dfi_of_methods_that_do_not_log_it_is_the_monitors_or_unknown(last_measured, before, keys, after):
+    """A method of a user's own. The last epoch before new data begins at step 10."""
     dfi = series((last_measured, 4.0), (59, 2.0))
-    epochs = series((0, 0), (10, 0), (20, 1))
-    own = history(**NO_EVENTS, plasticity__chunk=epochs, plasticity__dfi_normalized=dfi)
-    _, cells = cells_of(report_of({"vanilla": {0: IDLE}, "own": {0: own}}))
-    assert cells["own"]["DfI before"] == ("–" if last_measured == 9 else "4.000")
-    assert cells["own"]["DfI after"] == "–"
+    given = {"chunk": series((0, 0), (10, 0), (20, 1)), "dfi_normalized": dfi, **keys}
+    own = history(**NO_EVENTS, **{f"plasticity__{key}": curve for key, curve in given.items()})
+    report = report_of({"vanilla": {0: IDLE}, "own": {0: own}})
+    _, cells = cells_of(report)
+    assert (cells["own"]["DfI before"], cells["own"]["DfI after"]) == (before, after)
+    drawn = report.panels()[1].curves["own"][0][1]
+    assert drawn.tolist() == [4.0, *([1.5] if keys else []), 2.0]
 
 
 def test_methods_that_reset_units_show_how_many():
