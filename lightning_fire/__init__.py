@@ -112,8 +112,8 @@ __all__ = [
     "wrap_heads",
 ]
 
-# Imported at first use, so that `lightning_fire.functional` needs only torch.
-_HOMES = tuple(f"lightning_fire.{room}" for room in ("when", "where", "optim", "callbacks", "methods"))
+# Imported at first use and in this order, so that only names of `callbacks` import Lightning.
+_HOMES = ("when", "where", "optim", "methods", "callbacks")
 
 
 def _imported(name: str) -> Any:
@@ -126,12 +126,14 @@ def _imported(name: str) -> Any:
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
     for home in _HOMES:
+        if home == "methods" and not name.islower():
+            continue  # its classes have the names of callbacks
         try:
-            module = importlib.import_module(home)
+            module = importlib.import_module(f"lightning_fire.{home}")
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError
             raise ImportError(
                 f"lightning cannot be imported: {error}. torch and torchvision are of different builds; install both"
-                " again, from one source, into a fresh environment. lightning_fire.functional works without them."
+                " again, from one source, into a fresh environment. `lightning_fire.methods` works without them."
             ) from error
         if hasattr(module, name):
             return getattr(module, name)
