@@ -10,7 +10,8 @@ from torch.nn import Parameter
 from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
-from lightning_fire.where.layers import INTERLEAVED, Candidate, parts_of, plain, role_of, split
+from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
+from lightning_fire.where.layers import Candidate, plain
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout
 from lightning_fire.where.weights import row_of
