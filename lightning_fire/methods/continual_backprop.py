@@ -1,6 +1,6 @@
 """Continual backprop (Dohare et al., Nature 2024)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,13 +73,19 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
             statistics.end_step(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)
             units = statistics.choose(self.replacement_rate, self.maturity, self.decay)
-            if not len(units):
-                continue
-            if self.compensate:
-                _compensate(layer, units, statistics.corrected(statistics.mean, self.decay))
-            statistics.forget(units)
-            chosen.append((layer, units))
+            if len(units):
+                chosen.append((layer, units))
         return chosen
+
+    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
+        """Compensate for the output of the chosen units, and begin their statistics again."""
+        by_layer = {layer.name: each for layer, each in zip(self.layers, self.statistics, strict=True)}
+        found = [(by_layer[layer.name], layer, units) for layer, units in chosen]
+        lost = [_lost_output(layer, units, own.corrected(own.mean, self.decay)) for own, layer, units in found]
+        for bias, output in (pair for pairs in lost if self.compensate for pair in pairs):
+            bias.add_(output)
+        for statistics, _, units in found:
+            statistics.forget(units)
 
 
 def check(replacement_rate: float, maturity: int, decay: float) -> None:
@@ -153,10 +159,12 @@ def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
     return torch.stack(sums).sum(0).float()
 
 
-def _compensate(layer: UnitLayer, units: Tensor, mean: Tensor) -> None:
-    """Add the mean output of units, through their outgoing weights, to the biases of the layers after them."""
+def _lost_output(layer: UnitLayer, units: Tensor, mean: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the biases of the next layers, each with the mean output of units through their outgoing weights."""
+    found: list[tuple[Tensor, Tensor]] = []
     for outgoing in layer.outgoing:
         if outgoing.bias is not None:
             weights = outgoing.view.read()[:, outgoing.columns(units)]  # (out, inputs of the units, *kernel)
             weights = weights.flatten(2).sum(2) if weights.ndim > 2 else weights
-            outgoing.bias.add_(weights @ mean[units].repeat_interleave(outgoing.block).to(weights.dtype))
+            found.append((outgoing.bias, weights @ mean[units].repeat_interleave(outgoing.block).to(weights.dtype)))
+    return found

@@ -10,7 +10,7 @@ from lightning_fire.methods.change import Change
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.methods.optimizer_state import Optimizers
 from lightning_fire.methods.report import Report
-from lightning_fire.methods.unit_reset import Forward, reset_units, select_units
+from lightning_fire.methods.unit_reset import Forward, plan_unit_resets, select_units
 from lightning_fire.methods.unit_scores import (
     Score,
     check_score,
@@ -107,7 +107,7 @@ class ReDo:
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in chosen}},
         )
         keep = self.score == "gradient"  # without outgoing weights a unit would have none
-        return Change(report, then=lambda: reset_units(chosen, seed, optimizers, keep))
+        return Change(report, then=plan_unit_resets(chosen, seed, optimizers, keep))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, from which the next draw follows."""

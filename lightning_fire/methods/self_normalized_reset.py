@@ -1,6 +1,6 @@
 """SNR: self-normalized resets (Farias and Jozefiak, ICLR 2025)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -85,9 +85,12 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
             silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
         if not torch.cat(silent_too_long).any():  # one GPU synchronization per step, not per layer
             return []
-        for statistics, mask in zip(self.statistics, silent_too_long, strict=True):
-            statistics.forget(mask)
         return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
+
+    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
+        """Begin the intervals of the chosen units again."""
+        for statistics, (_, units) in zip(self.statistics, chosen, strict=True):
+            statistics.forget(torch.zeros_like(statistics.fired).index_fill(0, units, True))
 
 
 def check(rejection: float, refresh_every: int, max_silence: int, expansion: float) -> None:

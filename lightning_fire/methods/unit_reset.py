@@ -52,35 +52,42 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
 
 
 @torch.no_grad()
-def reset_units(
+def plan_unit_resets(
     chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers, keep_outgoing: bool = False
-) -> None:
-    """Re-initialize the units of each layer with the given indices, int64 (n,), in place.
+) -> Callable[[], None]:
+    """Draw new values of the units of each layer with the given indices, int64 (n,), without changing the model.
 
-    All outgoing weights become 0, also those into other new units, or stay. The global random state stays as it is.
+    Returns:
+        An idempotent function that re-initializes the units in place. All outgoing weights become 0, also those into
+        other new units, or stay. The global random state stays as it is.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
-    drawn = [_fresh_weight(layer, seed + index) for index, (layer, _) in enumerate(chosen)]
     states = [optimizer.state for optimizer in with_inner(optimizers)]
 
     def moments_of(tensor: Tensor) -> list[Tensor]:
         values = [value for state in states for value in state.get(tensor, {}).values()]
         return [value for value in values if isinstance(value, Tensor) and value.shape == tensor.shape]
 
-    for (layer, units), fresh in zip(chosen, drawn, strict=True):
+    writes: list[tuple[Tensor, Any, Tensor | float]] = []  # tensors, indices and their new values
+    for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
-        incoming.grid()[0][units] = fresh[units]
-        for moment in moments_of(incoming.parameter):
-            incoming.of(moment).grid()[0][units] = 0.0
+        writes.append((incoming.grid()[0], units, _fresh_weight(layer, seed + index)[units]))
+        writes += [(incoming.of(moment).grid()[0], units, 0.0) for moment in moments_of(incoming.parameter)]
         for entries in layer.entries:
-            entries.tensor[units] = entries.start
-            for moment in moments_of(entries.tensor):
-                moment[units] = 0.0
+            writes.append((entries.tensor, units, entries.start))
+            writes += [(moment, units, 0.0) for moment in moments_of(entries.tensor)]
     for layer, units in () if keep_outgoing else chosen:
         for outgoing in layer.outgoing:
-            parameter = outgoing.view.parameter
-            for tensor in (parameter, *moments_of(parameter)):
-                outgoing.view.of(tensor).grid()[0][:, outgoing.columns(units)] = 0.0
+            parameter, columns = outgoing.view.parameter, outgoing.columns(units)
+            tensors = (parameter, *moments_of(parameter))
+            writes += [(outgoing.view.of(tensor).grid()[0], (slice(None), columns), 0.0) for tensor in tensors]
+
+    @torch.no_grad()
+    def reset() -> None:
+        for tensor, where, value in writes:
+            tensor[where] = value
+
+    return reset
 
 
 class UnitStatistics(Protocol):
@@ -121,6 +128,9 @@ class StepwiseReset(Generic[S]):
         """Update the statistics after a step; return the units to re-initialize, the same on every rank."""
         raise NotImplementedError
 
+    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
+        """Begin the statistics of the chosen units again; called when their new values are known, before the reset."""
+
     @torch.no_grad()
     def step(self, optimizers: Optimizers = ()) -> int:
         """Update the statistics and re-initialize units; to be called after each optimizer step, on all ranks.
@@ -134,7 +144,9 @@ class StepwiseReset(Generic[S]):
         chosen = self.choose()
         number = sum(len(units) for _, units in chosen)
         if chosen:
-            reset_units(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
+            reset = plan_unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
+            self.before_reset(chosen)
+            reset()
         self.num_reset += number
         return number
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo, methods
 from lightning_fire.functional import dormant
-from lightning_fire.methods.unit_reset import reset_units
+from lightning_fire.methods.unit_reset import plan_unit_resets
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 
@@ -136,7 +136,7 @@ def test_a_flattened_channel_has_several_columns_in_any_memory_format(memory_for
     (layer,) = HiddenUnits().select(module, lambda: module.training_step(batch, 0))
     before = state_of(module)
     momentum = {name: optimizer.state[p]["momentum_buffer"].clone() for name, p in module.named_parameters()}
-    reset_units([(layer, torch.tensor([3, 1]))], seed=0, optimizers=[optimizer])
+    plan_unit_resets([(layer, torch.tensor([3, 1]))], seed=0, optimizers=[optimizer])()
     after = module.state_dict()
     columns = [4, 5, 6, 7, 12, 13, 14, 15]
     rest = [column for column in range(20) if column not in columns]
@@ -204,7 +204,7 @@ def test_a_reset_unit_does_not_contribute_to_the_output_at_first():
     with torch.no_grad():
         module.net[5].weight[:, 8:12] = 0.0
     without = module.training_step(batch, 0)
-    reset_units([(layer, torch.tensor([2]))], seed=0, optimizers=[])
+    plan_unit_resets([(layer, torch.tensor([2]))], seed=0, optimizers=[])()
     torch.testing.assert_close(module.training_step(batch, 0), without)
 
 
@@ -224,7 +224,7 @@ def test_draws_are_reproducible_and_leave_the_global_random_state():
         module = PlainModule()
         (layer, _) = HiddenUnits().select(module, lambda module=module: module.net(torch.zeros(2, 6)))
         torch.manual_seed(5)
-        reset_units([(layer, torch.arange(8))], seed=7, optimizers=[])
+        plan_unit_resets([(layer, torch.arange(8))], seed=7, optimizers=[])()
         results.append((module.net[0].weight.clone(), torch.rand(1)))
     torch.manual_seed(5)
     assert torch.equal(results[0][0], results[1][0])

@@ -1,0 +1,57 @@
+"""Resets of units: every new value is computed before the first is written."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire.methods import ContinualBackprop, ReDo, SelfNormalizedReset
+
+
+class Fragile(nn.Linear):
+    """Cannot be drawn again."""
+
+    def reset_parameters(self):
+        if hasattr(self, "weight") and not getattr(self, "whole", True):
+            raise OSError("no values")
+        super().reset_parameters()
+
+
+def network() -> nn.Sequential:
+    first = nn.Linear(2, 4), nn.LayerNorm(4), nn.ReLU()
+    return nn.Sequential(*first, nn.Linear(4, 4), nn.ReLU(), Fragile(4, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+STEPS = {
+    "redo": lambda model, run: (lambda method: lambda optimizer: method.step(run, optimizer))(
+        ReDo(model, run, threshold=100.0)
+    ),
+    "continual_backprop": lambda model, run: ContinualBackprop(model, run, replacement_rate=1.0, maturity=0).step,
+    "snr": lambda model, run: SelfNormalizedReset(model, run, max_silence=2).step,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_layer_that_cannot_be_drawn_leaves_the_layers_before_it_as_they_are(name):
+    model, x = network(), torch.ones(3, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    step = STEPS[name](model, lambda: model(x))
+    for layer in (1, 3, 5) if name == "snr" else ():
+        nn.init.constant_(model[layer].bias, -100.0)  # none fires
+    for first in (True, False):
+        model(x).sum().backward()
+        optimizer.step()
+        if name == "snr" and first:
+            assert step(optimizer) == 0  # silent for 3 samples, not more
+    model[5].whole = False
+    before, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    with pytest.raises(OSError, match="no values"):
+        step(optimizer)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    after = optimizer.state_dict()["state"]
+    assert all(torch.equal(value, moments[index][key]) for index in after for key, value in after[index].items())
+    model[5].whole = True
+    report = step(optimizer)
+    assert (report["units"] if name == "redo" else report) == 12
+    assert not model[3].weight.any()  # the outgoing weights of new units
