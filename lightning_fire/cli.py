@@ -15,6 +15,7 @@ import lightning_fire
 _RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
     "init": ("lightning_fire.recipe.init:main", "write a recipe to begin with, for your own data and network"),
+    "recipes": ("lightning_fire.recipe.list_command:main", "list the recipes that come with the package"),
     "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
     "validate": (f"{_RECIPE}:run", "evaluate a model of a recipe on the validation data"),
     "test": (f"{_RECIPE}:run", "evaluate a model of a recipe on the test data"),
@@ -55,6 +56,7 @@ DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
 {chr(10).join(f"  {name:12s} {summary}" for name, (_, summary) in COMMANDS.items())}
 
 A recipe is a YAML file, or the name of a shipped one: lightning-fire fit quick_start --method fire
+All of these: lightning-fire recipes
 Without a recipe, plain configuration files, of which later ones override: fit -c mine.yaml -c more.yaml"""
 _HELP = (
     f"usage: lightning-fire [-h] [--version] COMMAND ...\n\n{DESCRIPTION}\n\nlightning-fire COMMAND --help shows more."

@@ -22,7 +22,7 @@ from lightning_fire import FIRECallback, FullReset
 from lightning_fire import cli as program
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import console, main
-from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
 from lightning_fire.when import AnyOf, AtEpochs, AtNewData, WhenMetric
 
 
@@ -114,12 +114,40 @@ def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
     assert method_of(main(["fit", "quick_start", "--method", "fire", "--trainer.fast_dev_run", "1"])).steps == 10
 
 
+def test_recipes_are_listed_one_a_line(capsys):
+    main(["recipes"])
+    lines = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
+    assert list(lines) == shipped_recipes() and len(lines) > 20
+    assert lines["quick_start"].strip().startswith("Random labels, the quick start: 600 images of Fashion-MNIST")
+    for name, line in lines.items():
+        comment = Path(SHIPPED, f"{name}.yaml").read_text().splitlines()[0]
+        assert 20 < len(line.strip()) < 130 and line.strip() in comment and line[-1] not in ",;:."
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("x", []),  # within "wikitext", "h1_simba" has none
+        ("permuted", ["streams/permuted_inputs", "streams/permuted_labels"]),
+        ("cifar10_resnet18", ["vision/continual/cifar10_resnet18", "vision/warm_start/cifar10_resnet18"]),
+        ("quickstart", ["quick_start"]),
+        ("cartpole_solve", ["reinforcement_learning/dqn/cartpole_solved"]),
+        ("nothing.yaml", []),
+        ("f(x", []),
+    ],
+)
+def test_an_unknown_recipe_is_answered_with_the_names_that_are_meant(name, near):
+    with pytest.raises(FileNotFoundError) as error:
+        find_recipe(name)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ""
+    assert str(error.value) == f"unknown recipe {name}: neither a file nor a name of `lightning-fire recipes`{meant}"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["tiny.yaml", "--method", "fier"], "tiny.yaml has no method fier; there are vanilla, fire"),
-        (["tinny.yaml"], "unknown recipe tinny.yaml: give its file, or one of "),
-        (["permuted"], "one of streams/permuted_inputs, streams/permuted_labels"),
+        (["tinny.yaml"], "unknown recipe tinny.yaml: neither a file nor a name of `lightning-fire recipes`"),
         (["-c", "tiny.yaml"], "is a recipe with methods: give it without -c, as in fit tiny.yaml --method NAME"),
         (["broken.yaml"], "broken.yaml, line 1: "),
         (["list.yaml"], "list.yaml must hold keys with values, got [1]"),
@@ -381,8 +409,8 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are init, fit, validate, test, select, compare, sweep, ablation, aggregate,"
-            " diagnose, reinit, prepare-text",
+            "no command 'nonsense'; there are init, recipes, fit, validate, test, select, compare, sweep, ablation,"
+            " aggregate, diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
     ],

@@ -1,7 +1,8 @@
 """A recipe: one YAML file of an experiment, with a model, data, a Trainer, and the methods to compare on them."""
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,17 @@ def find_recipe(name: str | Path) -> Recipe:
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
             return _read(path)
-    shipped = shipped_recipes()
-    near = [one for one in shipped if str(name) in one] or difflib.get_close_matches(str(name), shipped)
-    raise FileNotFoundError(f"unknown recipe {name}: give its file, or one of {', '.join(near or shipped)}")
+    near = " or ".join(_near(str(name), shipped_recipes()))
+    hint = f"; did you mean {near}?" if near else ""
+    raise FileNotFoundError(f"unknown recipe {name}: neither a file nor a name of `lightning-fire recipes`{hint}")
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    """Return the recipes of which a word begins with a name, or else the most similar ones."""
+    begins = rf"(?<![^/_]){re.escape(name)}" if len(name) > 1 else "$."  # matches nothing
+    last = {one.rpartition("/")[2]: one for one in known}
+    similar = [*difflib.get_close_matches(name, known), *(last[one] for one in difflib.get_close_matches(name, last))]
+    return [one for one in known if re.search(begins, one)] or list(dict.fromkeys(similar))
 
 
 def shipped_recipes() -> list[str]:

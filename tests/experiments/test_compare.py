@@ -302,7 +302,7 @@ def test_unknown_recipe(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["compare", str(tmp_path)])
     error = capsys.readouterr().err
-    assert f"unknown recipe {tmp_path}: give its file, or one of language/" in error and "quick_start" in error
+    assert f"unknown recipe {tmp_path}: neither a file nor a name of `lightning-fire recipes`" in error
 
 
 def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
