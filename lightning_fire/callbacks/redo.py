@@ -27,10 +27,11 @@ class ReDo(EventCallback):
     `redo.layers/dormant_fraction/<layer>`.
 
     Args:
-        when: Schedule, or several of which any may be due. Default: `EveryNEpochs(1)`, as the authors of the FIRE paper
-            do; ReDo's own code: `EveryNSteps(1000)`.
+        when: Schedule, or several of which any may be due. Default: `EveryNEpochs(1)`, between two epochs, as the
+            authors of the FIRE paper do; ReDo's own code: `EveryNSteps(1000)`.
         threshold: τ, at least 0 (ReDo: 0.025; the paper: tuned, 0.01 to 0.5).
-        start_chunk: Do nothing before the data has changed this often (paper, warm start: 1).
+        start_chunk: Do nothing before a batch has been trained after this number of changes of the data, at least 0
+            (paper, warm start: 1, so that it first acts when the first epoch on the new data has ended).
         num_batches: Number of batches to compute the scores on, at most an epoch of them.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new weights, the same on every rank.
@@ -83,8 +84,11 @@ class ReDo(EventCallback):
         tell_units(self, self._method.layers)
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        if clock.chunk >= self.start_chunk:
-            super().at(trainer, pl_module, clock)
+        trained = clock.chunk - (clock.new_data and clock.chunk > 0)  # chunk of the last batch
+        if trained < self.start_chunk:
+            self.progress.last_event = clock.step  # nor at the first batch on new data, before which no step is made
+            return
+        super().at(trainer, pl_module, clock)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         if self.score == "gradient":

@@ -11,7 +11,7 @@ from small_training import PlainModule, assert_same_weights, dataset, fitted, st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, EveryNSteps, HiddenUnits, ReDo, methods
+from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, ReDo, methods
 from lightning_fire.functional import dormant
 from lightning_fire.methods.unit_reset import plan_unit_resets
 
@@ -239,10 +239,34 @@ def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     assert callback.num_events == 7
 
 
+class Times(ReDo):
+    """Keeps the epoch and the step of each event."""
+
+    def act(self, trainer, pl_module):
+        self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
+        self.steps = [*getattr(self, "steps", []), trainer.global_step]
+        return super().act(trainer, pl_module)
+
+
 def test_it_begins_with_its_chunk():
-    callback = Snapshots(start_chunk=1, threshold=0.5)
+    """As in the FIRE authors' code: once the first epoch on that data has ended, and at the start of chunk 2."""
+    callback = Times(start_chunk=1, threshold=0.5)
     fitted(callback)
-    assert callback.num_events == 4  # epochs 2 to 5; chunk 1 begins with epoch 2
+    assert callback.epochs == [3, 4, 5]  # chunk 1 begins with epoch 2, chunk 2 with epoch 4
+
+
+@pytest.mark.parametrize(
+    ("when", "start_chunk", "steps"),
+    [
+        (EveryNSteps(2), 1, [6, 8, 10, 12, 14, 16]),
+        (EveryNSteps(1), 0, list(range(1, 18))),
+        (AtNewData(skip_first=False), 0, [0, 4, 12]),
+    ],
+)
+def test_an_event_before_the_first_batch_on_new_data_belongs_to_the_chunk_before(when, start_chunk, steps):
+    callback = Times(when, start_chunk=start_chunk, threshold=0.0)
+    fitted(callback, max_epochs=5)
+    assert callback.steps == steps
 
 
 @pytest.mark.parametrize(("score", "epoch"), [*product(["activation"], [0, 2, 3]), ("gradient", 2)])
@@ -251,6 +275,18 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score,
     whole = fitted(ReDo(threshold=0.8, score=score), save)
     resumed = fitted(ReDo(threshold=0.8, score=score), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same_weights(resumed, whole)
+
+
+def test_a_run_resumed_around_its_chunk_acts_at_the_same_epochs(tmp_path):
+    build = lambda: Times(threshold=0.8, start_chunk=1, score="pre_activation")  # noqa: E731
+    save = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
+    whole = fitted(build(), save)
+    for step, epochs in {4: [3, 4, 5], 5: [3, 4, 5], 8: [3, 4, 5], 9: [4, 5]}.items():  # chunk 1 begins at step 4
+        resumed = build()
+        module = fitted(resumed, seed=99, ckpt_path=tmp_path / f"step={step}.ckpt")
+        assert resumed.epochs == epochs
+        if step in (4, 8):  # at the end of an epoch: a plain loader cannot go on within one
+            assert_same_weights(module, whole)
 
 
 def test_what_is_logged(tmp_path):
