@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule
 from lightning_fire import methods
 from lightning_fire.callbacks.base.units import UnitCallback
 from lightning_fire.methods.self_normalized_reset import check
+from lightning_fire.methods.unit_reset import Output, check_output
 from lightning_fire.where import HiddenUnits
 
 
@@ -25,6 +26,8 @@ class SelfNormalizedReset(UnitCallback):
         start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new weights, the same on every rank.
+        score: The output by which a unit fires, above 0: `"activation"`, after normalisation and nonlinearity;
+            `"pre_activation"`, before both, as in the code of the paper's authors.
 
     Raises:
         ValueError: If an argument is out of range, or, when training starts, if `where` finds no units.
@@ -42,15 +45,17 @@ class SelfNormalizedReset(UnitCallback):
         start_chunk: int = 0,
         where: HiddenUnits | None = None,
         seed: int = 0,
+        score: Output = "activation",
     ):
         super().__init__(where, start_chunk, seed)
         check(rejection, refresh_every, max_silence, expansion)
+        check_output(score)
         self.rejection, self.refresh_every = rejection, refresh_every
-        self.max_silence, self.expansion = max_silence, expansion
+        self.max_silence, self.expansion, self.score = max_silence, expansion, score
 
     def make(self, pl_module: LightningModule, run: Any) -> methods.SelfNormalizedReset:
         how = self.rejection, self.refresh_every, self.max_silence, self.expansion
-        return methods.SelfNormalizedReset(pl_module, run, *how, self.where, self.seed)
+        return methods.SelfNormalizedReset(pl_module, run, *how, self.where, self.seed, self.score)
 
     def report(self) -> dict[str, float]:
         return {**super().report(), f"{self.name}/threshold": self._method.mean_threshold}

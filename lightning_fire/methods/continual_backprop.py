@@ -8,16 +8,17 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
-from lightning_fire.methods.unit_reset import Forward, StepwiseReset
+from lightning_fire.methods.unit_reset import Forward, Output, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 class ContinualBackprop(StepwiseReset["_Statistics"]):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
-    The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|. At each step a
-    layer accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each whole unit, the
-    one with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the next layers.
+    The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|, h its output. At
+    each step a layer accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each
+    whole unit, the one with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the
+    next layers.
 
     Args:
         model: Any module.
@@ -26,9 +27,12 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
             1e-5; its tables call it τ).
         maturity: m, steps for which a new unit is safe, at least 0 (FIRE paper: tuned, 100 or 1000).
         decay: η of the exponential moving averages (EMA), in [0, 1).
-        compensate: Add the mean output of a replaced unit to the bias of the layers after it, where they have one.
+        compensate: Add the mean output of a replaced unit, after normalisation and nonlinearity, to the bias of the
+            layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
+        score: The output in the utility: `"activation"`, after normalisation and nonlinearity (continual backprop);
+            `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
         ValueError: If an argument is out of range, or `where` finds no units.
@@ -55,19 +59,25 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
         compensate: bool = True,
         where: HiddenUnits | None = None,
         seed: int = 0,
+        score: Output = "activation",
     ):
         check(replacement_rate, maturity, decay)
         self.replacement_rate, self.maturity = replacement_rate, maturity
         self.decay, self.compensate = decay, compensate
-        super().__init__(model, forward, where, seed)
+        super().__init__(model, forward, where, seed, score)
+        if compensate and score != "activation":
+            self.watch("activation", _Statistics.add_activity)
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics(layer.size, device, state)
+        return _Statistics(layer.size, device, state, self.score == "activation")
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the utilities after a step; return the units to re-initialize."""
-        seen = [torch.stack([each.sum_abs, each.sum]) / max(each.count, 1) for each in self.statistics]
+        seen = [
+            torch.stack([each.sum_abs / max(each.count, 1), each.sum / max(each.activities, 1)])
+            for each in self.statistics
+        ]
         means = mean_over_ranks(torch.cat(seen, dim=1)).split([layer.size for layer in self.layers], dim=1)
         chosen = []
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
@@ -104,15 +114,16 @@ class _Statistics:
     `age` is in steps and on the CPU, so that nothing waits for the GPU; `owed` is the part of a unit left to replace.
     """
 
-    def __init__(self, size: int, device: torch.device, state: Mapping[str, Any]):
+    def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], scores_activity: bool):
         zeros = torch.zeros(size)
         state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
         self.utility: Tensor = state["utility"].to(device, copy=True)
         self.mean: Tensor = state["mean"].to(device, copy=True)
         self.age: Tensor = state["age"].clone()
         self.owed: float = state["owed"]
-        self.sum_abs, self.sum = torch.zeros(2, size, device=device)  # of h, since the last step
-        self.count = 0  # samples and positions in them
+        self.scores_activity = scores_activity  # whether `update` gets h, the mean of which is `mean`
+        self.sum_abs, self.sum = torch.zeros(2, size, device=device)  # of the scored output and of h, since a step
+        self.count = self.activities = 0  # samples and positions in them
 
     def state_dict(self) -> dict[str, Any]:
         averages = {"utility": self.utility.cpu().clone(), "mean": self.mean.cpu().clone()}
@@ -120,8 +131,13 @@ class _Statistics:
 
     def update(self, activity: Tensor, batch_size: int) -> None:
         self.sum_abs += torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
-        self.sum += activity.sum(0, dtype=torch.float32)
         self.count += len(activity)
+        if self.scores_activity:
+            self.add_activity(activity, batch_size)
+
+    def add_activity(self, activity: Tensor, batch_size: int) -> None:
+        self.sum += activity.sum(0, dtype=torch.float32)
+        self.activities += len(activity)
 
     def end_step(self, utility: Tensor, mean: Tensor, decay: float) -> None:
         """Update the averages with the values of this step, but those that are not finite, which would stay in them."""
@@ -131,7 +147,7 @@ class _Statistics:
         self.age += 1
         self.sum_abs.zero_()
         self.sum.zero_()
-        self.count = 0
+        self.count = self.activities = 0
 
     def corrected(self, average: Tensor, decay: float) -> Tensor:
         return average / (1 - decay ** self.age.to(average.device, torch.float32))

@@ -8,16 +8,16 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import sum_over_ranks
 from lightning_fire.functional import NEVER, inter_firing_threshold
-from lightning_fire.methods.unit_reset import Forward, StepwiseReset
+from lightning_fire.methods.unit_reset import Forward, Output, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 class SelfNormalizedReset(StepwiseReset["_Statistics"]):
     """Re-initializes hidden units that have not fired for longer than their own past makes likely.
 
-    A unit fires on a batch if it is above 0, after normalisation and nonlinearity, at any sample and position. Its
-    inter-firing intervals, in samples, are recorded. After an optimizer step a unit is re-initialized if the time a
-    since it fired last is improbable by its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`.
+    A unit fires on a batch if its output is above 0 at any sample and position. Its inter-firing intervals, in samples,
+    are recorded. After an optimizer step a unit is re-initialized if the time a since it fired last is improbable by
+    its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`.
 
     Args:
         model: Any module.
@@ -29,6 +29,8 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
         expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
         seed: Seed of the new draws, the same on every rank.
+        score: The output by which a unit fires: `"activation"`, after normalisation and nonlinearity (SNR);
+            `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
         ValueError: If an argument is out of range, or `where` finds no units.
@@ -56,11 +58,12 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
         expansion: float = 2.0,
         where: HiddenUnits | None = None,
         seed: int = 0,
+        score: Output = "activation",
     ):
         check(rejection, refresh_every, max_silence, expansion)
         self.rejection, self.refresh_every = rejection, refresh_every
         self.max_silence, self.expansion = max_silence, expansion
-        super().__init__(model, forward, where, seed)
+        super().__init__(model, forward, where, seed, score)
 
     @property
     def mean_threshold(self) -> float:

@@ -3,7 +3,8 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,45 @@ from lightning_fire.methods.optimizer_state import Optimizers, with_inner
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 Forward = Callable[[], Any]
+Output = Literal["activation", "pre_activation"]
 _ignoring = False
+
+
+def check_output(score: str) -> None:
+    """Raise a ValueError unless `score` is the name of an output of units."""
+    if score not in get_args(Output):
+        raise ValueError(f"`score` must be 'activation' or 'pre_activation', got {score!r}")
+
+
+def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None]) -> RemovableHandle:
+    """Call `see` in each forward pass with the output of the units, of the shape that the module computes.
+
+    Args:
+        layer: The units.
+        score: `"activation"`: the output after normalisation and nonlinearity, whose shape `UnitLayer.activity` takes.
+            `"pre_activation"`: that of their layer, before both, whose shape `UnitLayer.pre_activity` takes.
+        see: Gets the tensor, with its graph.
+
+    Returns:
+        The hook, which `remove()` ends.
+    """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
+        see(args[0])
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        see(output)
+
+    if score == "activation":
+        return layer.observed.register_forward_pre_hook(before)
+    return layer.layer.register_forward_hook(after)
+
+
+def by_unit(layer: UnitLayer, score: Output, output: Tensor) -> Tensor:
+    """Reshape what `watch_output` passes to (samples and positions, units)."""
+    return layer.activity(output) if score == "activation" else layer.pre_activity(output)
 
 
 @contextlib.contextmanager
@@ -94,7 +133,12 @@ class UnitStatistics(Protocol):
     """Statistics that a method keeps of the units of one layer."""
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        """Add the outputs of the units in one forward pass, of shape (samples and positions, units)."""
+        """Add the outputs of the units in one forward pass.
+
+        Args:
+            activity: Shape (samples and positions, units), after or before norm and nonlinearity.
+            batch_size: Number of samples.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors on the CPU."""
@@ -106,19 +150,19 @@ S = TypeVar("S", bound=UnitStatistics)
 class StepwiseReset(Generic[S]):
     """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
 
-    A method subclasses it and writes `new_statistics` and `choose`. Forward passes count while `watching` is True,
+    A method subclasses it and writes `new_statistics` and `choose`. It scores units by one of two outputs, `score`, see
+    `watch_output`. Forward passes count while `watching` is True,
     those under `no_grad` only where the model never runs with gradients.
     """
 
-    def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int):
+    def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int, score: Output):
+        check_output(score)
         self.layers = select_units(model, forward, where)
-        self.seed, self.num_reset, self.watching = seed, 0, True
+        self.seed, self.num_reset, self.watching, self.score = seed, 0, True, score
         device = next(model.parameters()).device
         self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
-        self._handles = [
-            layer.observed.register_forward_pre_hook(self._watch(index, layer))
-            for index, layer in enumerate(self.layers)
-        ]
+        self._handles: list[RemovableHandle] = []
+        self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
         """Return the statistics of a layer: new ones if `state` is empty, or those whose `state_dict` it is."""
@@ -168,14 +212,17 @@ class StepwiseReset(Generic[S]):
             for layer in self.layers
         ]
 
-    def _watch(self, index: int, layer: UnitLayer) -> Callable[..., None]:
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
-        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def watch(self, score: Output, update: Callable[[S, Tensor, int], None]) -> None:
+        """Call `update(statistics, output, batch_size)` for each layer in each pass that counts, until `close()`."""
+
+        def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             recomputed = is_in_backward()  # by gradient checkpointing
             if self.watching and layer.counts_now() and not recomputed and not _ignoring:
-                self.statistics[index].update(layer.activity(args[0].detach()), len(args[0]))
+                update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
 
-        return hook  # type: ignore[no-any-return]
+        self._handles += [
+            watch_output(layer, score, partial(see, index, layer)) for index, layer in enumerate(self.layers)
+        ]
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:

@@ -7,12 +7,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.utils.hooks import RemovableHandle
 
-from lightning_fire.methods.unit_reset import Forward, run_watched
+from lightning_fire.methods.unit_reset import Forward, Output, by_unit, run_watched, watch_output
 from lightning_fire.where import UnitLayer
 
-Score = Literal["activation", "pre_activation", "gradient"]
+Score = Literal[Output, "gradient"]
 
 
 def check_score(score: str) -> None:
@@ -53,11 +52,7 @@ def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tenso
 
 def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
     """Return the mean |h| of each unit of all layers over samples and positions; NaN where a layer has not run."""
-
-    def watch(layer: UnitLayer, see: Callable[[Tensor], None]) -> RemovableHandle:
-        return layer.observed.register_forward_pre_hook(lambda module, args: see(args[0]))
-
-    return _means(layers, forward, watch, UnitLayer.activity)
+    return _means(layers, forward, "activation", torch.abs)
 
 
 def mean_pre_activations(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
@@ -65,19 +60,12 @@ def mean_pre_activations(layers: Sequence[UnitLayer], forward: Forward) -> Tenso
 
     Source: the code of the FIRE paper's authors.
     """
-
-    def watch(layer: UnitLayer, see: Callable[[Tensor], None]) -> RemovableHandle:
-        return layer.layer.register_forward_hook(lambda module, args, output: see(output))
-
-    return _means(layers, forward, watch, lambda layer, output: layer.pre_activity(output).relu())
+    return _means(layers, forward, "pre_activation", torch.relu)
 
 
 @torch.no_grad()
 def _means(
-    layers: Sequence[UnitLayer],
-    forward: Forward,
-    watch: Callable[[UnitLayer, Callable[[Tensor], None]], RemovableHandle],
-    by_unit: Callable[[UnitLayer, Tensor], Tensor],
+    layers: Sequence[UnitLayer], forward: Forward, output: Output, magnitude: Callable[[Tensor], Tensor]
 ) -> Tensor:
     sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
     counts = [0] * len(layers)
@@ -85,12 +73,12 @@ def _means(
     def adder(index: int, layer: UnitLayer) -> Callable[[Tensor], None]:
         def see(tensor: Tensor) -> None:
             if layer.counts_now():
-                values = by_unit(layer, tensor.detach())
-                sums[index] += values.abs().sum(0, dtype=torch.float32)
+                values = magnitude(by_unit(layer, output, tensor.detach()))
+                sums[index] += values.sum(0, dtype=torch.float32)
                 counts[index] += len(values)
 
         return see
 
-    handles = [watch(layer, adder(index, layer)) for index, layer in enumerate(layers)]
+    handles = [watch_output(layer, output, adder(index, layer)) for index, layer in enumerate(layers)]
     run_watched(forward, handles)
     return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])

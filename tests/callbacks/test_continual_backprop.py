@@ -1,11 +1,12 @@
 """`ContinualBackprop` through real fits: equal to a slow loop over units, and the rest of its contract."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from slow_unit_resets import built, slow_training
+from slow_unit_resets import built, built_with_shift, slow_training
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
@@ -13,16 +14,16 @@ from torch.utils.data import DataLoader
 from lightning_fire import ContinualBackprop, HiddenUnits
 
 
-def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, seed=0):
+def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, **options):
     """Train in a plain loop, unit by unit."""
     utility, mean, age = ([[0.0] * 8 for _ in range(2)] for _ in range(3))
     owed = [0.0, 0.0]
 
-    def rule(batch_size, layers_after, outputs):
+    def rule(batch_size, layers_after, outputs, activities):
         chosen = []
-        for i, (after, h) in enumerate(zip(layers_after, outputs, strict=True)):
+        for i, (after, scored, h) in enumerate(zip(layers_after, outputs, activities, strict=True)):
             for unit in range(8):
-                score = float(h[:, unit].abs().mean() * after.weight[:, unit].abs().sum())
+                score = float(scored[:, unit].abs().mean() * after.weight[:, unit].abs().sum())
                 utility[i][unit] = decay * utility[i][unit] + (1 - decay) * score
                 mean[i][unit] = decay * mean[i][unit] + (1 - decay) * float(h[:, unit].mean())
                 age[i][unit] += 1
@@ -38,7 +39,7 @@ def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, seed=0):
             chosen.append(old[:number])
         return chosen
 
-    return slow_training(rule, start_epoch, seed)
+    return slow_training(rule, start_epoch, **options)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,22 @@ def test_it_equals_the_slow_loop(options):
     assert callback.num_reset == replaced > 2
     for name, tensor in fast.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("compensate", [True, False])
+@pytest.mark.parametrize("norm", [True, False], ids=["batch_norm", "no_norm"])
+def test_by_pre_activation_it_equals_the_slow_loop(norm, compensate):
+    """The utility is that of outputs before the norm; what is compensated, of those after the nonlinearity."""
+    how = {"compensate": compensate, "score": "pre_activation"}
+    callback = ContinualBackprop(0.1, maturity=2, **how)
+    build = partial(built_with_shift, norm)
+    fast = fitted(callback, module=build())
+    expected, replaced = slow(0.1, 2, build=build, **how)
+    assert callback.num_reset == replaced > 2
+    for name, tensor in fast.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+    by_activation, _ = slow(0.1, 2, build=build, compensate=compensate)
+    assert not torch.allclose(by_activation.net[0].weight, expected.net[0].weight, atol=0.1)
 
 
 def test_a_small_rate_adds_up():
@@ -105,10 +122,11 @@ def test_accumulated_batches_are_one_step():
     assert callback.num_reset == 2 * int(0.8 * 12)  # 12 steps of 8 units in each of two layers
 
 
+@pytest.mark.parametrize("score", ["activation", "pre_activation"])
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop):
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop, score):
     """Ages, utilities and fractional units are in the checkpoint."""
-    build = lambda: ContinualBackprop(replacement_rate=0.07, maturity=2)  # noqa: E731
+    build = lambda: ContinualBackprop(replacement_rate=0.07, maturity=2, score=score)  # noqa: E731
     whole = fitted(build(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
     names = ["step=4", "step=8", "step=12"] if "every_n_epochs" in stop else []
     for name in names:
@@ -154,6 +172,7 @@ def test_what_is_logged(tmp_path):
         ({"replacement_rate": 2}, r"`replacement_rate` must be in \[0, 1\], got 2"),
         ({"maturity": -1}, "`maturity` must be at least 0, got -1"),
         ({"decay": 1.0}, r"`decay` must be in \[0, 1\), got 1.0"),
+        ({"score": "gradient"}, "`score` must be 'activation' or 'pre_activation', got 'gradient'"),
         ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
     ],
 )

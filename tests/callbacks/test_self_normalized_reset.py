@@ -1,9 +1,11 @@
 """`SelfNormalizedReset` through real fits: equal to a slow loop over units, and the rest of its contract."""
 
+from functools import partial
+
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from slow_unit_resets import built, slow_training
+from slow_unit_resets import built, built_with_shift, slow_training
 from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
@@ -19,14 +21,14 @@ def probability_of_at_least(age, silences):
     return sum(silence >= age for silence in silences) / len(silences)
 
 
-def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, seed=0):
+def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, **options):
     """Train in a plain loop; thresholds by trying every possible inter-firing interval."""
     age = [[0] * 8 for _ in range(2)]
     threshold = [[max_silence // 2] * 8 for _ in range(2)]
     silences = [[[] for _ in range(8)] for _ in range(2)]
     steps = largest = 0
 
-    def rule(batch_size, layers_after, outputs):
+    def rule(batch_size, layers_after, outputs, activities):
         nonlocal steps, largest
         steps, largest = steps + 1, max(largest, batch_size)
         chosen = [[], []]
@@ -53,7 +55,7 @@ def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, se
                     chosen[i].append(unit)
         return chosen
 
-    return slow_training(rule, start_epoch, seed)
+    return slow_training(rule, start_epoch, **options)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,19 @@ def test_it_equals_the_slow_loop(options, resets):
     assert callback.num_reset == number >= resets
     for name, tensor in fast.state_dict().items():
         torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("norm", [True, False], ids=["batch_norm", "no_norm"])
+def test_by_pre_activation_it_equals_the_slow_loop(norm):
+    callback = SelfNormalizedReset(**OFTEN, score="pre_activation")
+    build = partial(built_with_shift, norm)
+    fast = fitted(callback, module=build())
+    expected, number = slow(**OFTEN, score="pre_activation", build=build)
+    assert callback.num_reset == number >= 3
+    for name, tensor in fast.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
+    _, by_activation = slow(**OFTEN, build=build)
+    assert (number > by_activation) == norm  # before a ReLU alone a unit fires as after it
 
 
 def test_it_begins_with_its_chunk():
@@ -118,10 +133,10 @@ def test_accumulated_batches_are_one_step():
     assert set(record["age"].tolist()) <= {0, 12, 24}
 
 
-@pytest.mark.parametrize("epoch", range(5))
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
+@pytest.mark.parametrize(("score", "epoch"), [*(("activation", epoch) for epoch in range(5)), ("pre_activation", 2)])
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score, epoch):
     """Ages, thresholds and intervals of the current window are in the checkpoint; resets come after each."""
-    build = lambda: SelfNormalizedReset(0.3, refresh_every=5, max_silence=80)  # noqa: E731
+    build = lambda: SelfNormalizedReset(0.3, refresh_every=5, max_silence=80, score=score)  # noqa: E731
     callback, resumed = build(), build()
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
     whole = fitted(callback, save, module=DiesAgain())
@@ -228,6 +243,7 @@ def test_what_is_logged(tmp_path):
         ({"refresh_every": 0}, "`refresh_every` must be at least 1, got 0"),
         ({"max_silence": 1}, "`max_silence` must be at least 2, got 1"),
         ({"expansion": 0.5}, "`expansion` must be at least 1, got 0.5"),
+        ({"score": "gradient"}, "`score` must be 'activation' or 'pre_activation', got 'gradient'"),
         ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
     ],
 )

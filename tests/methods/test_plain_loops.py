@@ -52,6 +52,8 @@ CALLBACKS = {
     "redo_gradient": lambda: lf.ReDo(threshold=0.5, seed=5, score="gradient"),
     "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
     "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
+    "continual_backprop_pre_activation": lambda: lf.ContinualBackprop(0.05, maturity=3, seed=5, score="pre_activation"),
+    "snr_pre_activation": lambda: lf.SelfNormalizedReset(0.2, 3, max_silence=40, seed=5, score="pre_activation"),
     "hare_and_tortoise": lambda: lf.HareAndTortoise(lf.AtNewData(), momentum=0.9),
     "weight_projection": lambda: lf.WeightProjection(),
     "parseval": lambda: lf.Parseval(1e-2, norms=True),
@@ -91,10 +93,11 @@ def test_the_methods_make_a_difference(plain):
         assert any(not torch.equal(weights[key], vanilla[key]) for key in vanilla if key in weights), name
 
 
+@pytest.mark.parametrize("score", ["", "_pre_activation"])
 @pytest.mark.parametrize("kind", ["ContinualBackprop", "SelfNormalizedReset"])
-def test_a_plain_loop_resumes_to_equal_weights(kind):
+def test_a_plain_loop_resumes_to_equal_weights(kind, score):
     """Statistics, units and weights from their state_dicts, in the middle of a training."""
-    name = {"ContinualBackprop": "continual_backprop", "SelfNormalizedReset": "snr"}[kind]
+    name = {"ContinualBackprop": "continual_backprop", "SelfNormalizedReset": "snr"}[kind] + score
     whole = plain_loops.trained(name)
 
     def loop_with_method():

@@ -142,6 +142,18 @@ def snr(loop: Loop) -> None:
     loop.after_step = lambda: method.step(loop.optimizer)
 
 
+def continual_backprop_pre_activation(loop: Loop) -> None:
+    how = {"replacement_rate": 0.05, "maturity": 3, "seed": 5, "score": "pre_activation"}
+    method = methods.ContinualBackprop(loop.model, loop.look, **how)
+    loop.after_step = lambda: method.step(loop.optimizer)
+
+
+def snr_pre_activation(loop: Loop) -> None:
+    how = {"rejection": 0.2, "refresh_every": 3, "max_silence": 40, "score": "pre_activation"}
+    method = methods.SelfNormalizedReset(loop.model, loop.look, **how, seed=5)
+    loop.after_step = lambda: method.step(loop.optimizer)
+
+
 def hare_and_tortoise(loop: Loop) -> None:
     method = methods.HareAndTortoise(loop.model, momentum=0.9)
     loop.after_step, loop.at_new_data = method.step, method.reset_
@@ -195,6 +207,8 @@ METHODS: dict[str, Callable[[Loop], None]] = {
         redo_gradient,
         continual_backprop,
         snr,
+        continual_backprop_pre_activation,
+        snr_pre_activation,
         hare_and_tortoise,
         weight_projection,
         parseval,

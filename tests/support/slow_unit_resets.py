@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 STRIDE = 1_000_003  # between the seeds of two resets
 
-Rule = Callable[[int, list[nn.Linear], list[Tensor]], list[list[int]]]
+Rule = Callable[[int, list[nn.Linear], list[Tensor], list[Tensor]], list[list[int]]]
 
 
 class WithMomentum(PlainModule):
@@ -24,32 +24,55 @@ def built() -> WithMomentum:
     return WithMomentum()
 
 
-def slow_training(rule: Rule, start_epoch: int = 0, seed: int = 0) -> tuple[WithMomentum, int]:
+def built_with_shift(norm: bool) -> WithMomentum:
+    """The output of unit 2 of the first layer is below 0, until a BatchNorm, if there is one, takes the shift away."""
+    module = built()
+    nn.init.constant_(module.net[0].bias[2:3], -5.0)
+    if not norm:
+        module.net[1] = nn.Identity()
+    return module
+
+
+def slow_training(
+    rule: Rule,
+    start_epoch: int = 0,
+    seed: int = 0,
+    score: str = "activation",
+    build: Callable[[], WithMomentum] = built,
+) -> tuple[WithMomentum, int]:
     """Return the trained module, and how many units were reset.
 
     Args:
-        rule: From the size of the batch, the layers after the units and the outputs of the units, both by layer, to the
-            units to reset in each layer.
+        rule: From the size of the batch, the layers after the units, the outputs of the units that are scored, and
+            those after norm and nonlinearity, all by layer, to the units to reset in each layer.
         start_epoch: First epoch in which it is asked.
         seed: Seed of the new draws.
+        score: Whether outputs after norm and nonlinearity are scored, or `"pre_activation"`, before both.
+        build: Makes the module.
     """
-    module, number = built(), 0
+    module, number = build(), 0
     net, optimizer = module.net, module.configure_optimizers()
-    layers = [(net[0], net[1], net[3]), (net[3], None, net[5])]  # layer, its norm, the layer after it
+    layers = [
+        (net[0], net[1] if isinstance(net[1], nn.BatchNorm1d) else None, net[3]),
+        (net[3], None, net[5]),
+    ]  # layer, its norm, the layer after it
     data = GrowingData()
     data.trainer = trainer()
     for epoch in range(6):
         data.trainer.fit_loop.epoch_progress.current.completed = epoch
         for x, y in DataLoader(data.train_dataloader().dataset, batch_size=6):
-            first = net[:3](x)
-            second = net[3:5](first)
+            before_first = net[0](x)
+            first = net[1:3](before_first)
+            before_second = net[3](first)
+            second = net[4](before_second)
+            scored = [first, second] if score == "activation" else [before_first, before_second]
             optimizer.zero_grad()
             nn.functional.cross_entropy(net[5](second), y).backward()
             optimizer.step()
             if epoch < start_epoch:
                 continue
             with torch.no_grad():
-                chosen = rule(len(x), [after for _, _, after in layers], [first.detach(), second.detach()])
+                chosen = rule(len(x), [after for _, _, after in layers], scored, [first, second])
                 for index, ((layer, norm, _), units) in enumerate(zip(layers, chosen, strict=True)):
                     if not units:
                         continue
