@@ -238,6 +238,20 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
         assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 
+UNIT_RESETS = [path for path in OF_IMAGES if path.parent.parent.name == "vision"]
+
+
+@pytest.mark.parametrize("path", UNIT_RESETS, ids=name_of)
+def test_unit_resets_score_as_in_the_code_for_which_the_papers_values_were_tuned(path):
+    """The authors' code: outputs of layers, before normalisation; ReDo by the last 512, at the end of each epoch."""
+    redo, snr = arguments_of(path, "redo"), arguments_of(path, "snr")
+    continual_backprop = arguments_of(path, "continual_backprop")
+    assert {settings["score"] for settings in (redo, snr, continual_backprop)} == {"pre_activation"}
+    assert redo["num_batches"] * find_recipe(path).base["data"]["init_args"]["batch_size"] == 512
+    assert redo["when"] == {"class_path": "EveryNEpochs", "init_args": {"n": 1}}
+    assert continual_backprop["compensate"] is False
+
+
 def test_the_search_space_is_that_of_the_paper():
     """Table "Hyperparameter search space for all experiments"; λ of L2 Init halved. Its points build the methods."""
     space = yaml.safe_load((ROOT / "vision" / "search_space.yaml").read_text())
