@@ -9,12 +9,19 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire.contracts import HasOnline, HasSeenClasses, offers
+from lightning_fire.contracts import HasSeenClasses, offers
 from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
+from lightning_fire.modules.task_metric import (
+    log_task_metric,
+    restore_task_metric,
+    state_of_task_metric,
+    update_task_metric,
+)
 
+_ONLINE = "train/online_accuracy"
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 
@@ -86,42 +93,23 @@ class Classifier(ChunkModule):
         loss = cross_entropy(logits, labels)
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
-        if self._online:
-            data, accuracy = self.trainer.datamodule, self.task_accuracy
-            if batch_idx == 0 and self.current_epoch == data.first_epoch(data.chunk):
-                if self.current_epoch and accuracy.samples:
-                    # of the task before, if it ended with the resumed checkpoint: Lightning leaves out its end
-                    value = float(accuracy.correct / accuracy.samples)  # of this rank: no other has any
-                    for logger in self.loggers:
-                        logger.log_metrics({"train/online_accuracy": value}, step=self.trainer.global_step - 1)
-                accuracy.reset()
-            accuracy.update(logits, labels)
+        update_task_metric(self, self.task_accuracy, _ONLINE, batch_idx, logits, labels)
         return loss
 
     def on_train_epoch_end(self) -> None:
         """Log the sums over the batches: `log` in each batch costs as much as all else Lightning does."""
-        data, epoch = self.trainer.datamodule, self.current_epoch
-        if self._online and (epoch + 1 == data.total_epochs or data.chunk_at(epoch + 1) != data.chunk_at(epoch)):
-            self.log("train/online_accuracy", self.task_accuracy.compute())
-            self.task_accuracy.reset()
+        log_task_metric(self, self.task_accuracy, _ONLINE)
         if self.train_loss.update_called:  # not by a training_step of a subclass
             self.log("train/loss", self.train_loss)
             self.log("train/accuracy", self.train_accuracy)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the counts of the task so far, of this rank."""
-        checkpoint["task_accuracy"] = [int(self.task_accuracy.correct), int(self.task_accuracy.samples)]
+        checkpoint["task_accuracy"] = state_of_task_metric(self.task_accuracy)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Continue the counts of an interrupted task, on the one rank whose counts were kept."""
-        if "task_accuracy" in checkpoint and self.global_rank == 0:
-            self.task_accuracy.correct.fill_(checkpoint["task_accuracy"][0])
-            self.task_accuracy.samples.fill_(checkpoint["task_accuracy"][1])
-
-    @property
-    def _online(self) -> bool:
-        datamodule = None if self._trainer is None else self._trainer.datamodule
-        return offers(datamodule, HasOnline) and datamodule.online
+        restore_task_metric(self, self.task_accuracy, checkpoint.get("task_accuracy", {}))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate(batch, "val")
