@@ -29,7 +29,7 @@ class Stream(NamedTuple):
 
 
 STREAMS = {
-    "random_labels": Stream("random labels", RandomLabels(15, 600, 25), 50, 3e-3),
+    "random_labels": Stream("random labels", RandomLabels(15, 600, 25, labels="drawn"), 50, 3e-3),
     "permuted_labels": Stream("permuted labels", PermutedLabels(40, 1000, 1), 10, 3e-3),
     "permuted_inputs": Stream("permuted inputs", PermutedInputs(15, 600, 10), 20, 1e-2),
     "warm_start": Stream("warm start", WarmStart(0.1, (150, 8)), 50, 3e-3),

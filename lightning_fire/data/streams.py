@@ -6,7 +6,7 @@ accuracy*: that on each batch before the update with it. All draws are pure func
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -97,18 +97,34 @@ class RandomLabels(Stream):
         num_tasks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, the same in each; None: all.
         epochs: Epochs of each task: one number for all, or one per task.
+        labels: `"drawn"`: each sample draws its label from all classes, as Kumar et al. write; `"shuffled"`: the true
+            labels of the samples are permuted, as their code does (skumar9876/L2_Init), so that each class has as many
+            samples as in the data.
+
+    Raises:
+        ValueError: If an argument is out of its range.
     """
 
     num_tasks: int = 15
     samples_per_task: int | None = 600
     epochs: int | tuple[int, ...] = 25
+    labels: Literal["drawn", "shuffled"] = "drawn"
     same_samples: ClassVar[bool] = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.labels not in ("drawn", "shuffled"):
+            raise ValueError(f"`labels` must be 'drawn' or 'shuffled', got {self.labels!r}")
 
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the training samples of a task with random labels, int64 (n,), twice."""
         generator = _generator(seed, number, _CHANGE)
-        labels = torch.randint(_known(num_classes, self), (len(train[0]),), generator=generator)
-        samples = train[0], labels.to(train[0].device)
+        inputs, true = train
+        if self.labels == "shuffled":
+            labels = true[torch.randperm(len(true), generator=generator).to(true.device)]
+        else:
+            labels = torch.randint(_known(num_classes, self), (len(true),), generator=generator)
+        samples = inputs, labels.to(inputs.device)
         return samples, samples
 
 

@@ -80,8 +80,9 @@ def test_permuted_inputs_of_vectors():
     assert torch.equal(moved, vectors.tensors[0][:, order])
 
 
-def test_random_labels_are_resampled_for_the_same_samples():
-    stream = RandomLabels(4, samples_per_task=50)
+@pytest.mark.parametrize("labels", ["drawn", "shuffled"])
+def test_random_labels_are_resampled_for_the_same_samples(labels):
+    stream = RandomLabels(4, samples_per_task=50, labels=labels)
     tasks = [task(stream, number) for number in range(4)]
     for (indices, train, test), (other_indices, other, _) in pairwise(tasks):
         assert torch.equal(indices, other_indices)
@@ -90,11 +91,28 @@ def test_random_labels_are_resampled_for_the_same_samples():
         assert 0.1 <= agreeing <= 0.4  # 1/4 by chance
         assert torch.equal(train[0], test[0])
         assert torch.equal(train[1], test[1])
-    labels = torch.cat([train[1] for _, train, _ in tasks])
-    assert labels.bincount(minlength=CLASSES).min() >= 30  # 50 expected
 
 
-@pytest.mark.parametrize("stream", [PermutedLabels(5, 20), PermutedInputs(5, 20), RandomLabels(5, 20, epochs=1)])
+def test_shuffled_labels_keep_the_class_counts_of_the_data():
+    """Drawn ones do not."""
+    for labels in ("drawn", "shuffled"):
+        found = [task(RandomLabels(4, samples_per_task=50, labels=labels), number) for number in range(4)]
+        true = TRAIN.tensors[1][found[0][0]].bincount(minlength=CLASSES).tolist()
+        counts = [train[1].bincount(minlength=CLASSES).tolist() for _, train, _ in found]
+        assert all(of_task == true for of_task in counts) == (labels == "shuffled")
+        if labels == "drawn":
+            assert min(map(sum, zip(*counts, strict=True))) >= 30  # 50 expected
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        PermutedLabels(5, 20),
+        PermutedInputs(5, 20),
+        RandomLabels(5, 20, epochs=1),
+        RandomLabels(5, 20, epochs=1, labels="shuffled"),
+    ],
+)
 def test_a_task_is_a_pure_function_of_seed_and_number(stream):
     state = torch.get_rng_state()
     forwards = [task(stream, number) for number in range(5)]
@@ -315,6 +333,7 @@ def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
         (lambda: RandomLabels(2, epochs=(1, 1, 1)), r"`epochs` must be one number or one per chunk \(2\)"),
         (lambda: SlowlyChangingRegression(slow_bits=21), r"`slow_bits` must be from 1 to `bits` \(20\), got 21"),
         (lambda: SlowlyChangingRegression(threshold=1.0), "`threshold` must be strictly between 0 and 1, got 1.0"),
+        (lambda: RandomLabels(labels="none"), "`labels` must be 'drawn' or 'shuffled', got 'none'"),
         (lambda: SlowlyChangingRegression(hidden_units=0), "`hidden_units` must be at least 1, got 0"),
         (lambda: task(PermutedLabels(2, 61), 0), r"must not exceed the number of training samples \(60\), got 61"),
         (lambda: SlowlyChangingRegressionDataModule(test_size=0), "`test_size` must be at least 1, got 0"),
