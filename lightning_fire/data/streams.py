@@ -1,7 +1,8 @@
-"""Streams: sequences of tasks on which networks lose plasticity, the standard benchmarks of the field.
+"""Streams: sequences of tasks on which networks lose plasticity, after the benchmarks of the field, scaled down.
 
-A task is a chunk of data whose inputs or targets differ from those of the task before. The metric is the *online
-accuracy*: that on each batch before the update with it. All draws are pure functions of the seed and the task number.
+A task is a chunk of data whose inputs or targets differ from those of the task before. The metric is the *online*
+accuracy or error: that on each batch before the update with it. All draws are pure functions of the seed and the task
+number.
 """
 
 from abc import abstractmethod
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.data.protocols import Access, Protocol
+from lightning_fire.data.threshold_network import ThresholdNetwork
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
 Task = tuple[Samples, Samples]  # to train on, and to validate with
@@ -26,7 +28,8 @@ class Stream(Protocol):
 
     Args:
         num_tasks: Number of tasks, each a chunk.
-        samples_per_task: Training samples of each task, drawn at random without replacement; None: all.
+        samples_per_task: Training samples of each task, drawn at random without replacement within the task; the same
+            sample may return in another task. None: all.
         epochs: Epochs of each task: one number for all, or one per task.
 
     Raises:
@@ -151,14 +154,13 @@ class PermutedInputs(Stream):
 
 @dataclass(frozen=True)
 class SlowlyChangingRegression(Stream):
-    """Regression on bits, one of which flips between tasks; a small network must track the targets.
+    """Regression on bits that change slowly; a small network must track the targets.
 
-    `slow_bits` of the input bits are the same for all samples of a task, and one of them, drawn at random, flips
-    before each further task; the others are drawn for each sample. The target is the output of a fixed random network:
-    one hidden layer of linear threshold units with weights ±1, which fire above a fraction `threshold` of the inputs,
-    and output weights ±1. Inputs and targets of the given data set are not used.
+    `slow_bits` of the input bits are the same for all samples of a task, and change before each further task; the
+    others are drawn for each sample. The targets are the outputs of a fixed random `ThresholdNetwork`. Inputs and
+    targets of the given data set are not used.
 
-    Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, "slowly-changing regression":
+    Source: Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, "Slowly-Changing Regression":
     20 bits of which 15 are slow, 100 hidden units, threshold 0.7, 10,000 samples a task.
 
     Args:
@@ -169,6 +171,8 @@ class SlowlyChangingRegression(Stream):
         slow_bits: Number of bits that are the same for all samples of a task, from 1 to `bits`.
         hidden_units: Hidden units of the network that makes the targets.
         threshold: Fraction of the inputs, bias included, that must agree with the weights of a unit, in (0, 1).
+        change: `"one_bit"`: one slow bit, drawn at random, flips before each further task, as in the article;
+            `"all_bits"`: all slow bits are resampled, as in the authors' configurations without `flip_one`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -180,6 +184,7 @@ class SlowlyChangingRegression(Stream):
     slow_bits: int = 15
     hidden_units: int = 100
     threshold: float = 0.7
+    change: Literal["one_bit", "all_bits"] = "one_bit"
 
     def __post_init__(self):
         super().__post_init__()
@@ -189,25 +194,33 @@ class SlowlyChangingRegression(Stream):
             raise ValueError(f"`hidden_units` must be at least 1, got {self.hidden_units}")
         if not 0 < self.threshold < 1:
             raise ValueError(f"`threshold` must be strictly between 0 and 1, got {self.threshold}")
+        if self.change not in ("one_bit", "all_bits"):
+            raise ValueError(f"`change` must be 'one_bit' or 'all_bits', got {self.change!r}")
+
+    def target_network(self, seed: int) -> ThresholdNetwork:
+        """Return the network that makes the targets of all tasks, a pure function of the seed."""
+        return self._draw_network(_generator(seed, 0, _SAMPLES))
 
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
-        fixed = _generator(seed, 0, _SAMPLES)
-        slow = torch.randint(2, (self.slow_bits,), generator=fixed)
-        shapes = (self.hidden_units, self.bits + 1), (self.hidden_units, 1)
-        inner, outer = (torch.randint(2, shape, generator=fixed).float() * 2 - 1 for shape in shapes)
-        flips = torch.randint(self.slow_bits, (number,), generator=fixed)
-        slow = (slow + torch.bincount(flips, minlength=self.slow_bits)) % 2
-        limits = self.threshold * (self.bits + 1) - (inner < 0).sum(1)
-        generator = _generator(seed, number, _CHANGE)
+        fixed, generator = _generator(seed, 0, _SAMPLES), _generator(seed, number, _CHANGE)
+        network = self._draw_network(fixed)
+        if self.change == "all_bits":
+            slow = torch.randint(2, (self.slow_bits,), generator=generator)
+        else:
+            first = torch.randint(2, (self.slow_bits,), generator=fixed)
+            flips = torch.randint(self.slow_bits, (number,), generator=fixed)
+            slow = (first + torch.bincount(flips, minlength=self.slow_bits)) % 2
 
         def draw(n: int) -> Samples:
             fast = torch.randint(2, (n, self.bits - self.slow_bits), generator=generator)
             inputs = torch.cat([slow.expand(n, -1), fast], dim=1).float()
-            with_bias = torch.cat([inputs, torch.ones(n, 1)], dim=1)
-            return inputs, (with_bias @ inner.T > limits).float() @ outer
+            return inputs, network(inputs)
 
         return draw(len(train[0])), draw(len(test[0]))
+
+    def _draw_network(self, generator: torch.Generator) -> ThresholdNetwork:
+        return ThresholdNetwork.draw(self.bits, self.hidden_units, self.threshold, generator)
 
 
 def _generator(seed: int, task: int, purpose: int) -> torch.Generator:
