@@ -54,7 +54,7 @@ class HasOnline(Protocol):
 
     @property
     def online(self) -> bool:
-        """True to let `Classifier` log the accuracy on each batch before its update, as on streams."""
+        """True to let `Classifier` or `Regressor` log the metric of each batch before its update, as on streams."""
 
 
 class HasSeenClasses(Protocol):

@@ -85,7 +85,7 @@ class ChunkedDataModule(ArrivingData):
 
     @property
     def online(self) -> bool:
-        """True if the metric is the accuracy during training, as on streams."""
+        """True if the metric is the accuracy or the error during training, as on streams."""
         return self.protocol.online
 
     @property

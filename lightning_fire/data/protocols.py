@@ -24,7 +24,7 @@ class Protocol(EpochPlan, ABC):
     Attributes:
         access: Samples that a chunk trains on: `cumulative`, all so far (the paper), or `current`, only its new ones.
         by_class: Whether the chunks are made of classes, so that labels are needed.
-        online: Whether the metric is the accuracy during training, see `lightning_fire.data.streams`.
+        online: Whether the metric is the accuracy or the error during training, see `lightning_fire.data.streams`.
         count: Name of the argument that gives the number of chunks.
     """
 

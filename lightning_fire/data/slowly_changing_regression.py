@@ -1,6 +1,6 @@
 """Data of slowly-changing regression, generated without a file."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import Dataset, TensorDataset
@@ -17,6 +17,8 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
         test_size: Validation samples of each task.
         **options: `batch_size`, `test_batch_size` and `seed` of `ChunkedDataModule`.
     """
+
+    report: ClassVar[str] = "loss"
 
     def __init__(
         self,

@@ -1,5 +1,7 @@
 """Regression on data that grows or changes."""
 
+from typing import Any
+
 import lightning.pytorch as pl
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
@@ -7,13 +9,21 @@ from torch.optim import Adam, Optimizer
 
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
+from lightning_fire.modules.task_metric import (
+    log_task_metric,
+    restore_task_metric,
+    state_of_task_metric,
+    update_task_metric,
+)
+
+_ONLINE = "train/online_error"
 
 
 class Regressor(pl.LightningModule):
     """Trains a network with the mean squared error.
 
-    Logs `train/loss` and `val/loss` each epoch. Where a task of a stream has one epoch, `train/loss` is its online
-    loss: on each batch before the update with it.
+    Logs `train/loss` and `val/loss` each epoch; also `train/online_error` at the end of each task, if the DataModule is
+    `online` (streams): the mean squared error on each batch before the update with it, over all epochs of the task.
 
     Args:
         net: The network, from inputs `(batch, ...)` to outputs of the shape of the targets.
@@ -25,6 +35,7 @@ class Regressor(pl.LightningModule):
         self.net = net
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=1e-3))
         self.train_loss = MeanLoss()
+        self.task_error = MeanLoss()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of inputs `(batch, ...)`."""
@@ -35,10 +46,20 @@ class Regressor(pl.LightningModule):
         inputs, targets = batch
         loss = mse_loss(self(inputs), targets)
         self.train_loss.update(loss, len(targets))
+        update_task_metric(self, self.task_error, _ONLINE, batch_idx, loss, len(targets))
         return loss
 
     def on_train_epoch_end(self) -> None:
+        log_task_metric(self, self.task_error, _ONLINE)
         self.log("train/loss", self.train_loss)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the error of the task so far, of this rank."""
+        checkpoint["task_error"] = state_of_task_metric(self.task_error)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue the error of an interrupted task, on the one rank whose state was kept."""
+        restore_task_metric(self, self.task_error, checkpoint.get("task_error", {}))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         inputs, targets = batch

@@ -182,8 +182,8 @@ def test_the_variance_of_the_targets_is_that_of_the_original():
     assert torch.stack(variances).mean() == pytest.approx(2.8, abs=0.5)
 
 
-def test_a_small_network_tracks_the_regression(tmp_path):
-    """Its online loss is that of each batch before the update; in the end it is below the variance of the targets."""
+def test_online_error_is_that_of_each_batch_before_its_update(tmp_path):
+    """In the end it is below the variance of the targets."""
 
     class Before(pl.Callback):
         losses: ClassVar[list[float]] = []
@@ -193,13 +193,39 @@ def test_a_small_network_tracks_the_regression(tmp_path):
                 self.losses.append((pl_module(batch[0]) - batch[1]).square().mean().item())
 
     torch.manual_seed(0)
-    data = SlowlyChangingRegressionDataModule(SlowlyChangingRegression(3, 1000, slow_bits=18), batch_size=10)
+    stream = SlowlyChangingRegression(3, 500, epochs=2, slow_bits=18)
+    data = SlowlyChangingRegressionDataModule(stream, batch_size=10)
     module = Regressor(MLP(20, 1, hidden=(5,)), partial(Adam, lr=0.01))
-    trainer(Before(), max_epochs=3, folder=tmp_path).fit(module, data)
+    trainer(Before(), max_epochs=6, folder=tmp_path).fit(module, data)
     log = EventAccumulator(str(tmp_path)).Reload()
-    losses = [event.value for event in log.Scalars("train/loss")]
-    assert losses == pytest.approx([sum(Before.losses[i : i + 100]) / 100 for i in (0, 100, 200)], rel=1e-4)
+    errors = [event.value for event in log.Scalars("train/online_error")]
+    assert errors == pytest.approx([sum(Before.losses[i : i + 100]) / 100 for i in (0, 100, 200)], rel=1e-4)
     assert log.Scalars("val/loss")[-1].value < data.datasets(2)[1].tensors[1].var()
+
+
+@pytest.mark.parametrize("after", [2, 8, 11])  # 4 batches an epoch, 8 a task
+def test_a_resume_continues_the_online_error(tmp_path, after):
+    """Also that of a task that ended with the checkpoint."""
+
+    def fit(folder, *callbacks, **resumed):
+        torch.manual_seed(0)
+        data = regression("one_bit", tasks=3, epochs=2)
+        data.batch_size = 10
+        module = Regressor(MLP(8, 1, hidden=(5,)), partial(Adam, lr=0.01))
+        trainer(*callbacks, max_epochs=6, folder=tmp_path / folder).fit(module, data, **resumed)
+        log = EventAccumulator(str(tmp_path / folder)).Reload()
+        return [event.value for event in log.Scalars("train/online_error")]
+
+    class Save(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == after:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    whole = fit("whole", Save())
+    left = fit("resumed", **resumed_from(tmp_path / "middle.ckpt"))
+    assert len(whole) == 3
+    assert len(left) == 3 - (after - 1) // 8
+    assert left == whole[-len(left) :]
 
 
 def stream_data(stream=None, **options) -> ChunkedDataModule:
