@@ -68,7 +68,17 @@ class Horizon:
 
 
 class Schedule(ABC):
-    """Base class of schedules: a stateless rule for the times of events."""
+    """Base class of schedules: a stateless rule for the times of events.
+
+    Subclasses here are not dataclasses: Hydra replaces a dataclass in a list by a dict, and where OmegaConf is
+    installed, Lightning's loggers reject a frozen one among the hyperparameters.
+    """
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     def __repr__(self) -> str:
         """Show the settings: the repr is part of the key of a callback's state in checkpoints."""
@@ -100,7 +110,6 @@ def watched_by(schedule: Any) -> Sequence[str]:
     return getattr(schedule, "watched", ())
 
 
-@dataclass(frozen=True)
 class AtNewData(Schedule):
     """At the start of every chunk of data but the first (paper: vision and language).
 
@@ -109,14 +118,14 @@ class AtNewData(Schedule):
             resumed from the checkpoint of a finished one then acts unless the `chunk` is the same.
     """
 
-    skip_first: bool = True
+    def __init__(self, skip_first: bool = True) -> None:
+        self.skip_first = skip_first
 
     def due(self, clock: Clock) -> bool:
         """Return whether a chunk starts."""
         return clock.epoch_start and clock.new_data and not (self.skip_first and clock.chunk == 0)
 
 
-@dataclass(frozen=True)
 class AtEpochs(Schedule):
     """At the start of given epochs.
 
@@ -124,13 +133,11 @@ class AtEpochs(Schedule):
         epochs: One or more epochs, counted from 0; `[100]` acts after 100 epochs.
     """
 
-    epochs: Sequence[int]
-
-    def __post_init__(self) -> None:
-        several = isinstance(self.epochs, Sequence) and not isinstance(self.epochs, str) and self.epochs
-        if not several or not all(isinstance(epoch, int) and epoch >= 0 for epoch in self.epochs):
-            raise ValueError(f"`epochs` must be a list of one or more whole numbers from 0, got {self.epochs!r}")
-        object.__setattr__(self, "epochs", tuple(self.epochs))
+    def __init__(self, epochs: Sequence[int]) -> None:
+        several = isinstance(epochs, Sequence) and not isinstance(epochs, str) and epochs
+        if not several or not all(isinstance(epoch, int) and epoch >= 0 for epoch in epochs):
+            raise ValueError(f"`epochs` must be a list of one or more whole numbers from 0, got {epochs!r}")
+        self.epochs = tuple(epochs)
 
     def due(self, clock: Clock) -> bool:
         """Return whether one of the epochs starts."""
@@ -143,7 +150,6 @@ class AtEpochs(Schedule):
         return f"training ends after epoch {horizon.max_epochs - 1} (max_epochs={horizon.max_epochs})"
 
 
-@dataclass(frozen=True)
 class EveryNEpochs(Schedule):
     """At the start of epochs n, 2n, 3n, …
 
@@ -151,10 +157,9 @@ class EveryNEpochs(Schedule):
         n: Number of epochs between two events, at least 1.
     """
 
-    n: int
-
-    def __post_init__(self) -> None:
-        _require_positive(self.n)
+    def __init__(self, n: int) -> None:
+        _require_positive(n)
+        self.n = n
 
     def due(self, clock: Clock) -> bool:
         """Return whether an epoch starts whose number is a multiple of n."""
@@ -165,7 +170,6 @@ class EveryNEpochs(Schedule):
         return AtEpochs((self.n,)).problem(horizon)
 
 
-@dataclass(frozen=True)
 class EveryNSteps(Schedule):
     """After every n steps, before the next batch. A batch that steps several optimizers counts as one step.
 
@@ -173,10 +177,9 @@ class EveryNSteps(Schedule):
         n: Number of steps between two events, at least 1.
     """
 
-    n: int
-
-    def __post_init__(self) -> None:
-        _require_positive(self.n)
+    def __init__(self, n: int) -> None:
+        _require_positive(n)
+        self.n = n
 
     def due(self, clock: Clock) -> bool:
         """Return whether the number of steps done is a multiple of n."""
@@ -189,7 +192,6 @@ class EveryNSteps(Schedule):
         return f"training ends after {horizon.max_steps} steps (max_steps={horizon.max_steps})"
 
 
-@dataclass(frozen=True)
 class AtFraction(Schedule):
     """Once, as soon as a fraction of training is done (the paper's reinforcement learning setting: 0.5).
 
@@ -200,11 +202,10 @@ class AtFraction(Schedule):
         fraction: Fraction of training, strictly between 0 and 1.
     """
 
-    fraction: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.fraction < 1:
-            raise ValueError(f"`fraction` must be strictly between 0 and 1, got {self.fraction!r}")
+    def __init__(self, fraction: float) -> None:
+        if not 0 < fraction < 1:
+            raise ValueError(f"`fraction` must be strictly between 0 and 1, got {fraction!r}")
+        self.fraction = fraction
 
     def due(self, clock: Clock) -> bool:
         """Return whether the fraction is reached now, and was not when the clock was last read."""
@@ -222,7 +223,6 @@ class AtFraction(Schedule):
         return None
 
 
-@dataclass(frozen=True)
 class WhenMetric(Schedule):
     """At the start of an epoch, when a logged metric has passed a threshold.
 
@@ -243,17 +243,15 @@ class WhenMetric(Schedule):
         True
     """
 
-    metric: str
-    above: float | None = None
-    below: float | None = None
-    rearm: float | None = None
-
-    def __post_init__(self) -> None:
-        if (self.above is None) == (self.below is None):
-            raise ValueError(f"one of `above` and `below` must be given, got above={self.above}, below={self.below}")
-        for name in ("above", "below", "rearm"):
-            if not math.isfinite(getattr(self, name) or 0):
-                raise ValueError(f"`{name}` must be finite, got {getattr(self, name)}")
+    def __init__(
+        self, metric: str, above: float | None = None, below: float | None = None, rearm: float | None = None
+    ) -> None:
+        self.metric, self.above, self.below, self.rearm = metric, above, below, rearm
+        if (above is None) == (below is None):
+            raise ValueError(f"one of `above` and `below` must be given, got above={above}, below={below}")
+        for name, value in (("above", above), ("below", below), ("rearm", rearm)):
+            if not math.isfinite(value or 0):
+                raise ValueError(f"`{name}` must be finite, got {value}")
         sign, threshold, back = self._limits
         if sign * back > sign * threshold:
             side = "below" if sign > 0 else "above"
@@ -280,7 +278,6 @@ class WhenMetric(Schedule):
         return sign * reading.value > sign * threshold and (reading.events == 0 or sign * extreme <= sign * back)
 
 
-@dataclass(frozen=True)
 class AnyOf(Schedule):
     """At the times when at least one of several schedules is due.
 
@@ -288,14 +285,12 @@ class AnyOf(Schedule):
         schedules: One or more schedules.
     """
 
-    schedules: Sequence[Schedule]
-
-    def __post_init__(self) -> None:
-        if not self.schedules:
+    def __init__(self, schedules: Sequence[Schedule]) -> None:
+        if not schedules:
             raise ValueError("`schedules` must hold at least one schedule, got none")
-        for schedule in self.schedules:
+        for schedule in schedules:
             require_schedule(schedule)
-        object.__setattr__(self, "schedules", tuple(self.schedules))
+        self.schedules = tuple(schedules)
 
     @property
     def watched(self) -> Sequence[str]:
@@ -358,6 +353,8 @@ def require_schedule(thing: Any) -> None:
     """Raise a TypeError unless `thing` has `due`, is an object instead of a class, and has a repr with its settings."""
     if isinstance(thing, type):
         raise TypeError(f"`when` must be a schedule, got the class {thing.__name__}: write {thing.__name__}(…)")
+    if type(thing).__module__.startswith("omegaconf."):
+        raise TypeError(f"Hydra has replaced a schedule by a dict: write `_convert_: all` beside `when`, got {thing!r}")
     if not callable(getattr(thing, "due", None)):
         raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {thing!r}")
     if getattr(type(thing), "__repr__", None) is object.__repr__:

@@ -1,11 +1,12 @@
 """`when`: each schedule over whole trainings, written out; never-due schedules; errors."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_fire.when import (
     AnyOf,
@@ -227,3 +228,47 @@ def test_when_metric_rejects_invalid_arguments():
         }.items():
             with pytest.raises(ValueError, match=re.escape(f"`{name}` must be finite, got {value}")):
                 WhenMetric("m", **arguments)
+
+
+SCHEDULES = [
+    AtNewData(skip_first=False),
+    AtEpochs([1, 2]),
+    EveryNEpochs(3),
+    EveryNSteps(3),
+    AtFraction(0.5),
+    WhenMetric("loss", above=2.0, rearm=1.0),
+    AnyOf([AtNewData(), EveryNSteps(3)]),
+]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: type(schedule).__name__)
+def test_schedules_are_values(schedule):
+    """Equal and hashable by their settings, and as hyperparameters left as they are."""
+    same = eval(repr(schedule))
+    assert schedule == same and hash(schedule) == hash(same) and schedule != EveryNSteps(9)
+    hyperparameters = {"when": schedule, "others": [schedule]}
+    assert apply_to_collection(hyperparameters, int, str) == hyperparameters  # by a logger, if OmegaConf is installed
+    assert not is_dataclass(schedule)  # of which Hydra makes a dict
+
+
+def test_all_schedules_are_tried():
+    public = {kind for kind in Schedule.__subclasses__() if kind.__module__ == Schedule.__module__}
+    assert public == {type(schedule) for schedule in SCHEDULES}
+
+
+HYDRA = """
+_target_: lightning_fire.when.one_schedule
+when:
+  - {_target_: lightning_fire.AtEpochs, epochs: [20]}
+  - _target_: lightning_fire.AnyOf
+    schedules: [{_target_: lightning_fire.AtNewData}, {_target_: lightning_fire.WhenMetric, metric: a, above: 1}]
+"""
+
+
+def test_several_schedules_of_hydra():
+    """`instantiate` makes OmegaConf's containers of lists, and of dataclasses in them."""
+    utils, omegaconf = pytest.importorskip("hydra.utils"), pytest.importorskip("omegaconf")
+    schedule = utils.instantiate(omegaconf.OmegaConf.create(HYDRA))
+    assert schedule == AnyOf([AtEpochs([20]), AnyOf([AtNewData(), WhenMetric("a", above=1)])])
+    with pytest.raises(TypeError, match="write `_convert_: all` beside `when`"):
+        AnyOf(omegaconf.OmegaConf.create([{"fields of a": "dataclass"}]))
