@@ -27,9 +27,9 @@ class ReDo:
     """Re-initializes the dormant hidden units of a model.
 
     A unit is dormant if its score is at most τ times the mean score of its layer. Incoming weights of a dormant unit
-    are drawn by the layer's `reset_parameters`, its bias and entries of normalisation layers return to their start, its
-    outgoing weights become 0, and so do the matching entries of the optimizer's moments. With `score="gradient"` its
-    outgoing weights stay: without them it would have no gradient.
+    are drawn by the layer's `reset_parameters`. Its bias, its outgoing weights and the matching entries of the
+    optimizer's moments become 0. In normalisation layers its scale and running variance become 1, its shift and running
+    mean 0. With `score="gradient"` its outgoing weights stay: without them it would have no gradient.
 
     Args:
         model: Any module.

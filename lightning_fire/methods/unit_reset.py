@@ -96,6 +96,8 @@ def plan_unit_resets(
 ) -> Callable[[], None]:
     """Draw new values of the units of each layer with the given indices, int64 (n,), without changing the model.
 
+    Incoming weights are drawn by `reset_parameters`; other entries get their `start`, see `where.hidden_units.Entries`.
+
     Returns:
         An idempotent function that re-initializes the units in place. All outgoing weights become 0, also those into
         other new units, or stay. The global random state stays as it is.

@@ -15,7 +15,10 @@ from lightning_fire.where.weight_view import WeightView
 
 @dataclass(frozen=True, eq=False)
 class Entries:
-    """The entries of a bias or of a tensor of a normalisation layer, one for each unit, and their start value."""
+    """The entries of a bias or of a tensor of a normalisation layer, one for each unit, and the value of a new unit.
+
+    That value is 0 for a bias, a shift and a running mean, and 1 for a scale and a running variance.
+    """
 
     tensor: Tensor
     start: float
