@@ -1,54 +1,69 @@
-"""The Python in the README and in docs/ runs, with the names that a reader would have."""
+"""The Python in the README and in docs/ runs as a reader has it: from top to bottom, with no other names."""
 
 import os
 import re
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from pages import PAGES, ROOT, blocks_of, names_of_the_reader, pages_with, undefined_names
 from small_training import GrowingData, PlainData, PlainModule
 
-ROOT = Path(__file__).parents[1]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 OWN_TEST = {"huggingface", "your_own_training"}  # test_huggingface_page.py, test_your_own_training.py
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
-BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
 
 def test_there_is_something_to_run():
-    assert sum(len(BLOCK.findall(page.read_text())) for page in PAGES) >= 8
+    assert sum(len(blocks_of(page, "python")) for page in PAGES) >= 60
+
+
+@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+def test_code_has_all_its_names(page):
+    """Each is built in, defined or imported above on the page, or said to be the reader's: "your `model`"."""
+    code = ""
+    for block in blocks_of(page, "python"):
+        code += block.code
+        missing = undefined_names(code) - block.yours
+        assert not missing, f"{page.name}: {sorted(missing)} are missing in\n{block.code}"
+
+
+def test_missing_names_are_found():
+    code = "import a\ndef f(x):\n  y = [a, x, b]\n  return lambda: (y, c, len)\nclass D(E):\n  n = 1\n  m = n + o\nf(D)"
+    assert undefined_names(code) == {"b", "c", "E", "o"}
+    text = "Give your `model` and\n`optimizer`, or your `a`, `b` and the `c`"
+    assert names_of_the_reader(text) == {"model", "optimizer", "a", "b"}
+
+
+class QuietTrainer(pl.Trainer):
+    """A short training on the CPU that prints nothing."""
+
+    def __init__(self, **options):
+        options["max_epochs"] = min(options.get("max_epochs", 1), 20)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+        super().__init__(**{"accelerator": "cpu", **quiet, "enable_model_summary": False, **options})
 
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`")
-@pytest.mark.parametrize("page", [page for page in PAGES if page.stem not in OWN_TEST], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in pages_with("python") if page.stem not in OWN_TEST], ids=lambda page: page.stem
+)
 def test_code_runs(page, monkeypatch, tmp_path):
-    import lightning.pytorch as pl
-
-    import lightning_fire
-    from lightning_fire import FIRECallback
-
     monkeypatch.chdir(tmp_path)
-    quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-
-    class QuietTrainer(pl.Trainer):
-        def __init__(self, **options):
-            options["max_epochs"] = min(options.get("max_epochs", 1), 20)
-            super().__init__(**{**quiet, "enable_model_summary": False, **options})
-
-    names = {
-        "Trainer": QuietTrainer,
-        "FIRECallback": FIRECallback,
-        "lightning_fire": lightning_fire,
-        "weight": torch.randn(4, 3),
-        "model": (model := PlainModule()),
+    monkeypatch.setattr(pl, "Trainer", QuietTrainer)
+    model = PlainModule()
+    of_the_reader = {
+        "model": model,
         "optimizer": torch.optim.Adam(model.parameters()),
         "datamodules": [PlainData(seed) for seed in range(2)],
         "datamodule": GrowingData(),
+        "loader": PlainData().train_dataloader(),
     }
-    for code in BLOCK.findall(page.read_text()):
-        code = code.replace("from lightning.pytorch import Trainer\n", "")
-        exec(compile(code, str(page), "exec"), names)
+    names = {}
+    for block in blocks_of(page, "python"):
+        names |= {name: of_the_reader[name] for name in block.yours - names.keys()}
+        exec(compile(block.code, str(page), "exec"), names)
 
 
 def links_of(page: Path) -> list[str]:

@@ -13,6 +13,7 @@ for library in ("accelerate", "pytorch_lightning", "stable_baselines3", "torchrl
     pytest.importorskip(library)
 
 import own_trainings  # noqa: E402
+from pages import names_of_the_reader  # noqa: E402
 
 from lightning_fire import Weights  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
@@ -24,15 +25,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Run the snippet of a section with the names of a reader, and return them; those of sections before are there."""
+    """Run the snippet of a section alone, with the names that the section calls the reader's; return all names."""
     monkeypatch.chdir(tmp_path)
-    names = own_trainings.names(tmp_path)
-    exec("from functools import partial\nfrom lightning_fire import fire_", names)
 
     def run_section(title):
+        of_the_reader = own_trainings.names(tmp_path)
         if title == "CleanRL":
-            names["optimizer"] = names["q_optimizer"]
-        (code,) = re.findall(r"```python\n(.*?)```", SECTIONS[title], re.DOTALL)
+            of_the_reader["optimizer"] = of_the_reader["q_optimizer"]
+        text, code = re.search(r"(.*?)```python\n(.*?)```", SECTIONS[title], re.DOTALL).groups()
+        names = {name: of_the_reader[name] for name in names_of_the_reader(text)}
         exec(compile(code, title, "exec"), names)
         return names
 

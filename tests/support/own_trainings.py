@@ -59,7 +59,6 @@ def names(folder: object) -> dict[str, object]:
     config = transformers.GPT2Config(vocab_size=128, n_positions=16, n_embd=16, n_layer=1, n_head=2)
     text = torch.tensor(list((b"the same old text, " * 30)[:512])).view(2, 16, 16)
     return {
-        "torch": torch,
         "model": model,
         "optimizer": torch.optim.Adam(model.parameters()),
         "criterion": nn.CrossEntropyLoss(),
