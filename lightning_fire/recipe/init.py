@@ -21,9 +21,12 @@ def main(args: Sequence[str] | None = None) -> Path:
     files = {path: folder / path.name for path in sorted(_TEMPLATE.glob("*.*"))}
     if there := [str(new) for new in files.values() if new.exists()]:
         parser.error(f"{', '.join(there)}: exists already, and was not changed")
-    folder.mkdir(parents=True, exist_ok=True)
-    for template, new in files.items():
-        shutil.copyfile(template, new)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for template, new in files.items():
+            shutil.copyfile(template, new)
+    except OSError as error:
+        parser.error(f"{error.filename or folder} cannot be written: {error.strerror or error}")
     print(f"wrote {', '.join(map(str, files.values()))}")
     print(
         f"next: cd {folder}, put images into images/train/<class> and images/test/<class>, change what is yours, then"
