@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
@@ -68,9 +69,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         runs = plan(recipe, options.methods, seeds, output)
         variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
         engine = engine_for(recipe, options, output)
+        extra = with_monitor(runs, extra)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
-        parser().error(str(error))
-    extra = with_monitor(runs, extra)
+        parser().error(printable(str(error)))
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
     every = with_shared_starts([*runs, *new], extra)
     with at_work_in(output), closing(engine):

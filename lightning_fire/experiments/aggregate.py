@@ -26,6 +26,7 @@ from lightning_fire.experiments.statistics import (
     resampled,
     share_above,
 )
+from lightning_fire.recipe.recipe import check_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,6 +153,11 @@ def read_task(word: str, measure: str) -> Task:
     if measure not in columns:
         there = [name for name in MEASURES if name in columns]
         raise ValueError(f"{path} has no column {measure}; --measure can be {' or '.join(there) or 'nothing here'}")
+    for method in rows["method"].unique():
+        try:
+            check_name(method)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     scores = rows.set_index(["method", "seed"])[measure]
     if (twice := scores.index[scores.index.duplicated()]).size:
         raise ValueError(f"{path} has {twice[0][0]} seed {twice[0][1]} twice")
@@ -276,14 +282,14 @@ def table(scores: Scores, summary: Summary, reference: str) -> str:
     """Format the statistics for a terminal."""
     largest = max(abs(of[name].value) for of in summary.values() for name in _STATISTICS)
     digits = 1 if largest > 100 else 3
-    titles = ["tasks", "seeds", "IQM", "95 % interval", "median", "mean", f"P(better than {printable(reference)})"]
+    titles = ["tasks", "seeds", "IQM", "95 % interval", "median", "mean", f"P(better than {reference})"]
     rows = [["method", *titles, "95 % interval"]]
     for method, of in summary.items():
         seeds, tasks = scores[method].shape
         middle = [number(of["iqm"].value, digits), _ends(of["iqm"], digits)]
         others = [number(of[name].value, digits) for name in ("median", "mean")]
         better = [number(of["better"].value, 2), _ends(of["better"], 2)]
-        rows.append([printable(method), str(tasks), str(seeds), *middle, *others, *better])
+        rows.append([method, str(tasks), str(seeds), *middle, *others, *better])
     return aligned(rows)
 
 
@@ -343,7 +349,7 @@ def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, 
         value, low, high = of["iqm"]
         axes[0].barh(place, high - low, left=low, height=0.6, color=taken[method], alpha=0.4)
         axes[0].plot(value, place, "|", color=taken[method], markersize=18, markeredgewidth=2.5)
-    axes[0].set_yticks(range(len(summary)), list(map(printable, summary)), parse_math=False)
+    axes[0].set_yticks(range(len(summary)), list(summary), parse_math=False)
     axes[0].invert_yaxis()
     axes[0].set(xlabel=measure, title="interquartile mean")
     every = np.concatenate([own.ravel() for own in scores.values()])

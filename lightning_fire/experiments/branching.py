@@ -10,9 +10,7 @@ from typing import Any
 import yaml
 
 from lightning_fire.experiments.runs import Run, merged
-from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
-
-SHARED_START, FIRST_PHASE = "shared_start", "first_phase"
+from lightning_fire.recipe.recipe import BEST, FIRST_PHASE, SHARED_START, VANILLA, Recipe
 
 
 def with_shared_starts(runs: Sequence[Run], extra: Mapping[str, Any], keep: bool = False) -> list[Run]:

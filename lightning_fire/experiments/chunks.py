@@ -51,17 +51,17 @@ class ChunkedRun:
 
     Attributes:
         metric: Its curve on validation data, by optimizer step.
-        dfi: Normalised deviation from isometry after each epoch, mean over the weights.
+        dfi: Normalised deviation from isometry after each epoch, mean over the weights; maybe empty.
         starts: Optimizer steps done at the start of each chunk, shape `(chunks + 1,)`; the last entry is the end.
         at_new_data: The metric at the start of each chunk but the first, after the method has acted; maybe empty.
     """
 
     def __init__(self, curves: Curves, metric: Metric):
         self.curves, self._metric = curves, metric
-        self.metric, self.dfi = metric.of(curves), curves[_DFI]
+        self.metric, self.dfi = metric.of(curves), curves.get(_DFI, (np.array([]), np.array([])))
         steps, chunks = curves[_CHUNK]
         begins = [steps[chunks == chunk].min() for chunk in np.unique(chunks)]
-        self.starts = np.append(begins, max(self.metric[0].max(), self.dfi[0].max()) + 1)
+        self.starts = np.append(begins, np.concatenate([self.metric[0], self.dfi[0]]).max() + 1)
         self.at_new_data = curves.get(f"{metric.key}_at_new_data", (None, np.array([])))[1]
 
     def with_events(self, series: Series, values: np.ndarray) -> Series:
@@ -137,8 +137,6 @@ class ChunkedRun:
 class ChunkReport(Report):
     """Report of validation accuracy, or another metric, over the epochs of chunks; on streams, of online accuracy."""
 
-    needs = "Classifier"
-
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric = Metric()):
         self.metric = metric
         self.runs = {name: ChunkedRun(of_run, self.metric) for name, of_run in curves.items()}
@@ -146,9 +144,9 @@ class ChunkReport(Report):
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves, metric: Metric = Metric()) -> set[str]:
-        known = {metric.key} if len(metric.of(curves)[0]) else set()
-        return {metric.key, _CHUNK, _DFI} - known - set(curves)
+    def lacking(cls, curves: Curves, metric: Metric = Metric()) -> dict[str, str]:
+        needed = {_CHUNK: "PlasticityMonitor", **({} if len(metric.of(curves)[0]) else {metric.key: "validation"})}
+        return {key: who for key, who in needed.items() if key not in curves}
 
     @cached_property
     def acts_on(self) -> Sequence[str]:  # type: ignore[override]
@@ -156,19 +154,21 @@ class ChunkReport(Report):
 
     @property
     def note(self) -> str:  # type: ignore[override]
+        spread = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
         if self.stream:
+            monitor = "by a PlasticityMonitor with data_every_n_steps, where it finds hidden units"
             return (
                 "online: accuracy of each batch before the update with it, mean over the first and last fifth of the"
-                " tasks\ntest: accuracy on the task's validation data at its end; dormant: fraction of hidden units;"
-                " both: last fifth\nall: mean ± standard deviation (n - 1) over the seeds"
+                f" tasks\ntest: accuracy on the task's validation data at its end; dormant: fraction of hidden units,"
+                f" {monitor}; both: last fifth\n{spread}"
             )
         return (
-            f"{self.metric.name}: on the test set; all: mean ± standard deviation (n - 1) over the seeds; – : not"
-            " measured\nfirst epoch: after one epoch on new data; after the event: before the first batch of new data;"
-            " these and all columns of events are means over the chunks but the first\narea: mean of all epochs since"
-            " the first event; epochs to it: in the last chunk, until the reference's final value\nDfI: normalised"
-            " deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale; both are means"
-            " over the weights that the method replaces, or over all weights if it does not log them"
+            f"{self.metric.name}: on the test set; {spread}\nfirst epoch: after one epoch on new data; after the event:"
+            " before the first batch of new data; these and all columns of events are means over the chunks but the"
+            " first\narea: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
+            " reference's final value\nDfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖²,"
+            " which also counts the scale; both are means over the weights that the method replaces, or over all"
+            " weights by the PlasticityMonitor (before: if it measures the last epoch of each chunk)"
         )
 
     def measures(self, name: Name) -> dict[str, float]:
@@ -226,7 +226,7 @@ class ChunkReport(Report):
         ]
 
     def event_columns(self) -> list[Column]:
-        if self.stream or self.numbers["dfi_before"].isna().all():
+        if self.stream or all(len(run.starts) < 3 for run in self.runs.values()):
             return []
         raw = [Column(f"DfI (eq. 2) {when}", f"dfi_raw_{when}", digits=2) for when in ("before", "after")]
         return [
@@ -281,7 +281,8 @@ class ChunkReport(Report):
                 *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
             ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
-        dfi = {m: [r.with_events(r.dfi, r.deviations()["dfi_after"]) for r in of] for m, of in runs.items()}
+        known = {m: of for m, of in runs.items() if all(len(run.dfi[0]) for run in of)}
+        dfi = {m: [r.with_events(r.dfi, r.deviations()["dfi_after"]) for r in of] for m, of in known.items()}
         chunks = max(len(run.starts) for run in self.runs.values()) - 1
         axis = {
             "x": "chunks of data (all epochs of a chunk between two dashed lines)",
@@ -292,10 +293,8 @@ class ChunkReport(Report):
         labels = {m: f"{m}  {with_spread(list(self.of('', m, 'final').values()))}" for m in runs}
         name = f"test {self.metric.name}" if self.metric.name == "accuracy" else self.metric.name
         of_metric = {"low": low, "high": high, "labels": labels, "legend": f"final {self.metric.name}"}
-        return [
-            Panel(values, y=name, **of_metric, **axis),
-            Panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI, **axis),
-        ]
+        of_dfi = [Panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI, **axis)] if dfi else []
+        return [Panel(values, y=name, **of_metric, **axis), *of_dfi]
 
     def _range(self) -> tuple[float, float]:
         """Return the range of values at the ends of chunks, with room for drops on the worse side."""

@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
+import pkgutil
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from lightning_fire.experiments.engines import Engine
     from lightning_fire.experiments.report import Report
 
+_REPORTS = ("accuracy", "loss", "return")
 # what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
 _MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
 
@@ -170,9 +175,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
         if starts:
             runs = with_first_phases(runs, recipe, starts, extra)
         engine = engine_for(recipe, options, output)
+        extra = with_monitor(runs, extra)
     except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
-        parser().error(str(error))
-    extra = with_monitor(runs, extra)
+        parser().error(printable(str(error)))
     if not starts and not options.no_shared_start:
         runs = with_shared_starts(runs, extra, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
@@ -214,12 +219,13 @@ def train_and_read(
     for run in sorted(done, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
         found = read_curves(run.folder)
         if lacking := kind.lacking(found, metric):
-            failed[run] = f"{run.folder} has not logged {sorted(lacking)}, as {kind.needs} does"
+            logged_by = "; ".join(f"{key}, as {who} does" for key, who in sorted(lacking.items()))
+            failed[run] = f"{run.folder} has not logged {logged_by}"
         else:
             curves[run.branch, run.method, run.seed] = found
     for run, reason in failed.items():
         log = run.log if run.log.is_file() or run.start is None else run.start.log
-        print(f"\n{run.name} FAILED: {reason}  (see {log})")
+        print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:
         return None, len(failed)
     if kind is not PhaseReport:
@@ -233,22 +239,56 @@ def train_and_read(
 
 
 def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration for all runs, with the callback that the table needs."""
-    there = runs[0].branch or any("PlasticityMonitor" in text for text in runs[0].configs)
-    if there or declared_report(runs[0], extra) == "return":
+    """Return the configuration for all runs, with the callback that the table needs.
+
+    Raises:
+        ValueError: If some runs have the callback and others have not, or the data declares no known report.
+    """
+    without = [run.method for run in runs if not _has_monitor(run.recipe(extra))]
+    if runs[0].branch or declared_report(runs[0], extra) == "return" or not without:
         return dict(extra)
+    if len(without) < len(runs):
+        raise ValueError(
+            f"{', '.join(dict.fromkeys(without))} lacks the PlasticityMonitor that other methods have: name it under"
+            " trainer.callbacks of the recipe, or nowhere"
+        )
     return merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
 
 
-def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
-    """Return which report the data of a run declares, see `contracts.HasReport`."""
-    import importlib
+def _has_monitor(config: Any) -> bool:
+    """Return whether a configuration has a `PlasticityMonitor` that logs under its own name."""
+    if isinstance(config, Mapping):
+        if str(config.get("class_path")).rpartition(".")[2] == "PlasticityMonitor":
+            return "name:" not in yaml.safe_dump(config)  # of `Log`
+        config = list(config.values())
+    return isinstance(config, list) and any(map(_has_monitor, config))
 
+
+def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
+    """Return which report the data of a run declares, see `contracts.HasReport`.
+
+    Raises:
+        ValueError: If the class of the data cannot be imported, or declares another report than there are.
+    """
+    data = run.recipe(extra).get("data")
+    path = data.get("class_path") if isinstance(data, Mapping) else data
+    if not isinstance(path, str):
+        return "accuracy"  # the run itself reports it
+    import lightning_fire.data
+
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as the program that trains has it
     try:
-        module, _, name = run.recipe(extra)["data"]["class_path"].rpartition(".")
-        return getattr(getattr(importlib.import_module(module or "lightning_fire.data"), name), "report", "accuracy")
-    except Exception:  # of any kind: the run itself reports it
-        return "accuracy"
+        kind = pkgutil.resolve_name(path) if "." in path else getattr(lightning_fire.data, path, None)
+    except Exception as error:  # the module is the user's, and may raise anything
+        raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
+    finally:
+        sys.path.remove(here)
+    report = getattr(kind, "report", "accuracy")
+    if report not in _REPORTS:
+        known = ", ".join(_REPORTS)
+        raise ValueError(f"{path}.report must be one of {known}, as an attribute of the class, got {report!r}")
+    return report
 
 
 def title_of(recipe: Recipe) -> str:

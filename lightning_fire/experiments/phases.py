@@ -37,7 +37,6 @@ class PhaseReport(Report):
         taken: By start and seed: steps of phase 1 after which the checkpoint was written.
     """
 
-    needs = "LanguageModel"
     side_by_side = True
     acts_on = (LOSS,)
 
@@ -52,8 +51,8 @@ class PhaseReport(Report):
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves, metric: Any = None) -> set[str]:
-        return {LOSS, AT_START} - set(curves)
+    def lacking(cls, curves: Curves, metric: Any = None) -> dict[str, str]:
+        return {key: "LanguageModel" for key in (LOSS, AT_START) if key not in curves}
 
     @property
     def note(self) -> str:  # type: ignore[override]

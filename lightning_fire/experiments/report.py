@@ -42,7 +42,6 @@ class Report:
     """
 
     note: ClassVar[str]
-    needs: ClassVar[str]  # kind of module or data that logs the curves read here
     acts_on: ClassVar[Sequence[str]]  # curves that equal those of vanilla, bit for bit, if a method never acts
     side_by_side: ClassVar[bool] = False  # the panels of the figure
 
@@ -53,8 +52,8 @@ class Report:
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
 
     @classmethod
-    def lacking(cls, curves: Curves, metric: Any) -> set[str]:
-        """Return the keys that a run should have logged."""
+    def lacking(cls, curves: Curves, metric: Any) -> dict[str, str]:
+        """Return the keys that a run should have logged and has not, and what logs each."""
         raise NotImplementedError
 
     def measures(self, name: Name) -> dict[str, float]:

@@ -34,7 +34,6 @@ def environment_steps(curves: Curves, steps: np.ndarray) -> np.ndarray:
 class ReturnReport(Report):
     """Report of the returns of evaluations, before and since the event."""
 
-    needs = "DQN or SAC"
     acts_on = (EVALUATION,)
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Any = None):
@@ -44,8 +43,8 @@ class ReturnReport(Report):
         super().__init__(curves, reference)
 
     @classmethod
-    def lacking(cls, curves: Curves, metric: Any = None) -> set[str]:
-        return {EVALUATION, _STEPS} - set(curves)
+    def lacking(cls, curves: Curves, metric: Any = None) -> dict[str, str]:
+        return {key: "DQN or SAC" for key in (EVALUATION, _STEPS) if key not in curves}
 
     @property
     def note(self) -> str:  # type: ignore[override]

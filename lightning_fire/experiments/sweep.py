@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
@@ -69,9 +70,9 @@ def main(args: Sequence[str] | None = None) -> Setting:
         engine = engine_for(recipe, options, output)
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
+        extra = with_monitor([example], extra)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
-        parser().error(str(error))
-    extra = with_monitor([example], extra)
+        parser().error(printable(str(error)))
     with at_work_in(output), closing(engine):
         sweep = _Sweep(recipe, options, example, space, output, engine, seeds, extra)
         sweep.study()

@@ -10,6 +10,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
+from lightning_fire.checkpoints.printable import printable
 from lightning_fire.recipe.hints import hint
 from lightning_fire.recipe.recipe import refuse_own_keys
 from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous
@@ -61,7 +62,8 @@ class RecipeParser(LightningArgumentParser):
     def error(self, message: str, *args: Any, **options: Any) -> NoReturn:
         """Print the innermost reason of the error in one line if it is known, otherwise the whole message, and exit."""
         reason = None if "JSONARGPARSE_DEBUG" in os.environ else hint(message)
-        super().error(reason or "\n".join(line for line in message.splitlines() if line.strip()), *args, **options)
+        words = reason or "\n".join(line for line in message.splitlines() if line.strip())
+        super().error(printable(words), *args, **options)
 
     def print_usage(self, file: IO[str] | None = None) -> None:
         """Print one line instead of all keys; argparse calls it before an error."""

@@ -14,10 +14,12 @@ from lightning_fire.recipe.strict_yaml import read_yaml
 
 SHIPPED = Path(__file__).parents[1] / "recipes"
 VANILLA = "vanilla"  # the recipe without a method
+SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings beside those of the methods
 SEARCH_SPACE = "search_space.yaml"
 _BESIDE = (SEARCH_SPACE, "gpu.yaml")  # files beside recipes that are not recipes
 BEST = "best"
 _OWN_KEYS = ("methods", "starts", "resources")
+_NAME = r"\w([\w .,=+-]*[\w=+-])?"  # a folder, a cell of a spreadsheet, and safe to print
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,15 @@ def shipped_recipes() -> list[str]:
     return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in paths)
 
 
+def check_name(name: str) -> None:
+    """Raise a ValueError unless the name of a method or start can be that of a folder, and is safe in a spreadsheet."""
+    if name in (SHARED_START, FIRST_PHASE) or len(name) > 100 or not re.fullmatch(_NAME, name):
+        raise ValueError(
+            f"{name!r} cannot be a name: begin with a letter, digit or _, go on with these, spaces or .,=+- to at most"
+            f" 100, and use neither {SHARED_START} nor {FIRST_PHASE}"
+        )
+
+
 def find_overlay(name: str | Path) -> Mapping[str, Any]:
     """Read configuration that overrides a recipe: a file, or the short name of one that comes with the package."""
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
@@ -108,6 +119,12 @@ def _read(path: Path) -> Recipe:
         raise ValueError(f"`starts` in {path} must give names to numbers of epochs or {BEST!r}, got {starts}")
     if not isinstance(resources, dict):
         raise ValueError(f"`resources` in {path} must give cpus, gpus or minutes of a run, got {resources!r}")
+    for key, names in (("methods", methods), ("starts", starts)):
+        for name in names:
+            try:
+                check_name(str(name))
+            except ValueError as error:
+                raise ValueError(f"`{key}` in {path}: {error}") from None
     layers = {str(name): _layer(path, str(name), content) for name, content in methods.items()}
     return Recipe(path, content, layers, {str(name): when for name, when in starts.items()}, resources)
 

@@ -169,15 +169,24 @@ def test_methods_may_have_other_numbers_of_seeds_than_each_other(tmp_path):
     assert result["vanilla"]["better"].value == pytest.approx(0.5 / 6)
 
 
-def test_names_from_a_file_do_not_steer_the_terminal(tmp_path, capsys):
-    clears = "\x1b[2J"
-    folder = write_scores(tmp_path / "task", {f"vanilla{clears}": [1.0, 2.0], "fire": [2.0, 3.0]})
-    main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
-    write(folder, "method,seed,final", f"{clears},0,")
+@pytest.mark.parametrize("name", ["vanilla\x1b[2J", "=cmd|calc!A0", "../up"])
+def test_names_in_a_file_steer_neither_the_terminal_nor_a_spreadsheet(tmp_path, capsys, name):
+    folder = write_scores(tmp_path / "task", {name: [1.0, 2.0], "fire": [2.0, 3.0]})
     with pytest.raises(SystemExit):
-        main(["aggregate", str(folder)])
+        main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
     shown = "".join(capsys.readouterr())
-    assert shown.count("\\x1b[2J") == 3 and clears not in shown
+    assert f"results.csv: {name!r} cannot be a name" in shown and "\x1b" not in shown
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_words_of_a_file_do_not_steer_the_terminal(tmp_path, capsys):
+    write(tmp_path / "task", "method,seed,final", "\x1b[2J,0,1")
+    write(tmp_path / "other", "method,seed,\x1b[2J", "fire,0,1")
+    for folder in ("task", "other"):
+        with pytest.raises(SystemExit):
+            main(["aggregate", str(tmp_path / folder)])
+    shown = "".join(capsys.readouterr())
+    assert shown.count("\\x1b[2J") == 1 and "\x1b" not in shown
 
 
 def test_a_folder_with_an_equals_sign_is_a_folder(tmp_path):

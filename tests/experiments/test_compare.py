@@ -28,7 +28,7 @@ from lightning_fire.cli import main
 from lightning_fire.experiments import branching, engines, runner, runs
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
-from lightning_fire.experiments.compare import common
+from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
 from lightning_fire.experiments.compare import parser as compare_parser
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
 from lightning_fire.experiments.pictures import band, colors, draw, write_page
@@ -36,7 +36,7 @@ from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.training import Progress
-from lightning_fire.recipe.recipe import Recipe, find_recipe, shipped_recipes
+from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def test_a_metric_of_which_less_is_better():
     assert other["final"] == pytest.approx(0.2) and "final val/loss" in reports[1].table()
     accuracy, loss = (each.panels()[0] for each in reports)
     assert (loss.low, loss.high) == pytest.approx((1 - accuracy.high, 1 - accuracy.low))
-    assert ChunkReport.lacking(HISTORY, Metric("val/loss", "min")) == {"val/loss"}
+    assert ChunkReport.lacking(HISTORY, Metric("val/loss", "min")) == {"val/loss": "validation"}
 
 
 THREE_CHUNKS = history((0, 10, 30), val__accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)))
@@ -629,10 +629,105 @@ def test_runs_of_different_length_are_averaged_together():
 
 def test_missing_logs_of_a_run_are_listed(tmp_path):
     assert ChunkReport.lacking(read_curves(tmp_path)) == {
-        "val/accuracy",
-        "plasticity/chunk",
-        "plasticity/dfi_normalized",
+        "val/accuracy": "validation",
+        "plasticity/chunk": "PlasticityMonitor",
     }
+
+
+def test_a_monitor_that_measures_no_weights_leaves_dashes(tmp_path):
+    """As `every_n_epochs=25` in 9 epochs; the accuracy is compared all the same."""
+    run = history(**NO_EVENTS, plasticity__dfi_normalized=None)
+    assert not ChunkReport.lacking(run)
+    report = report_of({"vanilla": {0: run}})
+    first, second = cells_of(report)
+    assert first["vanilla"]["final accuracy"] == "0.800"
+    assert (second["vanilla"]["DfI before"], second["vanilla"]["DfI after"]) == ("–", "–")
+    assert "by the PlasticityMonitor (before: if it measures the last epoch of each chunk)" in report.note
+    report.publish(tmp_path, "title")  # without a panel for it
+
+
+OWN_DATA = """
+from lightning_fire.data import SmallFashionMNISTDataModule
+
+class Own(SmallFashionMNISTDataModule):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "report = 'retrun'",
+            "own_data.Own.report must be one of accuracy, loss, return, as an attribute of the class",
+        ),
+        ("report = property(lambda self: 'loss')", "as an attribute of the class, got <property"),
+        ("repot = undefined", "own_data.Own cannot be imported: NameError: name 'undefined' is not defined"),
+    ],
+)
+def test_a_mistake_in_ones_own_data_is_an_error_before_training(recipe, line, message, capsys):
+    Path("own_data.py").write_text(OWN_DATA.format(line))
+    with pytest.raises(SystemExit):
+        compare(recipe, "--methods", "vanilla", "--set", "data.class_path=own_data.Own")
+    sys.modules.pop("own_data", None)
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "added"),
+    [
+        ({"trainer": {"callbacks": [{"class_path": "OptimizerReset"}]}}, True),
+        ({"trainer": {"callbacks": [{"class_path": "PlasticityMonitor"}]}}, False),
+        ({"method": {"class_path": "lightning_fire.callbacks.PlasticityMonitor"}}, False),
+        (
+            {
+                "method": {
+                    "class_path": "PlasticityMonitor",
+                    "init_args": {"log": {"class_path": "Log", "init_args": {"name": "other"}}},
+                }
+            },
+            True,
+        ),
+    ],
+)
+def test_a_recipe_without_a_monitor_gets_one(config, added):
+    data = yaml.safe_dump({"data": {"class_path": "SmallFashionMNISTDataModule"}})
+    run = Run("vanilla", 0, Path("out"), (data, yaml.safe_dump(config)))
+    assert with_monitor([run], {}) == ({"trainer": {"callbacks+": [_MONITOR]}} if added else {})
+    plain = Run("plain", 0, Path("out"), (data,))
+    assert with_monitor([plain], config) == (config if not added else with_monitor([plain], config))  # of --config
+    if not added:
+        with pytest.raises(ValueError, match="plain lacks the PlasticityMonitor that other methods have"):
+            with_monitor([run, plain], {})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../up", "a/b", "=cmd|calc!A0", "+1", "-1", "@a", "\x1b[2J", "a\n", "..", "", "a.", "shared_start", "x" * 101],
+)
+@pytest.mark.parametrize("key", ["methods", "starts"])
+def test_names_that_leave_the_folder_or_run_in_a_spreadsheet_are_refused(recipe, name, key, capsys):
+    content = yaml.safe_load(recipe.read_text())
+    content.setdefault(key, {})[name] = {"class_path": "FullReset"} if key == "methods" else 1
+    recipe.write_text(yaml.safe_dump(content))
+    with pytest.raises(SystemExit):
+        compare(recipe, "--methods", "vanilla", "--list")
+    text = capsys.readouterr()
+    assert f"{name!r} cannot be a name" in text.err and "\x1b" not in text.err and not text.out
+
+
+@pytest.mark.parametrize("name", ["fire", "fire,steps=5", "shrink_and_perturb_0.5", "_own", "été", "3 steps", "a+b"])
+def test_usual_names_are_names(name):
+    check_name(name)
+
+
+def test_a_failed_run_does_not_steer_the_terminal(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "execute", lambda runs, *_: dict.fromkeys(runs, "\x1b[2J"))
+    with pytest.raises(SystemExit):
+        compare(recipe, "--methods", "vanilla", "--seeds", "1")
+    text = capsys.readouterr().out
+    assert "FAILED: \\x1b[2J" in text and "\x1b" not in text
 
 
 @pytest.mark.slow
