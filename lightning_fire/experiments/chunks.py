@@ -13,11 +13,10 @@ from lightning_fire.experiments.report import Column, Report, mean, number, with
 from lightning_fire.experiments.statistics import difference
 
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
-_CHUNK, _DFI, _RAW_DFI, _ONLINE, _DORMANT = (
+_CHUNK, _DFI, _RAW_DFI, _DORMANT = (
     "plasticity/chunk",
     "plasticity/dfi_normalized",
     "plasticity.raw/dfi",
-    "train/online_accuracy",
     "plasticity/dormant_fraction",
 )
 
@@ -44,6 +43,9 @@ class Metric:
     def gain(self, values: np.ndarray) -> np.ndarray:
         """Return the values such that more is better."""
         return values if self.mode == "max" else -values
+
+
+_ONLINE = Metric("train/online_accuracy"), Metric("train/online_error", "min")  # of streams
 
 
 class ChunkedRun:
@@ -135,12 +137,16 @@ class ChunkedRun:
 
 
 class ChunkReport(Report):
-    """Report of validation accuracy, or another metric, over the epochs of chunks; on streams, of online accuracy."""
+    """Report of validation accuracy, or another metric, over the epochs of chunks.
+
+    On streams it is a report of the online accuracy, or of the online error, of which less is better.
+    """
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric = Metric()):
         self.metric = metric
         self.runs = {name: ChunkedRun(of_run, self.metric) for name, of_run in curves.items()}
-        self.stream = all(_ONLINE in of_run for of_run in curves.values())
+        self.online = next((known for known in _ONLINE if all(known.key in of for of in curves.values())), None)
+        self.stream = self.online is not None
         super().__init__(curves, reference)
 
     @classmethod
@@ -150,17 +156,18 @@ class ChunkReport(Report):
 
     @cached_property
     def acts_on(self) -> Sequence[str]:  # type: ignore[override]
-        return [self.metric.key, f"{self.metric.key}_seen", _ONLINE if self.stream else _DFI]
+        return [self.metric.key, f"{self.metric.key}_seen", self.online.key if self.online else _DFI]
 
     @property
     def note(self) -> str:  # type: ignore[override]
         spread = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
-        if self.stream:
+        if self.online:
             monitor = "by a PlasticityMonitor with data_every_n_steps, where it finds hidden units"
+            of, less = ("accuracy", "") if self.online.mode == "max" else ("squared error", "; less error is better")
             return (
-                "online: accuracy of each batch before the update with it, mean over the first and last fifth of the"
-                f" tasks\ntest: accuracy on the task's validation data at its end; dormant: fraction of hidden units,"
-                f" {monitor}; both: last fifth\n{spread}"
+                f"online: {of} of each batch before the update with it, mean over the first and last fifth of the"
+                f" tasks\ntest: {self.metric.name.removeprefix('val/')} on the task's validation data at its end;"
+                f" dormant: fraction of hidden units, {monitor}; both: last fifth\n{spread}{less}"
             )
         return (
             f"{self.metric.name}: on the test set; {spread}\nfirst epoch: after one epoch on new data; after the event:"
@@ -180,8 +187,8 @@ class ChunkReport(Report):
         recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
         Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of hidden
         units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
-        least one: online accuracy, `test_last` (at the end of a task), `dormant_last` (fraction of units). Metrics of
-        events are means over the chunks but the first; epochs are those with a validation.
+        least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
+        Metrics of events are means over the chunks but the first; epochs are those with a validation.
         """
         run, at_end = self.runs[name], self.runs[name].last_in_chunk(self.runs[name].metric)
         _, *later = run.in_chunks(run.metric)
@@ -207,10 +214,11 @@ class ChunkReport(Report):
 
     def columns(self) -> list[Column]:
         minus = f"minus {self.reference} (95 %)"
-        if self.stream:
+        if self.online:
+            online = "online" if self.online.mode == "max" else "online error"
             return [
-                Column("online, first", "online_first"),
-                Column("online, last", "online_last"),
+                Column(f"{online}, first", "online_first"),
+                Column(f"{online}, last", "online_last"),
                 Column(minus, "online_last", "minus", idle=True),
                 Column("test, last", "test_last"),
                 Column("dormant, last", "dormant_last"),
@@ -242,16 +250,23 @@ class ChunkReport(Report):
         """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
 
         A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
+        More online error is a loss.
         """
-        if not self.stream:
+        if not self.online:
             return []
-        parts: dict[str, list[str]] = {"lost online accuracy": [], "neither lost nor gained": [], "gained": []}
+        less_is_better = self.online.mode == "min"
+        names = "lost online accuracy", "neither lost nor gained", "gained"
+        names = ("more online error", "neither more nor less", "less") if less_is_better else names
+        parts: dict[str, list[str]] = {name: [] for name in names}
         lost, level, gained = parts.values()
         for method in self.numbers.index.unique("method"):
             first, last = (self.of("", method, f"online_{end}") for end in ("first", "last"))
             _, low, high = difference(last, first)
             start, end = mean(first.values()), mean(last.values())
-            change = f"{method} {100 * (end - start):+.0f} points ({number(start, 2)} to {number(end, 2)})"
+            by = f"{end - start:+.2f}" if less_is_better else f"{100 * (end - start):+.0f} points"
+            change = f"{method} {by} ({number(start, 2)} to {number(end, 2)})"
+            if less_is_better:
+                low, high = -high, -low
             if high < 0:
                 lost.append(change)
             elif low > 0:
@@ -262,22 +277,24 @@ class ChunkReport(Report):
         return [f"From the first tasks to the last, {said}."] if said else []
 
     def panels(self) -> list[Panel]:
-        """Return metric and deviation from isometry over chunks, or of a stream online accuracy and dormant units.
+        """Return metric and deviation from isometry over chunks, or of a stream the online metric and dormant units.
 
         Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
         acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it.
         """
         runs = self.by_method(self.runs.get)
-        if self.stream:
+        if self.online:
             axis = {"x": "task", "seeds": True, "low": 0.0, "whole_numbers": True}
-            curves = {method: [run.by_task(_ONLINE) for run in of] for method, of in runs.items()}
+            curves = {method: [run.by_task(self.online.key) for run in of] for method, of in runs.items()}
             last = {method: mean(values[-1] for _, values in of) for method, of in curves.items()}
             ends = {method: f"{method}  {number(value, 2)}" for method, value in last.items()}
             known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}
             dormant = {method: [run.by_task(_DORMANT) for run in of] for method, of in known.items()}
             title = "how well each new task is learned"
             return [
-                Panel(curves, y="online accuracy", labels=ends, title=title, **axis),
+                Panel(
+                    curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends, title=title, **axis
+                ),
                 *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
             ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
@@ -307,9 +324,9 @@ class ChunkReport(Report):
 
 def _of_stream(run: ChunkedRun) -> dict[str, float]:
     names = ("online_first", "online_last", "test_last", "dormant_last")
-    if _ONLINE not in run.curves:
+    online = next((run.curves[metric.key][1] for metric in _ONLINE if metric.key in run.curves), None)
+    if online is None:
         return dict.fromkeys(names, np.nan)
-    online = run.curves[_ONLINE][1]
     tasks = max(1, round(len(online) / 5))
     dormant = run.last_in_chunk(run.curves[_DORMANT])[-tasks:] if _DORMANT in run.curves else []
     last = run.last_in_chunk(run.metric)[-tasks:]

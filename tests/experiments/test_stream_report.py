@@ -9,7 +9,7 @@ import pytest
 from history import HISTORY
 from torch.utils.tensorboard import SummaryWriter
 
-from lightning_fire.experiments.chunks import ChunkReport
+from lightning_fire.experiments.chunks import ChunkReport, Metric
 from lightning_fire.experiments.logs import read_curves
 
 TASKS, EPOCHS = 10, 2
@@ -91,3 +91,44 @@ def test_everything_is_written(histories, tmp_path, capsys):
     assert "online accuracy" in page
     assert "dormant units" in page
     assert matplotlib.image.imread(tmp_path / "comparison.png").shape[:2] == (1050, 1400)
+
+
+@pytest.fixture
+def errors(tmp_path):
+    """Online errors of two methods, with the seeds -0.01, 0 and 0.01 around them."""
+    found = {}
+    for method, curve in (("vanilla", 2 - FALLING), ("fire", 2 - RISING), ("level", np.full(TASKS, 1.5))):
+        for seed in (-1, 0, 1):
+            folder = tmp_path / "errors" / method / f"seed{seed}"
+            online = curve + 0.01 * seed * np.linspace(1, 2, TASKS)
+            with SummaryWriter(str(folder)) as writer:
+                for task in range(TASKS):
+                    writer.add_scalar("plasticity/chunk", task, 5 * task)
+                    for key in ("plasticity/dfi_normalized", "val/loss", "train/online_error"):
+                        writer.add_scalar(key, online[task], 5 * task + 4)
+            found["", method, seed] = read_curves(folder)
+    return found
+
+
+def test_less_online_error_is_better(errors):
+    report = ChunkReport(errors, "vanilla", Metric("val/loss", "min"))
+    assert report.stream
+    assert [column.title for column in report.columns()][:3] == [
+        "online error, first",
+        "online error, last",
+        "minus vanilla (95 %)",
+    ]
+    assert report.cell(report.columns()[1], "", "vanilla").startswith("1.840 ± 0.019")
+    assert report.cell(report.columns()[2], "", "fire").startswith("-0.680 (")
+    assert report.remarks() == [
+        "From the first tasks to the last, more online error: vanilla +0.32 (1.52 to 1.84); neither more nor less:"
+        " level; less: fire -0.32 (1.48 to 1.16)."
+    ]
+    assert "squared error of each batch before the update" in report.note
+    assert "less error is better" in report.note
+    assert report.panels()[0].y == "online error"
+
+
+def test_all_runs_of_a_stream_have_the_online_error(errors):
+    lacking = {key: series for key, series in errors["", "fire", 0].items() if key != "train/online_error"}
+    assert not ChunkReport(errors | {("", "other", 0): lacking}, "vanilla", Metric("val/loss", "min")).stream
