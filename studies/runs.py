@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -26,6 +27,8 @@ from studies.streams import CLASSES, PIXELS, STREAMS, Stream, data_of
 
 MOST = 40  # members of a batch: more are not faster
 COLUMNS = ("stream", "method", "seed", "normalization", "width", "rate")
+Row = dict[str, object]
+RunBatch = Callable[[Sequence[Any]], list[Row]]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class Setting:
         """Common settings of the members of one batch."""
         return self.stream, self.normalization, self.width
 
-    def row(self, member: Member) -> dict[str, object]:
+    def row(self, member: Member) -> Row:
         """Return a row of the table of results; accuracies are means over the first or last fifth of the chunks."""
         fifth = max(1, len(member.online) // 5)
         named = {name: value for name, value in vars(self).items() if name in COLUMNS and value is not None}
@@ -76,7 +79,7 @@ class Setting:
         }
 
 
-def run_batch(settings: Sequence[Setting]) -> list[dict[str, object]]:
+def run_batch(settings: Sequence[Setting]) -> list[Row]:
     """Train settings of one shape together and return their rows."""
     torch.set_num_threads(1)
     stream, members = settings[0].tasks or STREAMS[settings[0].stream], []
@@ -88,8 +91,12 @@ def run_batch(settings: Sequence[Setting]) -> list[dict[str, object]]:
     return [setting.row(member) for setting, member in zip(settings, members, strict=True)]
 
 
-def run(settings: Sequence[Setting], folder: Path, jobs: int = 2) -> pd.DataFrame:
-    """Run settings and return a row for each; batches that are in the folder's `results.csv` are not run again."""
+def run(settings: Sequence[Any], folder: Path, jobs: int = 2, run_batch: RunBatch = run_batch) -> pd.DataFrame:
+    """Run settings and return a row for each; those that are in the folder's `results.csv` are not run again.
+
+    A setting has a `shape`, common to a batch, a `method` and a `seed`, and its `repr` names it. `run_batch` returns
+    the rows of a batch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     path, start = folder / "results.csv", time.perf_counter()
     ordered = sorted(settings, key=lambda setting: (repr(setting.shape), setting.method, setting.seed))
@@ -100,7 +107,7 @@ def run(settings: Sequence[Setting], folder: Path, jobs: int = 2) -> pd.DataFram
         new = [setting for setting in group if repr(setting) not in known]
         count = -(-len(new) // MOST)
         batches += [new[index::count] for index in range(count)]
-    for number, (batch, rows) in enumerate(_results(batches, jobs), 1):
+    for number, (batch, rows) in enumerate(_results(batches, jobs, run_batch), 1):
         named = [{"setting": repr(setting), **row} for setting, row in zip(batch, rows, strict=True)]
         done = pd.concat([done, pd.DataFrame(named)], ignore_index=True)
         done.to_csv(path, index=False)
@@ -108,7 +115,7 @@ def run(settings: Sequence[Setting], folder: Path, jobs: int = 2) -> pd.DataFram
     return done.set_index("setting").loc[[repr(setting) for setting in settings]].reset_index()
 
 
-def _results(batches: Sequence[list[Setting]], jobs: int) -> Iterator[tuple[list[Setting], list[dict[str, object]]]]:
+def _results(batches: Sequence[list[Any]], jobs: int, run_batch: RunBatch) -> Iterator[tuple[list[Any], list[Row]]]:
     """Run batches on processes, one job in this one, and return each as it ends."""
     if jobs == 1:
         yield from ((batch, run_batch(batch)) for batch in batches)
