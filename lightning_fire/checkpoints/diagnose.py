@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, isnan, nan
+from math import exp, inf, isfinite, isnan, log, nan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.options import fire_options, run, selection_of, shared_parser
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, dfi_of_new, health
-from lightning_fire.checkpoints.verdict import drift, verdict
 from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.functional import as_matrices, dfi_normalized
 from lightning_fire.where import Selection
@@ -25,7 +24,7 @@ from lightning_fire.where.selection import about, columns, times
 # word of --sort: attribute, head of the column
 METRICS = {
     "dfi": ("dfi_normalized", "DfI"),
-    "drift": ("dfi_ratio", "× reference"),
+    "ratio": ("dfi_ratio", "× reference"),
     "condition": ("condition", "condition"),
     "stable_rank": ("stable_rank", "stable rank"),
     "norm": ("norm", "‖W‖"),
@@ -33,6 +32,12 @@ METRICS = {
 }
 
 _STDOUT = Path("-")
+_LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not dominate the mean
+_NO_CONCLUSION = """\
+The ratio follows the length of training and is larger after small initial weights, also where nothing is lost: it
+does not show whether the network still learns well. To decide, compare continuing (vanilla), new training (full_reset)
+and FIRE on your data, with your recipe (`lightning-fire init FOLDER` writes one to begin with):
+  lightning-fire compare RECIPE --methods vanilla full_reset fire --seeds 5"""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Diagnosis:
 
     def value(self, metric: str) -> float:
         """Return one metric, a key of `METRICS`; Inf where the weight is not finite."""
-        if metric == "drift":
+        if metric == "ratio":
             return self.dfi_ratio
         return getattr(self.health, METRICS[metric][0]) if self.health else inf
 
@@ -117,6 +122,28 @@ def table(rows: Sequence[Diagnosis]) -> str:
     return f"{columns(cells)}\n{summary}"
 
 
+def mean_ratio(ratios: Iterable[float]) -> float:
+    """Return the geometric mean of the ratios of DfI to its reference; NaN without ratios.
+
+    Args:
+        ratios: One for each weight; NaN and Inf are left out.
+
+    Example:
+        >>> mean_ratio([2.0, 8.0, nan])
+        4.0
+    """
+    logs = [log(max(ratio, _LEAST)) for ratio in ratios if isfinite(ratio)]
+    return exp(sum(logs) / len(logs)) if logs else nan
+
+
+def _about_ratio(ratio: float, against_checkpoint: bool) -> str:
+    """Format the mean ratio, with what it cannot show and the command that decides."""
+    if isnan(ratio):
+        return "DfI has no reference: each weight is a single row or column, or not finite"
+    reference = "the reference" if against_checkpoint else "new weights"
+    return f"DfI × {ratio:.3g} that of {reference} (geometric mean)\n{_NO_CONCLUSION}"
+
+
 def _short(value: float) -> str:
     """Format a value with four digits, without exponent below a million; a dash for NaN."""
     if isnan(value):
@@ -143,14 +170,14 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
         "diagnose",
         "Show for each weight matrix of a checkpoint its distance from an isometry (normalised DfI), its condition"
         " number, stable rank and norm, and how far FIRE would move it (SFE). Needs no model and trains nothing. Of a"
-        " convolution: means over the kernel positions, the condition number of the worst. Ends with a conclusion:"
-        " whether the weights are further from isometries than those of a reference.",
+        " convolution: means over the kernel positions, the condition number of the worst. Ends with the ratio of DfI"
+        " to that of a reference, and with the command by which to decide whether to act.",
     )
     parser.add_argument(
         "--reference",
         type=Path,
         metavar="FILE",
-        help="an earlier checkpoint, from when the network learned well (default: new weights of its shapes)",
+        help="an earlier checkpoint of the same network (default: new weights of its shapes)",
     )
     parser.add_argument("--sort", choices=METRICS, help="the largest of this metric first (default: as in the file)")
     parser.add_argument("--all", action="store_true", help="list each tensor that is not taken, with the reason")
@@ -175,7 +202,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     selection = selection_of(options, checkpoint)
     reference = open_checkpoint(options.reference, options.unsafe_pickle) if options.reference else None
     rows = diagnose(checkpoint, selection, reference, **fire_options(options))
-    found = verdict(drift(row.dfi_ratio for row in rows), reference is not None)
+    ratio = mean_ratio(row.dfi_ratio for row in rows)
     if options.sort:
         rows.sort(key=lambda row: -row.value(options.sort))
     taken = by_tensor(selection)
@@ -186,13 +213,13 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         print(f"{options.checkpoint}: {checkpoint.description}\n\n{printable(table(rows))}")
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
-        print(f"\n{found}")
+        print(f"\n{_about_ratio(ratio, reference is not None)}")
     if options.json not in (None, _STDOUT):
         content = {
             "checkpoint": str(options.checkpoint),
             "description": checkpoint.description,
             "fire": {"steps": 10, "coefficients": "cubic", "scale": "paper", **fire_options(options)},
-            "verdict": found,
+            "dfi_ratio": None if isnan(ratio) else ratio,
             "weights": as_json(rows),
             "not_taken": [{"name": row.name, "shape": list(row.shape), "reason": row.reason} for row in left],
         }
