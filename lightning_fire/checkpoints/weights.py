@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 from torch.nn import Parameter
 
+from lightning_fire.checkpoints.embeddings import embeddings_by_shape, is_named_embedding, is_of_tokens
+from lightning_fire.checkpoints.low_rank import low_rank_factors
 from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
@@ -17,12 +19,11 @@ from lightning_fire.where.weight_view import Layout
 from lightning_fire.where.weights import row_of
 
 EMBEDDING = "embedding"
+LOW_RANK = "low-rank factor of an adapter"
 _SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
 _UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  # of nn.MultiheadAttention
 _WEIGHTS = {"weight", "in_proj_weight", *_UNFUSED}
 _CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
-_EMBEDDING = re.compile(r"embed(?!_out$)|(^|_)(wte|wpe|emb|tok|token_type|position\w*|relative)(_|$)")
-_OF_TOKENS = re.compile(r"(wte|shared|emb|tok(en)?s?|tok(en)?_embed\w*|embed_(in|tokens)|(word_)?embeddings?)$")
 _OUTPUTS = {"lm_head", "embed_out", "output", "head"}
 
 
@@ -64,7 +65,8 @@ def select_weights(
             conv1d |= (layer, leaf) == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
     config = config or ModelConfig()
     named = [*(weights.include or ()), *([f"^{re.escape(tied_embedding(tensors))}$"] if tied else ())]
-    candidates = [_candidate(stored, conv1d, layers, named, config) for stored in tensors]
+    known = _known_reasons(tensors)
+    candidates = [_candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config) for stored in tensors]
     reasons = weights.reasons(candidates, config.is_causal_language_model)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     selection = Selection([view for view, reason in reasons.items() if not reason], rows)
@@ -87,8 +89,9 @@ def tied_embedding(tensors: Sequence[Stored]) -> str:
     Raises:
         ValueError: If the file has such a layer, or not exactly one token embedding.
     """
-    embeddings = [stored for stored in tensors if _why_not(stored) == EMBEDDING]
-    tables = [stored for stored in embeddings if any(_OF_TOKENS.match(_path_of(name)[1]) for name in stored.names)]
+    known = _known_reasons(tensors)
+    embeddings = [stored for stored in tensors if _why_not(stored, known.get(stored.name, "")) == EMBEDDING]
+    tables = [stored for stored in embeddings if any(is_of_tokens(_path_of(name)[1]) for name in stored.names)]
     if len(tables) != 1:
         found = ", ".join(stored.name for stored in tables) or "none"
         raise ValueError(f"--tied needs one token embedding, found {found}: spell out its name with --include instead")
@@ -119,10 +122,16 @@ def _path_of(name: str) -> tuple[str, str, str]:
     return ".".join(parents).strip("."), layer, leaf
 
 
+def _known_reasons(tensors: Sequence[Stored]) -> dict[str, str]:
+    """Return reasons that only the tensors of a file together show."""
+    factors = low_rank_factors({stored.name: stored.shape for stored in tensors})
+    return dict.fromkeys(embeddings_by_shape(tensors), EMBEDDING) | dict.fromkeys(factors, LOW_RANK)
+
+
 def _candidate(
-    stored: Stored, conv1d: bool, layers: dict[str, set[str]], include: Sequence[str], config: ModelConfig
+    stored: Stored, known: str, conv1d: bool, layers: dict[str, set[str]], include: Sequence[str], config: ModelConfig
 ) -> Candidate:
-    candidate = Candidate(stored.name, reason=_why_not(stored), aliases=stored.aliases)
+    candidate = Candidate(stored.name, reason=_why_not(stored, known), aliases=stored.aliases)
     if candidate.reason not in ("", EMBEDDING, _SINGLE_COLUMNS):
         return candidate
     parents, layer, leaf = _path_of(stored.name)
@@ -141,28 +150,27 @@ def _candidate(
     return replace(candidate, views=split(whole, parts) or [replace(whole, role=role_of(layer, layers[parents]))])
 
 
-def _why_not(stored: Stored) -> str:
-    """Return the first reason that a tensor is not the weight matrix of a layer."""
+def _why_not(stored: Stored, known: str) -> str:
+    """Return the first reason that a tensor is not the weight matrix of a layer, by its name, or `known` before."""
     _, layer, leaf = _path_of(stored.name)
     dimensions = len(stored.shape)
-    embedding = any(
-        layer == "shared" or _EMBEDDING.search(layer) or _EMBEDDING.search(parents.rpartition(".")[2])
-        for parents, layer, _ in map(_path_of, stored.names)
-    )
+    paths = [_path_of(name) for name in stored.names]
+    embedding = any(is_named_embedding(layer, parents.rpartition(".")[2]) for parents, layer, _ in paths)
     reasons = {
         stored.reason: stored.reason,
         "not a matrix": dimensions < 2,
         "part of a parametrised weight": re.search(r"\bparametrizations\.|\bweight_[guv]$|\bweight_orig$", stored.name),
-        "token or position embedding": re.search(r"(^|_)tokens?$", leaf) or _EMBEDDING.search(leaf),
+        "token or position embedding": re.search(r"(^|_)tokens?$", leaf) or is_named_embedding("", leaf),
         "not named as the weight of a layer": leaf not in _WEIGHTS,
         f"quantised or complex ({stored.dtype})": stored.dtype not in FLOATING,
         "empty": 0 in stored.shape,
         "normalisation": re.search(r"norm(?!al)|^(ln|bn)(_|\d|$)", layer),
+        LOW_RANK: known == LOW_RANK,
         "stack of expert matrices": dimensions == 3 and re.search("expert|moe", stored.name),
         "transposed convolution, which may be grouped": dimensions > 2
         and re.search("transpose|deconv|upconv", stored.name.lower()),
         _SINGLE_COLUMNS: dimensions > 2 and stored.shape[1] == 1,
-        EMBEDDING: dimensions == 2 and embedding,  # one of patches is a convolution
+        EMBEDDING: dimensions == 2 and (embedding or known == EMBEDDING),  # one of patches is a convolution
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
