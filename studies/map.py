@@ -57,17 +57,15 @@ def settings(seeds: range) -> list[Setting]:
     return found
 
 
-def gains(runs: pd.DataFrame, rows: dict[str, pd.Series], columns: dict[str, pd.Series], corner: str) -> str:
-    """Return a table of vanilla's accuracy, and the differences of the other methods to it, in each cell."""
+def gains(runs: pd.DataFrame, rows: dict[str, pd.Series], columns: dict[str, pd.Series], names: list[str]) -> str:
+    """Return a table, a row for each setting: vanilla's accuracy, and the differences of the other methods to it."""
     lines = []
     for row, of_row in rows.items():
-        cells = []
-        for of_column in columns.values():
+        for column, of_column in columns.items():
             own = runs[of_row & of_column]
-            parts = [f"{name.replace('_', ' ')} {cell(own, name, 'vanilla')}" for name in NAMES[1:]]
-            cells.append("; ".join([cell(own, "vanilla"), *parts]))
-        lines.append([row, *cells])
-    return markdown([corner, *columns], lines)
+            lines.append([row, column, cell(own, "vanilla"), *(cell(own, name, "vanilla") for name in NAMES[1:])])
+    differences = [f"{name.replace('_', ' ')} minus vanilla (95 %)" for name in NAMES[1:]]
+    return markdown([*names, "vanilla", *differences], lines)
 
 
 def main() -> None:
@@ -75,18 +73,16 @@ def main() -> None:
     options, start = arguments(__doc__, "map"), time.perf_counter()
     runs = run(settings(options.seed_range), options.folder, options.jobs)
     first, second = runs[runs.stream == "random_labels"], runs[runs.stream != "random_labels"]
-    rates = {f"rate {rate:g}": first.rate == rate for rate in RATES}
-    widths = {f"width {width}": first.width == width for width in WIDTHS}
-    lengths = {f"{epochs} epochs a task": second.stream.str.startswith(f"epochs={epochs},") for epochs in EPOCHS}
-    changes = {
-        f"{fraction:.0%} of labels new": second.stream.str.endswith(f"changed={fraction}") for fraction in FRACTIONS
-    }
-    print(gains(first, rates, widths, "vanilla, and minus vanilla (95 %)"))
-    print("\n" + gains(second, lengths, changes, "vanilla, and minus vanilla (95 %)"))
+    rates = {f"{rate:g}": first.rate == rate for rate in RATES}
+    widths = {str(width): first.width == width for width in WIDTHS}
+    lengths = {str(epochs): second.stream.str.startswith(f"epochs={epochs},") for epochs in EPOCHS}
+    changes = {f"{fraction:.0%}": second.stream.str.endswith(f"changed={fraction}") for fraction in FRACTIONS}
+    print(gains(first, rates, widths, ["rate", "width"]))
+    print("\n" + gains(second, lengths, changes, ["epochs a task", "new labels"]))
     figure, panels = plt.subplots(2, 2, figsize=(9, 7))
     for line, name in zip(panels, ("fire", "fire_procrustes"), strict=True):
-        maps = ((first, rates, widths), (second, lengths, changes))
-        for axes, (own, rows, columns) in zip(line, maps, strict=True):
+        maps = ((first, rates, widths, "rate", "width"), (second, lengths, changes, "epochs a task", "new labels"))
+        for axes, (own, rows, columns, vertical, horizontal) in zip(line, maps, strict=True):
             means = [
                 [
                     100
@@ -104,8 +100,9 @@ def main() -> None:
                     axes.text(
                         j, i, f"{value:+.1f}", ha="center", va="center", color="white" if abs(value) > 30 else "black"
                     )
-            axes.set_xticks(range(len(columns)), [label.replace(" of labels", "\nof labels") for label in columns])
+            axes.set_xticks(range(len(columns)), list(columns))
             axes.set_yticks(range(len(rows)), list(rows))
+            axes.set(xlabel=horizontal, ylabel=vertical)
             axes.set_title(f"{name.replace('_', ' ')} minus vanilla, points", fontsize=10)
     figure.tight_layout()
     figure.savefig(options.folder / "map.png", dpi=100)

@@ -26,13 +26,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+    from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.report import Report
 
-_DEFAULT_STEPS = 10
+_METHODS = {
+    "steps": ["vanilla", "full_reset", "shrink_and_perturb", "dash", "fire"],
+    "coefficients": ["vanilla", "fire"],
+}
+_STEPS, _COEFFICIENTS = [1, 2, 3, 5, 10, 20], ["cubic", "quintic", "muon"]
+_DEFAULTS = {"steps": 10, "coefficients": "cubic"}
 _NOTE = (
+    "mean ± standard deviation (n - 1) over the seeds; – : not measured\n"
     "λ max: largest eigenvalue of the Hessian of the loss on the first samples of new data\n"
-    "DfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale\n"
-    "mean ± standard deviation (n - 1) over the seeds; accuracy: on the test set; – : not applicable"
+    "DfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖², which also counts the scale"
 )
 
 
@@ -41,33 +47,44 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-fire ablation",
         allow_abbrev=False,
-        description="Draw the paper's ablation figure of a recipe: final accuracy by the number of FIRE's steps;"
-        " curvature of the loss on the new data (largest eigenvalue of its Hessian), deviation from isometry and"
-        " squared Frobenius error right after the event, by method; and the last two along the steps. Trains what has"
-        " not been trained before.",
+        description="Draw the paper's ablation figures of a recipe. By the number of FIRE's steps (figures 5 and 6):"
+        " final accuracy; curvature of the loss on the new data (largest eigenvalue of its Hessian), deviation from"
+        " isometry and squared Frobenius error right after the event, by method; and the last two along the steps. By"
+        " the coefficients of its polynomial (figure 7): what compare draws. Trains what has not been trained before.",
+    )
+    parser.add_argument(
+        "--what", choices=list(_METHODS), default="steps", help="argument of FIRE that is varied (default: steps)"
     )
     parser.add_argument(
         "--methods",
         nargs="+",
-        default=["vanilla", "full_reset", "shrink_and_perturb", "dash", "fire"],
-        help="methods to set side by side; vanilla is the recipe without one, fire must be among them",
+        help="methods to set side by side; vanilla is the recipe without one, fire must be among them (default:"
+        f" {' '.join(_METHODS['steps'])}; with coefficients {' '.join(_METHODS['coefficients'])})",
     )
     parser.add_argument(
-        "--steps", nargs="+", type=_steps, default=[1, 2, 3, 5, 10, 20], help="numbers of Newton–Schulz steps, or exact"
+        "--steps",
+        nargs="+",
+        type=_steps,
+        help="numbers of Newton–Schulz steps, or exact (default: 1 2 3 5 10 20)",
     )
     add_common_arguments(parser, output="runs/<recipe>_ablation")
     return parser
 
 
 def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
-    """Run the command, and return the numbers of each run by method, and by number of steps as `fire,steps=N`."""
+    """Run the command, and return the numbers of each run by method; of variants of FIRE as `fire,steps=N`."""
     options = parser().parse_args(args)
+    what = options.what
+    options.methods = options.methods or _METHODS[what]
     try:
+        if what != "steps" and options.steps:
+            raise ValueError(f"--steps is for --what steps, not {what}")
         recipe, output, seeds, extra = common(options, "_ablation")
         if "fire" not in options.methods:
             raise ValueError(f"--methods must have fire among them, got {' '.join(options.methods)}")
         runs = plan(recipe, options.methods, seeds, output)
-        variants = {steps: _variant(runs, steps, output) for steps in dict.fromkeys(options.steps)}
+        values = dict.fromkeys((options.steps or _STEPS) if what == "steps" else _COEFFICIENTS)
+        variants = {value: _variant(runs, what, value, output) for value in values}
         engine = engine_for(recipe, options, output)
         extra = with_monitor(runs, extra)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
@@ -78,6 +95,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         report, failed = train_and_read(every, engine, extra, reference_of(None, options.methods), options)
     if failed or report is None:
         raise SystemExit(f"{failed} of {len(every)} runs failed")
+    if what != "steps":
+        report.publish(output, title_of(recipe))
+        return report.numbers
     by_method = {method: method for method in options.methods}
     by_steps = {str(steps): of_steps[0].method for steps, of_steps in variants.items()}
     publish(report, by_method, by_steps, output, title_of(recipe))
@@ -90,17 +110,17 @@ def _steps(word: str) -> int | str:
     return word if word == "exact" else int(word)
 
 
-def _variant(runs: Sequence[Run], steps: int | str, output: Path) -> list[Run]:
-    """Return the runs of FIRE with another number of steps; its own where the recipe has this number."""
+def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path) -> list[Run]:
+    """Return the runs of FIRE with another value of an argument; its own where the recipe has this value."""
     own = [run for run in runs if run.method == "fire"]
     overlay = yaml.safe_load(own[0].configs[-1])
     method = overlay.get("method")
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"the method fire is not one FIRECallback: {method}")
-    if (method.get("init_args") or {}).get("steps", _DEFAULT_STEPS) == steps:
+    if (method.get("init_args") or {}).get(argument, _DEFAULTS[argument]) == value:
         return own
-    label = f"fire,steps={steps}"
-    layer = yaml.safe_dump(merged(overlay, {"method": {"init_args": {"steps": steps}}}))
+    label = f"fire,{argument}={value}"
+    layer = yaml.safe_dump(merged(overlay, {"method": {"init_args": {argument: value}}}))
     return [
         replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], layer))
         for run in own
@@ -111,21 +131,32 @@ def publish(
     report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
     """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
-    from lightning_fire.experiments.report import MINUS, deliver
+    from lightning_fire.experiments.report import MINUS, deliver, figures
 
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
     results = partial(report.numbers.droplevel("start").to_csv, float_format="%.6g")
-    figure = partial(draw, report, by_method, by_steps, title=title)
-    files = {"results.csv": results, "ablation.png": figure}
-    deliver(output, "\n\n".join(tables), files, f"{_NOTE}\n{MINUS}; steps: of FIRE", name="ablation.txt")
+    files = {
+        "results.csv": results,
+        **figures("ablation", partial(draw, report, by_method, by_steps, title=title)),
+    }
+    metric = metric_of(report)
+    note = f"{metric.name}: {metric.origin}; {_NOTE}\n{MINUS}; steps: of FIRE"
+    deliver(output, tables, files, note, name="ablation")
 
 
-def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
-    """Format the metrics of an ablation for a terminal."""
-    from lightning_fire.experiments.report import Column, aligned
+def metric_of(report: "Report") -> "Metric":
+    """Return the metric that a report compares."""
+    from lightning_fire.experiments.chunks import Metric
+
+    return getattr(report, "metric", Metric())
+
+
+def table(report: "Report", head: str, rows: Mapping[str, str]) -> list[list[str]]:
+    """Return the cells of a table of an ablation, the first row the header."""
+    from lightning_fire.experiments.report import Column
 
     columns = [
-        Column("final accuracy", "final"),
+        Column(f"final {metric_of(report).name}", "final"),
         Column(f"minus {report.reference} (95 %)", "final", "minus"),
         Column("λ max before", "lambda_max_before"),
         Column("λ max after", "lambda_max_after"),
@@ -134,12 +165,21 @@ def table(report: "Report", head: str, rows: Mapping[str, str]) -> str:
         Column("SFE/‖W‖²", "sfe"),
     ]
     cells = [[name, *(report.cell(column, "", method) for column in columns)] for name, method in rows.items()]
-    return aligned([[head, *(column.title for column in columns)], *cells])
+    return [[head, *(column.title for column in columns)], *cells]
 
 
-def draw(report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], path: Path, title: str) -> None:
+def draw(
+    report: "Report",
+    by_method: Mapping[str, str],
+    by_steps: Mapping[str, str],
+    path: Path,
+    title: str,
+    form: str = "png",
+) -> None:
     """Draw the figure: mean and standard deviation (n - 1) over the seeds."""
     import matplotlib.pyplot as plt
+
+    from lightning_fire.experiments.pictures import save
 
     means = report.numbers.groupby("method").mean()
     spreads = report.numbers.groupby("method").std().fillna(0.0)
@@ -156,7 +196,7 @@ def draw(report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, 
         level = means.loc["vanilla", "final"]
         accuracy.axhline(level, color="black", linestyle="--", linewidth=1, label="vanilla")
         accuracy.legend()
-    accuracy.set_ylabel("final accuracy")
+    accuracy.set_ylabel(f"final {metric_of(report).name}")
     curve(along, "dfi_after", "C0", "normalised DfI")
     curve(along, "sfe", "C1", "SFE / ‖W‖²")
     along.set_yscale("log")
@@ -175,5 +215,4 @@ def draw(report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, 
         axis.grid(axis="y", alpha=0.25)
     negative = (report.numbers["lambda_max_after"] <= 0).any()
     bars[0].set_yscale("symlog" if negative else "log")
-    figure.savefig(path, dpi=140, format="png")
-    plt.close(figure)
+    save(figure, path, form)

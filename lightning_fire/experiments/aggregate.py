@@ -13,8 +13,8 @@ import pandas as pd
 
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.logs import read_curves
-from lightning_fire.experiments.pictures import colors
-from lightning_fire.experiments.report import aligned, deliver, number
+from lightning_fire.experiments.pictures import colors, save
+from lightning_fire.experiments.report import deliver, figures, number
 from lightning_fire.experiments.returns import events_of, returns_of
 from lightning_fire.experiments.runs import MARKER, reference_of
 from lightning_fire.experiments.statistics import (
@@ -278,8 +278,8 @@ def _estimate(value: np.ndarray, drawn: np.ndarray, enough: bool) -> Estimate:
     return Estimate(float(value), *(map(float, percentiles(drawn)) if enough else ()))
 
 
-def table(scores: Scores, summary: Summary, reference: str) -> str:
-    """Format the statistics for a terminal."""
+def table(scores: Scores, summary: Summary, reference: str) -> list[list[str]]:
+    """Return the cells of the table, the first row the header."""
     largest = max(abs(of[name].value) for of in summary.values() for name in _STATISTICS)
     digits = 1 if largest > 100 else 3
     titles = ["tasks", "seeds", "IQM", "95 % interval", "median", "mean", f"P(better than {reference})"]
@@ -290,7 +290,7 @@ def table(scores: Scores, summary: Summary, reference: str) -> str:
         others = [number(of[name].value, digits) for name in ("median", "mean")]
         better = [number(of["better"].value, 2), _ends(of["better"], 2)]
         rows.append([method, str(tasks), str(seeds), *middle, *others, *better])
-    return aligned(rows)
+    return rows
 
 
 def _ends(estimate: Estimate, digits: int) -> str:
@@ -326,11 +326,11 @@ def publish(
     options = {"index": False, "float_format": "%.6g"}
     deliver(
         output,
-        table(scores, summary, reference),
+        [table(scores, summary, reference)],
         {
             "runs.csv": partial(of_runs.to_csv, **options),
             "aggregate.csv": partial(statistics.to_csv, **options),
-            "aggregate.png": partial(draw, scores, summary, curves, name),
+            **figures("aggregate", partial(draw, scores, summary, curves, name)),
         },
         f"score: {name}; IQM: mean of all runs without the best and the worst quarter; median: over the tasks, of means"
         " over the seeds; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"
@@ -338,7 +338,7 @@ def publish(
     )
 
 
-def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, path: Path) -> None:
+def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, path: Path, form: str) -> None:
     """Draw interquartile means with their intervals, the distribution of the scores, and the scores over training."""
     import matplotlib.pyplot as plt
 
@@ -366,8 +366,7 @@ def draw(scores: Scores, summary: Summary, curves: Curves | None, measure: str, 
         axes[2].set_ylabel(f"{'normalised ' if measure.startswith('normalised') else ''}return")
     for axis in axes:
         axis.grid(alpha=0.25)
-    figure.savefig(path, dpi=140, format="png")
-    plt.close(figure)
+    save(figure, path, form)
 
 
 def _line(axis: "Axes", places: np.ndarray, scores: np.ndarray, of: Any, color: str) -> None:

@@ -23,7 +23,7 @@ _CHUNK, _DFI, _RAW_DFI, _DORMANT = (
 
 @dataclass(frozen=True)
 class Metric:
-    """Metric that is compared: a key that validation logs, and whether larger is better.
+    """Metric that is compared: a key that is logged each epoch, and whether larger is better.
 
     If the key was also logged with the suffix `_seen`, over the classes seen so far, that one is used.
     """
@@ -35,6 +35,12 @@ class Metric:
     def name(self) -> str:
         """Name in tables and figures."""
         return "accuracy" if self.key == "val/accuracy" else self.key
+
+    @property
+    def origin(self) -> str:
+        """Data that it is measured on, as its key says."""
+        known = {"val": "on the validation data", "train": "on the training data", "test": "on the test data"}
+        return known.get(self.key.partition("/")[0], "as the module logs it")
 
     def of(self, curves: Curves) -> Series:
         """Return its curve."""
@@ -170,9 +176,9 @@ class ChunkReport(Report):
                 f" dormant: fraction of hidden units, {monitor}; both: last fifth\n{spread}{less}"
             )
         return (
-            f"{self.metric.name}: on the test set; {spread}\nfirst epoch: after one epoch on new data; after the event:"
-            " before the first batch of new data; these and all columns of events are means over the chunks but the"
-            " first\narea: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
+            f"{self.metric.name}: {self.metric.origin}; {spread}\nfirst epoch: after one epoch on new data; after the"
+            " event: before the first batch of new data; these and all columns of events are means over the chunks but"
+            " the first\narea: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
             " reference's final value\nDfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖²,"
             " which also counts the scale; both are means over the weights that the method replaces, or over all"
             " weights by the PlasticityMonitor (before: if it measures the last epoch of each chunk)"
@@ -238,7 +244,7 @@ class ChunkReport(Report):
             return []
         raw = [Column(f"DfI (eq. 2) {when}", f"dfi_raw_{when}", digits=2) for when in ("before", "after")]
         return [
-            Column("after the event", "after_event"),
+            *([Column("after the event", "after_event")] if self.numbers["after_event"].notna().any() else []),
             Column("DfI before", "dfi_before"),
             Column("DfI after", "dfi_after", idle=True),
             *(column for column in raw if self.numbers[column.measure].notna().any()),
@@ -290,11 +296,8 @@ class ChunkReport(Report):
             ends = {method: f"{method}  {number(value, 2)}" for method, value in last.items()}
             known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}
             dormant = {method: [run.by_task(_DORMANT) for run in of] for method, of in known.items()}
-            title = "how well each new task is learned"
             return [
-                Panel(
-                    curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends, title=title, **axis
-                ),
+                Panel(curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends, **axis),
                 *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
             ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
@@ -308,18 +311,23 @@ class ChunkReport(Report):
         }
         low, high = self._range()
         labels = {m: f"{m}  {with_spread(list(self.of('', m, 'final').values()))}" for m in runs}
-        name = f"test {self.metric.name}" if self.metric.name == "accuracy" else self.metric.name
+        name = f"validation {self.metric.name}" if self.metric.name == "accuracy" else self.metric.name
         of_metric = {"low": low, "high": high, "labels": labels, "legend": f"final {self.metric.name}"}
         of_dfi = [Panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI, **axis)] if dfi else []
         return [Panel(values, y=name, **of_metric, **axis), *of_dfi]
 
     def _range(self) -> tuple[float, float]:
-        """Return the range of values at the ends of chunks, with room for drops on the worse side."""
+        """Return the range of values at the ends of chunks, with room for drops on the worse side.
+
+        It ends at 0 if no value is below, and at 1 for accuracies.
+        """
         ends = self.metric.gain(np.concatenate([run.last_in_chunk(run.metric) for run in self.runs.values()]))
         worst, best = np.nanmin(ends), max(self.metric.gain(run.metric[1]).max() for run in self.runs.values())
         around = worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3
         low, high = sorted(float(self.metric.gain(np.float64(end))) for end in around)
-        return low, high
+        every = np.concatenate([run.metric[1] for run in self.runs.values()])
+        low = max(low, 0.0) if np.nanmin(every) >= 0 else low
+        return low, min(high, 1.0) if "accuracy" in self.metric.key and np.nanmax(every) <= 1 else high
 
 
 def _of_stream(run: ChunkedRun) -> dict[str, float]:

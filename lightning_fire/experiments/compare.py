@@ -100,7 +100,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
         metavar="FILE",
         help="YAML file with keys that override the recipe's in every run, below --set: vision/gpu, or your own",
     )
-    parser.add_argument("--metric", metavar="KEY", help="what validation logs and is compared (default: val/accuracy)")
+    parser.add_argument(
+        "--metric", metavar="KEY", help="logged key that is compared, such as train/accuracy (default: val/accuracy)"
+    )
     parser.add_argument(
         "--mode", choices=["max", "min"], default="max", help="whether more of --metric is better, or less"
     )

@@ -12,9 +12,16 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from lightning_fire.experiments.logs import Series
+
+_STYLE = (
+    "body {font-family: sans-serif; margin: 1.5em} table {border-collapse: collapse; margin-bottom: 1.5em}"
+    " th, td {padding: 0.2em 0.7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd}"
+    " th:first-child, td:first-child {text-align: left} p {white-space: pre-line; color: #555}"
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,14 @@ def _methods(panels: Sequence[Panel]) -> list[str]:
     return list(dict.fromkeys(method for panel in by_size for method in panel.curves))
 
 
-def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False) -> None:
+def save(figure: Figure, path: Path, form: str) -> None:
+    """Write a figure as `png` or `pdf`, equal ones to equal bytes, and close it."""
+    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType: many conferences refuse the default, Type 3
+        figure.savefig(path, dpi=140, format=form, **({"metadata": {"CreationDate": None}} if form == "pdf" else {}))
+    plt.close(figure)
+
+
+def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False, form: str = "png") -> None:
     """Draw panels below each other, the first twice as high, or side by side."""
     taken = colors(_methods(panels))
     few, count = len(taken) <= 8, len(panels)
@@ -93,8 +107,7 @@ def draw(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = F
         for entry in legend.get_texts():
             entry.set_parse_math(False)
     figure.suptitle(title, parse_math=False)
-    figure.savefig(path, dpi=140, format="png")
-    plt.close(figure)
+    save(figure, path, form)
 
 
 def _draw_panel(axis: Axes, panel: Panel, taken: Mapping[str, str], at_ends: bool) -> None:
@@ -147,10 +160,21 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         axis.annotate(label, **where, color=color, va="center", annotation_clip=False, parse_math=False)
 
 
-def write_page(panels: Sequence[Panel], path: Path, title: str, side_by_side: bool = False) -> None:
-    """Write what `draw` shows as one HTML file that needs no network: the legend switches curves, the wheel zooms."""
+def write_page(
+    panels: Sequence[Panel],
+    path: Path,
+    title: str,
+    side_by_side: bool = False,
+    tables: Sequence[Sequence[Sequence[str]]] = (),
+    note: str = "",
+) -> None:
+    """Write tables, a note on them, and what `draw` shows as one HTML file that needs no network.
+
+    The legend switches curves, dragging zooms. Of its 5 MB, plotly.js is nearly all.
+    """
     try:
-        from plotly.graph_objects import Figure, Scatter
+        from plotly.graph_objects import Figure as Page
+        from plotly.graph_objects import Scatter
         from plotly.subplots import make_subplots
     except ImportError as error:
         raise ImportError("the HTML report needs plotly: pip install 'lightning-fire[html]'") from error
@@ -159,7 +183,7 @@ def write_page(panels: Sequence[Panel], path: Path, title: str, side_by_side: bo
     if not side_by_side and count > 1:
         grid |= {"row_heights": [2, *[1] * (count - 1)], "vertical_spacing": 0.04}
     titles = [escape(panel.title, quote=False) for panel in panels]
-    figure: Figure = make_subplots(**grid, subplot_titles=titles)
+    figure: Page = make_subplots(**grid, subplot_titles=titles)
     taken, shown = colors(_methods(panels)), set()
     for number, panel in enumerate(panels, 1):
         cell = {"row": 1, "col": number} if side_by_side else {"row": number, "col": 1}
@@ -175,13 +199,27 @@ def write_page(panels: Sequence[Panel], path: Path, title: str, side_by_side: bo
             figure.add_trace(Scatter(**around, **shade, **look, showlegend=False), **cell)
             shown.add(method)
         for place, text in panel.lines.items():
-            figure.add_vline(place, line_dash="dash", line_width=1, opacity=0.5, annotation_text=text or None, **cell)
+            beside = (
+                {"annotation_text": escape(text, quote=False)} if text else {}
+            )  # plotly replaces None by "new text"
+            figure.add_vline(place, line_dash="dash", line_width=1, opacity=0.5, **beside, **cell)
         kind = {"type": "log", "autorangeoptions_clipmin": panel.low} if panel.log else {"range": _range(panel)}
         figure.update_yaxes(title_text=panel.y, **kind, **cell)
         figure.update_xaxes(title_text=panel.x if side_by_side or number == count else "", **cell)
     legend = next((panel.legend for panel in panels if panel.legend), "")
-    figure.update_layout(title=escape(title, quote=False), template="plotly_white", legend_title=legend, height=800)
-    figure.write_html(path, include_plotlyjs=True)
+    figure.update_layout(template="plotly_white", legend_title=legend, height=800, margin_t=40)
+    plot = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure")
+    parts = [f"<h1>{escape(title)}</h1>", *map(_as_html, tables), f"<p>{escape(note)}</p>", plot]
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    text = "\n".join(["<!doctype html>", f"<html><head>{head}</head><body>", *parts, "</body></html>", ""])
+    path.write_text(text, encoding="utf-8")
+
+
+def _as_html(rows: Sequence[Sequence[str]]) -> str:
+    head, *body = rows
+    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
+    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
+    return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
 
 
 def _range(panel: Panel) -> list[float | None] | None:

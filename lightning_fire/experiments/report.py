@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.experiments.latex import as_latex
 from lightning_fire.experiments.logs import Curves, Name
 from lightning_fire.experiments.pictures import Panel, draw, write_page
 from lightning_fire.experiments.statistics import difference
@@ -157,25 +158,21 @@ class Report:
 
     def publish(self, output: Path, title: str) -> None:
         """Print the table and where the rest is, and write everything."""
-        panels = self.panels()
+        panels, tables, note = self.panels(), self.tables(), f"{self.note}\n{MINUS}"
         results, options = _without_start(self.numbers.reset_index()), {"index": False, "float_format": "%.6g"}
-        deliver(
-            output,
-            self.table(),
-            {
-                "results.csv": partial(results.to_csv, **options),
-                "summary.csv": partial(self.summary().to_csv, **options),
-                "comparison.png": partial(draw, panels, title=title, side_by_side=self.side_by_side),
-            },
-            f"{self.note}\n{MINUS}",
-        )
+        figure = partial(draw, panels, title=title, side_by_side=self.side_by_side)
+        files = {
+            "results.csv": partial(results.to_csv, **options),
+            "summary.csv": partial(self.summary().to_csv, **options),
+        }
+        deliver(output, tables, files | figures("comparison", figure), note)
         place("means", output / "summary.csv")
         for remark in self.remarks():
             print(f"\n{remark}\n")
         place("TensorBoard", f"tensorboard --logdir {output}")
         try:
             with whole_file(output / "comparison.html") as part:
-                write_page(panels, part, title=title, side_by_side=self.side_by_side)
+                write_page(panels, part, title, self.side_by_side, tables, "\n".join([note, *self.remarks()]))
             place("HTML report", output / "comparison.html")
         except ImportError as error:
             place("HTML report", f"({error})")
@@ -185,17 +182,32 @@ def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
     return rows if rows["start"].any() else rows.drop(columns="start")
 
 
+def figures(name: str, figure: Callable[..., None]) -> dict[str, Callable[[Path], None]]:
+    """Return what writes a figure as PNG, and as PDF for a paper, by the names of the files."""
+    return {f"{name}.{form}": partial(figure, form=form) for form in ("png", "pdf")}
+
+
 def deliver(
-    output: Path, text: str, files: Mapping[str, Callable[[Path], object]], note: str, name: str = "table.txt"
+    output: Path,
+    tables: Sequence[Sequence[Sequence[str]]],
+    files: Mapping[str, Callable[[Path], object]],
+    note: str,
+    name: str = "table",
 ) -> None:
-    """Print a table, write it and other files, and print a note on its numbers and the paths of figure and runs."""
+    """Print tables, write them as text and LaTeX, and other files; print a note and the paths of figure and runs."""
+    text, latex = ("\n\n".join(map(form, tables)) for form in (aligned, as_latex))
     print(f"\n{text}\n")
-    for file, write in {name: lambda part: part.write_text(text + "\n", encoding="utf-8"), **files}.items():
+    texts = {f"{name}.txt": f"{text}\n", f"{name}.tex": f"% \\usepackage{{booktabs}}\n{latex}\n"}
+    for file, content in texts.items():
+        with whole_file(output / file) as part:
+            part.write_text(content, encoding="utf-8")
+    for file, write in files.items():
         with whole_file(output / file) as part:
             write(part)
     print(note)
-    for ending, what in {".png": "figure", ".csv": "every run"}.items():
-        place(what, output / next(file for file in files if file.endswith(ending)))
+    for ending, what in {".png": "figure", ".pdf": "for papers", ".csv": "every run"}.items():
+        where = output / next(file for file in files if file.endswith(ending))
+        place(what, f"{where}, {output / f'{name}.tex'}" if ending == ".pdf" else where)
 
 
 def place(what: str, where: object) -> None:

@@ -182,14 +182,21 @@ class Report(Checkpoint):
         _end_if_orphan(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and not self.needs.startswith("train/"):
+            self._require_metric(trainer, pl_module, "validation")
+
+    def _require_metric(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Raise an error as soon as a stage has not logged what is compared."""
         there = trainer.callback_metrics
-        if self.needs and not trainer.sanity_checking and not {self.needs, f"{self.needs}_seen"} & set(there):
+        if self.needs and not {self.needs, f"{self.needs}_seen"} & set(there):
             raise MisconfigurationException(
-                f"validation logs no {self.needs}, which is compared: let {type(pl_module).__name__} log it, or name"
+                f"{stage} logs no {self.needs}, which is compared: let {type(pl_module).__name__} log it, or name"
                 f" another with --metric; there are {', '.join(sorted(there)) or 'none'}"
             )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.needs.startswith("train/"):
+            self._require_metric(trainer, pl_module, "training")
         self._write(trainer, trainer.current_epoch + 1, ended=False)
         due = time.monotonic() - self._saved >= float(os.environ.get(SAVE_SECONDS, 60))
         if trainer.strategy.broadcast(due):

@@ -1,7 +1,9 @@
 """`lightning-fire ablation`: training, output and errors."""
 
 import csv
+from typing import get_args
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.axes import Axes
@@ -9,8 +11,10 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import ablation
+from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.logs import read_curves
-from lightning_fire.experiments.report import Report
+from lightning_fire.experiments.report import Report, aligned
+from lightning_fire.functional.orthogonal import Coefficients
 
 FIRE = "method: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
 RESET = "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
@@ -74,13 +78,13 @@ class Known(Report):
 
 def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
     rows = {"vanilla": "vanilla", "fire": "fire"}
-    table = ablation.table(Known(NUMBERS, "vanilla"), "method", rows).splitlines()
+    table = aligned(ablation.table(Known(NUMBERS, "vanilla"), "method", rows)).splitlines()
     assert table[0].split("  ")[0] == "method"
     assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–", "–"]
     assert "0.700 ± 0.141" in table[3]
     assert "5.50 ± 0.71" in table[3]  # the paper's DfI
     assert "3.000 ± 1.414" in table[3]
-    row = ablation.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"}).splitlines()[2]
+    row = aligned(ablation.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"})).splitlines()[2]
     assert row.startswith("5 ")
     assert "+0.100 (+0.100 to +0.100)" in row
     seen, bar = [], Axes.bar
@@ -104,12 +108,40 @@ def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
         (["--methods", "full_reset"], "--methods must have fire among them, got full_reset"),
         (["--steps", "0"], "must be a whole number of at least 1, or exact; got 0"),
         (["--seeds", "0"], "--seeds must be at least 1, got 0"),
+        (["--what", "coefficients", "--steps", "5"], "--steps is for --what steps, not coefficients"),
     ],
 )
 def test_invalid_arguments(recipe, capsys, words, message):
     with pytest.raises(SystemExit):
         ablate(recipe, *words)
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_path, capsys):
+    """The paper's figure 7: the recipe's own FIRE is `cubic`, the default."""
+    steps = np.arange(4)
+    curves = {
+        "plasticity/chunk": (steps, np.array([0, 0, 1, 1])),
+        "plasticity/dfi_normalized": (steps, np.ones(4)),
+        "val/accuracy": (steps, np.linspace(0.5, 0.9, 4)),
+    }
+    seen = []
+
+    def trained(runs, engine, extra, reference, options):
+        seen.extend(runs)
+        return ChunkReport({(run.branch, run.method, run.seed): curves for run in runs}, reference), 0
+
+    monkeypatch.setattr(ablation, "train_and_read", trained)
+    numbers = ablate(recipe, "--what", "coefficients")
+    variants = [f"fire,coefficients={name}" for name in ("quintic", "muon")]
+    assert list(numbers.index.unique("method")) == ["vanilla", "fire", *variants]
+    layers = {run.method: yaml.safe_load(run.configs[-1])["method"]["init_args"] for run in seen[1:]}
+    own = layers.pop("fire")
+    assert "coefficients" not in own and own["steps"] == 5
+    assert layers == {f"fire,coefficients={name}": {**own, "coefficients": name} for name in ("quintic", "muon")}
+    assert ["cubic", "quintic", "muon"] == ablation._COEFFICIENTS == list(get_args(Coefficients))
+    assert "fire,coefficients=muon" in (tmp_path / "out/table.txt").read_text()
+    assert (tmp_path / "out/comparison.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_fire_must_be_one_fire_callback(recipe, capsys):

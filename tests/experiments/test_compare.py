@@ -12,7 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.image
 import matplotlib.pyplot as plt
@@ -21,6 +23,7 @@ import pandas
 import pytest
 import yaml
 from history import HISTORY, IDLE, NO_EVENTS, history, named, series
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from scipy.stats import ttest_rel
 from tiny_recipe import BASE, FIRE, MONITOR, set_base, set_method, tiny_recipe
 
@@ -36,6 +39,7 @@ from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.training import Progress
+from lightning_fire.experiments.training import Report as TrainingReport
 from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
 
 
@@ -570,13 +574,62 @@ def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, e
 def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
     pytest.importorskip("plotly")
     panels = report_of({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}).panels()
-    write_page(panels, tmp_path / "page.html", "a title")
+    panels.append(replace(panels[0], lines={1: "Start", 2: ""}))
+    table = [["method", "DfI & SFE"], ["fire", "0.8 ± 0.1"]]
+    write_page(panels, tmp_path / "page.html", "a title", tables=[table], note="a\nnote")
     text = (
         (tmp_path / "page.html").read_text(encoding="utf-8").replace("\\u00b1", "±")
     )  # escaped where orjson is not installed
     for word in ("vanilla  0.800 ± 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
         assert word in text
+    for cell in ("<th>DfI &amp; SFE</th>", "<td>0.8 ± 0.1</td>", "<p>a\nnote</p>"):
+        assert cell in text
+    plot = text[text.rindex("Plotly.newPlot") :]
+    assert "Start" in plot and "new text" not in plot and plot.count('"annotations"') == 1
     assert not re.search(r"<script[^>]+src=", text)
+
+
+def test_the_axis_of_the_metric_has_no_impossible_values():
+    accuracies = {
+        "vanilla": {0: history(val__accuracy=series((19, 0.9), (59, 0.02)))},
+        "fire": {0: history(val__accuracy=series((19, 1.0), (59, 1.0)))},
+    }
+    panel = report_of(accuracies).panels()[0]
+    assert (panel.low, panel.high, panel.y) == (0.0, 1.0, "validation accuracy")
+    key = "val__return"
+    returns = {"vanilla": {0: history(**{key: series((19, -3.0), (59, -1.0))})}}
+    panel = report_of(returns, metric=Metric("val/return")).panels()[0]
+    assert panel.low < -3 and panel.high > -1
+
+
+@pytest.mark.parametrize(
+    ("key", "origin"),
+    [
+        ("val/accuracy", "accuracy: on the validation data"),
+        ("train/accuracy", "train/accuracy: on the training data"),
+        ("test/f1", "test/f1: on the test data"),
+        ("reward", "reward: as the module logs it"),
+    ],
+)
+def test_the_note_names_the_data_of_the_metric(key, origin):
+    run = history(**{key.replace("/", "__"): series((19, 0.5), (59, 0.6))})
+    assert report_of({"vanilla": {0: run}}, metric=Metric(key)).note.startswith(origin)
+
+
+@pytest.mark.parametrize(("key", "logged"), [("train/accuracy", "train/accuracy"), ("train/none", None)])
+def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
+    """`Classifier` logs it at the end of the epoch."""
+    report = TrainingReport(tmp_path / "progress.json", needs=key)
+    trainer = SimpleNamespace(callback_metrics={}, sanity_checking=False)
+    report.on_validation_end(trainer, None)
+    trainer.callback_metrics = {logged: 0.5} if logged else {"val/loss": 1.0}
+    trainer.is_global_zero, trainer.current_epoch = False, 0
+    trainer.strategy = SimpleNamespace(broadcast=lambda due: False)
+    if logged:
+        report.on_train_epoch_end(trainer, None)
+    else:
+        with pytest.raises(MisconfigurationException, match="training logs no train/none, which is compared"):
+            report.on_train_epoch_end(trainer, None)
 
 
 def test_without_plotly_the_error_names_the_install_command(tmp_path, monkeypatch):
@@ -1019,8 +1072,10 @@ def test_later_methods_share_again_and_a_single_one_trains_by_itself(recipe, tmp
 
 def test_the_table_is_utf8_for_any_default_encoding(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(io, "text_encoding", lambda encoding, stacklevel=2: encoding or "ascii")
-    deliver(tmp_path, "0.8 ± 0.1", {"a.png": Path.touch, "a.csv": Path.touch}, "note")
-    assert (tmp_path / "table.txt").read_bytes() == "0.8 ± 0.1\n".encode()
+    files = dict.fromkeys(("a.png", "a.pdf", "a.csv"), Path.touch)
+    deliver(tmp_path, [[["final"], ["0.8 ± 0.1"]]], files, "été ±")
+    assert "0.8 ± 0.1\n".encode() in (tmp_path / "table.txt").read_bytes()
+    assert b"0.8 $\\pm$ 0.1" in (tmp_path / "table.tex").read_bytes()
 
 
 @pytest.mark.slow

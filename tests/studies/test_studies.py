@@ -34,7 +34,7 @@ def tiny(monkeypatch):
         ("ablations", "kept right after the event", {"STEPS": (1, 10)}),
         ("timing", "events in a run", {}),
         ("signs", "metric before the event", {"CHUNKS": {"random_labels": (1, 2)}, "RATES": (1e-3,)}),
-        ("map", "30% of labels new", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
+        ("map", "| epochs a task | new labels | vanilla |", {"EPOCHS": (1, 2), "RATES": (1e-3,), "WIDTHS": (30,)}),
         ("scale", "### Normalization: batch", {"NORMALIZATIONS": ("none", "batch")}),
     ],
 )
