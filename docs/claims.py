@@ -49,7 +49,7 @@ def tables(text: str) -> Iterator[list[list[str]]]:
         if re.fullmatch(r"\|[-:| ]+\||─+", line):
             body = takewhile(lambda row: row.strip() and not row.startswith("```"), lines[number + 1 :])
             rows = [row.strip("|") for row in (lines[number - 1], *body)]
-            yield [[plain(cell) for cell in re.split(r"\|| {2,}", row.strip())] for row in rows]
+            yield [[plain(cell) for cell in re.split(r"\|" if "|" in row else " {2,}", row.strip())] for row in rows]
 
 
 def cell(link: str, row: str, column: str, table: int) -> str:
