@@ -7,7 +7,7 @@ import pytest
 from pages import PAGES, blocks_of, pages_with
 from shell_lines import check, check_yaml, commands_of
 
-LANGUAGES = {"python", "bash", "yaml", "text"}  # the code in others would not be tested
+LANGUAGES = {"python", "bash", "yaml", "text", "bibtex"}  # the code in others would not be tested
 IN_TEXT = re.compile(r"(?<!`)`((?:lightning-fire|python|make|pip install) [^`\n…]+)`")
 
 

@@ -118,3 +118,14 @@ def test_commands_find_the_environment_of_the_system(system, python, tmp_path):
     except FileNotFoundError:
         pytest.skip("there is no make")
     assert f"venv/{python} -m pytest" in result.stdout and f"venv-build/{python} -m build" in result.stdout
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_paper_can_be_cited(page):
+    """The BibTeX of the pages and `preferred-citation`, by which GitHub writes its own, name the same paper."""
+    paper = yaml.safe_load((ROOT / "CITATION.cff").read_text())["preferred-citation"]
+    (entry,) = re.findall(r"```bibtex\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    fields = dict(re.findall(r"^  (\w+) += \{(.*)\}", entry, re.MULTILINE))
+    assert re.sub("[{}]", "", fields["title"]).replace("--", "–") == paper["title"]
+    assert fields["author"].split(" and ") == [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
+    assert fields["year"] == str(paper["year"]) and paper["conference"]["name"].startswith(fields["booktitle"])
