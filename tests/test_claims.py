@@ -27,7 +27,9 @@ def test_every_claim_has_a_row_with_its_status_by_the_rule():
         parts = [{sign for sign, part in shown if part == name and sign != "·"} for name in {part for _, part in shown}]
         parts = [signs for signs in parts if signs]
         refuted, confirmed = {"✗"} in parts, all(signs == {"✓"} for signs in parts)
-        assert status == ("untried" if not parts else "refuted" if refuted else "confirmed" if confirmed else "undecided")
+        assert status == (
+            "untried" if not parts else "refuted" if refuted else "confirmed" if confirmed else "undecided"
+        )
 
 
 @pytest.mark.parametrize("link", sorted({entry["link"] for entry in EVIDENCE}))

@@ -276,12 +276,11 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):
         return "accuracy"  # the run itself reports it
-    import lightning_fire.data
-
     here = os.getcwd()
     sys.path.insert(0, here)  # as the program that trains has it
     try:
-        kind = pkgutil.resolve_name(path) if "." in path else getattr(lightning_fire.data, path, None)
+        short = "." not in path  # one of ours, or unknown here
+        kind = getattr(pkgutil.resolve_name("lightning_fire.data"), path, None) if short else pkgutil.resolve_name(path)
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
     finally:

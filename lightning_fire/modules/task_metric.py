@@ -10,12 +10,14 @@ from typing import Any
 import lightning.pytorch as pl
 from torchmetrics import Metric
 
+from lightning_fire._lightning import attached_trainer
 from lightning_fire.contracts import HasOnline, offers
 
 
 def is_online(module: pl.LightningModule) -> bool:
     """Return whether a module is being trained on a stream."""
-    datamodule = None if module._trainer is None else module._trainer.datamodule
+    trainer = attached_trainer(module)
+    datamodule = None if trainer is None else trainer.datamodule
     return offers(datamodule, HasOnline) and datamodule.online
 
 
