@@ -1,8 +1,11 @@
 """Fused projections of attention: which rows of the weight are queries, keys and values."""
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
+
+from torch import nn
 
 from lightning_fire.where.weight_view import WeightView
 
@@ -20,17 +23,53 @@ _QUERY = {"q", "q_proj", "query", "query_proj", "to_q", "q_lin", "wq", "q_attn"}
 _KEY = {"k", "k_proj", "key", "key_proj", "to_k", "k_lin", "wk"}
 _VALUE = {"v", "v_proj", "value", "value_proj", "to_v", "v_lin", "wv"}
 _KEY_VALUE = {"kv", "kv_proj", "to_kv", "Wkv"}
-_FUSED = {"qkv", "qkv_proj", "to_qkv", "c_attn", "Wqkv", "in_proj", "query_key_value"}
+_QUERY_KEY = {"qk", "qk_proj", "to_qk", "Wqk", "query_key"}
+_FUSED = re.compile(
+    r"c_attn|W_pack|((to|in|c|self|attn|img|txt|added)_)*w?_?(qkv|query_key_value)(_(proj|projection|linear|lin|attn))?",
+    re.IGNORECASE,
+)
+_LIKE_FUSED = re.compile(r"qkv|(^|_)w?qk(_|$)|quer(y|ies)_keys?", re.IGNORECASE)
 INTERLEAVED = "fused query-key-value in an interleaved order"
-# CodeGen, DeBERTa and MiniMax give an interleaved projection a name that elsewhere means three blocks
-_INTERLEAVED_PARENTS = {"CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"}
-# GPT-NeoX, BLOOM and Persimmon: query, key and value of each head side by side
-_BY_HEADS = {"GPTNeoXAttention", "GPTNeoXJapaneseAttention", "BloomAttention", "PersimmonAttention"}
-# LeViT, TinyViT and EfficientFormer; bottleneck and halo attention; lambda layers: parts of different widths
+# CodeGen, DeBERTa, MiniMax, LightGlue and EfficientViT give an interleaved projection a name that elsewhere means three
+# blocks
+_INTERLEAVED_PARENTS = {
+    *("CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention", "SelfBlock", "LiteMla", "LiteMLA"),
+}
+# GPT-NeoX, BLOOM and Persimmon; area attention of YOLO: query, key and value of each head side by side
+_BY_HEADS = {"GPTNeoXAttention", "GPTNeoXJapaneseAttention", "BloomAttention", "PersimmonAttention", "AAttn"}
+# InternLM 2: for each key head its queries, the key and the value
+_BY_KEY_HEADS = {"InternLM2Attention", "InternLM2FlashAttention2", "InternLM2SdpaAttention"}
+# bottleneck and halo attention; lambda layers: parts of different widths
 _UNEVEN = (("key_dim", "val_dim"), ("dim_head_qk", "dim_head_v"), ("dim_qk", "dim_v"))
+_UNEVEN_IF_DIFFERENT = (
+    ("d_k", "d_v"),
+    ("key_dim", "value_dim"),
+    ("qk_dim", "v_dim"),
+    ("qk_head_dim", "v_head_dim"),
+    ("head_dim_qk", "head_dim_v"),
+    ("key_head_dim", "value_head_dim"),
+    ("qk_channels", "v_channels"),
+)
 
-_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads")
-_KEY_VALUE_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads")
+_HEADS = (
+    *("num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "nhead", "nheads", "num_query_heads"),
+    *("num_heads_q", "num_q_heads", "n_q_heads", "n_heads_q", "num_attn_heads", "n_attn_heads"),
+)
+_KEY_HEADS = (
+    *("num_key_value_heads", "num_kv_heads", "n_kv_heads", "kv_heads", "n_query_groups", "num_query_groups"),
+    *("num_heads_kv", "kv_n_heads", "n_head_kv", "n_heads_kv", "n_kv_head", "num_kv_head", "nheads_kv", "nhead_kv"),
+    *("kv_num_heads", "key_value_heads", "n_key_value_heads", "num_key_heads", "num_k_heads", "n_key_heads"),
+    *("num_attention_heads_kv", "multi_query_group_num", "num_multi_query_groups"),
+    *("num_multi_query_groups_per_partition",),
+)  # fmt: skip
+# in some libraries a number of key heads, in others of queries for each of them, or of something else
+_PERHAPS_KEY_HEADS = re.compile(r"kv|key|group|quer|local_heads|n_rep")
+_HEAD_SIZES = (
+    *("head_dim", "head_size", "dim_head", "d_head", "attention_head_size", "attention_head_dim", "attn_head_dim"),
+    *("dim_per_head", "head_width", "kv_channels", "hidden_size_per_attention_head"),
+)
+_VALUE_SIZES = ("val_dim", "head_dim")  # beside a `key_dim`
+_CONFIGS = ("config", "cfg", "args", "params")
 
 
 def role_of(leaf: str, siblings: Collection[str]) -> str:
@@ -41,11 +80,20 @@ def role_of(leaf: str, siblings: Collection[str]) -> str:
         return "q"
     if leaf in _KEY and has_query:
         return "k"
-    return "v" if leaf in _VALUE and has_query and has_key else ""
+    return "v" if leaf in _VALUE and ((has_query and has_key) or names & _QUERY_KEY) else ""
+
+
+def is_attention_name(leaf: str) -> bool:
+    """Return whether a name is one of those of a query, key or value projection, fused or not."""
+    known = leaf in _QUERY | _KEY | _VALUE | _KEY_VALUE
+    return known or bool(_FUSED.fullmatch(leaf)) or bool(_LIKE_FUSED.search(leaf))
 
 
 def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> list[Part] | str:
     """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known.
+
+    Parts are never guessed from the name alone: their widths have to follow from the number of heads, and from the
+    size of a head that the parent declares or that its width confirms.
 
     Args:
         leaf: Name of the layer.
@@ -54,25 +102,74 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
         shape: Of the weight, `(out, in)`.
     """
     out, inputs = shape[:2]
+    if leaf in ("kv_a_proj_with_mqa", "kv_b_proj"):
+        return _latent(leaf, out, parent)
+    if leaf == "attn":  # litgpt until 0.5.4, group by group
+        return _by_heads(out, parent, by_key_heads=True) if _number(parent, ("n_query_groups",)) else []
     key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
-    fused = leaf in _FUSED
-    if leaf == "in_proj":  # state-space and gated-convolution layers have one too
-        fused = out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
-    if not (key_value or fused):
-        return []
-    if leaf == "query_key_value":
-        return _by_heads(out, parent)
+    if not (key_value or _is_fused(leaf, parent, out, inputs)):
+        if leaf in _QUERY_KEY:
+            return _query_key(out, inputs, siblings)
+        return f"fused query-key-value of an unknown kind ({leaf})" if _LIKE_FUSED.search(leaf) else []
+    if leaf == "query_key_value" or classes_of(parent) & (_BY_HEADS | _BY_KEY_HEADS):
+        return _by_heads(out, parent, by_key_heads=bool(classes_of(parent) & _BY_KEY_HEADS))
     if _is_interleaved(parent):
         return INTERLEAVED
-    if any(hasattr(parent, key) and hasattr(parent, value) for key, value in _UNEVEN):
+    heads, key, value = _number(parent, ("num_heads",)), _number(parent, ("key_dim",)), _number(parent, _VALUE_SIZES)
+    # LeViT, TinyViT, EfficientFormer and YOLO: head by head; other modules have a `head_dim` of the same size
+    if heads and key and value and (key != value or hasattr(parent, "val_dim")):
+        widths = {"k": key, "v": value} if key_value else {"q": key, "k": key, "v": value}
+        if out == heads * sum(widths.values()):
+            return in_order(widths, heads)
+    if any(_differ(parent, names) for names in _UNEVEN_IF_DIFFERENT) or any(
+        hasattr(parent, first) and hasattr(parent, second) for first, second in _UNEVEN
+    ):
         return "fused query-key-value whose keys and values have widths of their own"
-    return _halves(out) if key_value else _thirds(out, inputs, parent)
+    return _halves(out) if key_value else _three_blocks(out, inputs, parent)
 
 
-def _by_heads(out: int, parent: object) -> list[Part] | str:
+def _is_fused(leaf: str, parent: object, out: int, inputs: int) -> bool:
+    if leaf in ("in_proj", "att_proj"):  # state-space and gated-convolution layers have one too
+        return out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
+    return bool(_FUSED.fullmatch(leaf))
+
+
+def in_order(widths: Mapping[str, int], blocks: int = 1) -> list[Part]:
+    """Return parts of these widths, one after the other, in each block."""
+    parts, first = [], 0
+    for role, width in widths.items():
+        parts.append(Part(role, first, first + width, blocks))
+        first += width
+    return parts
+
+
+def _latent(leaf: str, out: int, parent: object) -> list[Part] | str:
+    """Split the projections of latent attention (DeepSeek): by compressed and rotary, head by head by key and value."""
+    if leaf == "kv_a_proj_with_mqa":
+        names, blocks = {"kv": "kv_lora_rank", "k": "qk_rope_head_dim"}, 1
+    else:
+        names, blocks = {"k": "qk_nope_head_dim", "v": "v_head_dim"}, 0
+    widths = {role: _number(parent, (name,)) or 0 for role, name in names.items()}
+    blocks = blocks or _number(parent, _HEADS) or 0
+    if not all(widths.values()) or out != blocks * sum(widths.values()):
+        return "fused key-value whose parts are not known"
+    return in_order(widths, blocks)
+
+
+def _query_key(out: int, inputs: int, siblings: Collection[str]) -> list[Part] | str:
+    if out == inputs:  # one matrix for both: Reformer, LightGlue
+        return []
+    if out != 2 * inputs or not set(siblings) & _VALUE:
+        return f"fused query-key of width {out}, not 2·{inputs} beside a value"
+    return in_order({"q": inputs, "k": inputs})
+
+
+def _by_heads(out: int, parent: object, by_key_heads: bool = False) -> list[Part] | str:
     """Split a projection that holds, for each head of keys, its queries, the key and the value side by side."""
-    heads, blocks = _number(parent, _HEADS), None
-    if classes_of(parent) & _BY_HEADS:
+    heads, size, blocks = _number(parent, _HEADS), _number(parent, _HEAD_SIZES), None
+    if by_key_heads:
+        blocks = _number(parent, _KEY_HEADS)
+    elif classes_of(parent) & _BY_HEADS:
         blocks = heads
     elif "FalconAttention" in classes_of(parent):
         shared = 1 if getattr(parent, "multi_query", False) else heads
@@ -81,9 +178,9 @@ def _by_heads(out: int, parent: object) -> list[Part] | str:
     if not heads or not blocks or heads % blocks or out % (heads + 2 * blocks):
         return INTERLEAVED
     width = out // (heads + 2 * blocks)
-    query = width * heads // blocks
-    ends = ("q", 0, query), ("k", query, query + width), ("v", query + width, query + 2 * width)
-    return [Part(role, first, last, blocks) for role, first, last in ends]
+    if size and size != width:
+        return INTERLEAVED
+    return in_order({"q": width * heads // blocks, "k": width, "v": width}, blocks)
 
 
 def _is_interleaved(parent: object) -> bool:
@@ -93,34 +190,82 @@ def _is_interleaved(parent: object) -> bool:
     return getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False
 
 
+def _differ(parent: object, names: tuple[str, str]) -> bool:
+    first, second = (_number(parent, (name,)) for name in names)
+    return bool(first and second and first != second)
+
+
 def _halves(out: int) -> list[Part] | str:
     if out % 2:
         return f"fused key-value of width {out}, not a multiple of 2"
-    return [Part("k", 0, out // 2), Part("v", out // 2, out)]
+    return in_order({"k": out // 2, "v": out // 2})
 
 
-def _thirds(out: int, inputs: int, parent: object) -> list[Part] | str:
-    """Split into three blocks, smaller ones for keys and values if the parent announces fewer heads of them."""
-    heads, key_value_heads = _number(parent, _HEADS), _number(parent, _KEY_VALUE_HEADS)
+def _three_blocks(out: int, inputs: int, parent: object) -> list[Part] | str:
+    """Split into queries, keys and values, with fewer heads of keys and values if the parent announces them.
+
+    With H heads, K of them of keys, of size D, a projection has (H + 2K)·D rows.
+    """
+    heads, size = _number(parent, _HEADS), _number(parent, _HEAD_SIZES)
+    key_heads = set(_numbers(parent, _KEY_HEADS))
     if getattr(parent, "multi_query", False) is True:  # GPT-BigCode, MPT
-        key_value_heads = 1
-    if heads and key_value_heads and heads != key_value_heads:  # grouped-query attention
-        width, rest = divmod(out, heads + 2 * key_value_heads)
-        query, key = heads * width, key_value_heads * width
-        if rest:
-            return f"fused query-key-value of width {out} that {heads} + 2·{key_value_heads} heads do not divide"
-        return [Part("q", 0, query), Part("k", query, query + key), Part("v", query + key, out)]
-    if out % 3:
-        return f"fused query-key-value of width {out}, not a multiple of 3"
-    if out != 3 * inputs and (heads is None or out % (3 * heads)):
-        return f"fused query-key-value of width {out}: neither 3·{inputs} nor a multiple of three times its heads"
-    return [Part("q", 0, out // 3), Part("k", out // 3, 2 * out // 3), Part("v", 2 * out // 3, out)]
+        key_heads = {1}
+    if heads is None:
+        if out != 3 * inputs or key_heads:
+            return f"fused query-key-value of width {out}, of an unknown number of heads"
+        return in_order(dict.fromkeys("qkv", inputs))
+    widths = _widths_of_inputs(parent) | {inputs}
+
+    def fits(number: int) -> bool:
+        width, rest = divmod(out, heads + 2 * number)
+        confirmed = width == size if size else width * heads in widths
+        return not rest and not heads % number and confirmed
+
+    likely = key_heads or {heads, *_perhaps_key_heads(parent, heads)}
+    found = [number for number in likely if fits(number)]
+    if len(found) != 1:
+        known = f"{heads} heads{f' of size {size}' if size else ''}"
+        number = f", {' or '.join(map(str, sorted(key_heads)))} of keys" if key_heads else ""
+        return (
+            f"fused query-key-value of width {out}, which {known}{number} {'leave open' if found else 'do not explain'}"
+        )
+    width = out // (heads + 2 * found[0])
+    return in_order({"q": heads * width, "k": found[0] * width, "v": found[0] * width})
+
+
+def _widths_of_inputs(parent: object) -> set[int]:
+    """Return the input dimensions of the layers in a module, of which one follows the attention."""
+    modules = parent.modules() if isinstance(parent, nn.Module) else ()
+    names = ("in_features", "in_channels", "nx")
+    return {width for module in modules for name in names if type(width := getattr(module, name, None)) is int}
+
+
+def _perhaps_key_heads(parent: object, heads: int) -> Iterator[int]:
+    for owner in _owners(parent):
+        settings = owner if isinstance(owner, Mapping) else getattr(owner, "__dict__", {})
+        for name, value in settings.items():
+            if type(value) is int and value > 0 and _PERHAPS_KEY_HEADS.search(str(name)):
+                yield value
+                if heads % value == 0:
+                    yield heads // value
+
+
+def _owners(parent: object) -> list[object]:
+    return [parent, *(config for name in _CONFIGS if (config := getattr(parent, name, None)) is not None)]
+
+
+def _numbers(parent: object, names: Collection[str]) -> list[int]:
+    """Look positive integers up in a module, then in its `config`."""
+    values = [
+        owner.get(name) if isinstance(owner, Mapping) else getattr(owner, name, None)
+        for owner in _owners(parent)
+        for name in names
+    ]
+    return [value for value in values if type(value) is int and value > 0]
 
 
 def _number(parent: object, names: Collection[str]) -> int | None:
-    """Look a number up in a module, or else in its `config`."""
-    values = [getattr(owner, name, None) for owner in (parent, getattr(parent, "config", None)) for name in names]
-    return next((value for value in values if isinstance(value, int) and value > 0), None)
+    return next(iter(_numbers(parent, names)), None)
 
 
 def split(whole: WeightView, parts: list[Part]) -> list[WeightView]:
