@@ -1,7 +1,8 @@
 """Everything in a model that could be selected: Linear, convolution and attention weights, with their layouts."""
 
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,23 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from lightning_fire._lightning import children_of, without_compile_wrapper
+from lightning_fire._lightning import children_of
 from lightning_fire.distributed import local
-from lightning_fire.where.fused import Part, classes_of, parts_of, role_of, split
+from lightning_fire.where.fused import Part, classes_of, is_attention_name, parts_of, role_of, split
+from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.memory import Place, overlapping, place_of
 from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# names of the sizes of Linear layers in other libraries, such as PyTorch Geometric and fairscale: outputs, inputs
+_LINEAR_SIZES = (
+    *(("out_features", "in_features"), ("out_channels", "in_channels")),
+    *(("output_size", "input_size"), ("out_dim", "in_dim")),
+)
+_GAINS = ("weight_gain", "weight_scale", "scale", "lr_mul", "lr_mult", "lr_multiplier")  # of StyleGAN and others
+DEPTHWISE = "depthwise convolution: single columns, no matrices"
+ROUTER = "router of experts that are left out"
+LOW_RANK = "low-rank factor of an adapter"
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -44,8 +55,10 @@ class Candidate:
     def __post_init__(self) -> None:
         self.attention = self.attention or any(view.role for view in self.views)
 
-
-_LOW_RANK = re.compile(r"\blora_[AB]\b")  # of PEFT; B is near 0 by design
+    @property
+    def whole(self) -> WeightView:
+        """All parts together."""
+        return replace(self.views[0], name=self.name, rows=None, blocks=1, role="")
 
 
 def candidates_of(model: nn.Module) -> list[Candidate]:
@@ -59,18 +72,77 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     found: dict[nn.Parameter, Candidate] = {}
     modules = dict(model.named_modules())
     for path, module in modules.items():
-        parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
-        for candidate in _of_module(plain(path), leaf, module, modules.get(parent, model)):
+        for candidate in _of_module(plain(path), module, *_place_of(path, modules)):
             found.setdefault(candidate.views[0].parameter, candidate)
     named = {candidate.name: parameter for parameter, candidate in found.items()}
     named |= {plain(name): parameter for name, parameter in model.named_parameters() if parameter not in found}
     shared = _sharing_memory(named)
     targets = _target_networks({plain(path): module for path, module in modules.items()})
+    shapes = {candidate.name: candidate.whole.shape for candidate in found.values()}
+    factors = low_rank_factors(shapes, {name for name, parameter in named.items() if not parameter.requires_grad})
+    routers = _routers(shapes, {name: parameter for name, parameter in named.items() if parameter not in found})
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""
-        adapter = "low-rank factor of an adapter" if _LOW_RANK.search(candidate.name) else ""
+        adapter = LOW_RANK if candidate.name in factors else ROUTER if candidate.name in routers else ""
         candidate.reason = candidate.reason or target or adapter or shared.get(candidate.name, "")
     return list(found.values())
+
+
+def _routers(layers: Mapping[str, tuple[int, ...]], others: Mapping[str, nn.Parameter]) -> set[str]:
+    """Return the layers with one output for each expert beside a stack (experts, out, in), which no layer holds."""
+    experts = set()
+    for name, parameter in others.items():
+        if parameter.ndim == 3 and parameter.shape[0] > 1 and looks_like_a_weight(name):
+            module = _parent(name)
+            experts |= {(module, parameter.shape[0])}
+            if "expert" in module.rpartition(".")[2]:
+                experts |= {(_parent(module), parameter.shape[0])}
+    routers = {name for name in layers if re.search(r"gat(e|ing)|rout(e|ing)|switch", _parent(name).rpartition(".")[2])}
+    return {name for name in routers if (_parent(_parent(name)), layers[name][0]) in experts}
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def looks_like_a_weight(name: str) -> bool:
+    """Return whether a name is like those of weights: `weight_hh_l0`, `W_enc`, `down_proj`."""
+    return bool(re.search(r"^W|(^|_)(weights?|kernel|w)(_|\d|$)|proj", name.rpartition(".")[2]))
+
+
+def is_vector(view: WeightView) -> bool:
+    """Return whether a weight has, for each group, one row or one column in total."""
+    rows, columns, *kernel = view.shape
+    return min(rows // view.groups, columns) == 1 and math.prod(kernel) == 1
+
+
+def is_matrix(candidate: Candidate) -> bool:
+    """Return whether a candidate is a weight matrix, or several in one, taken or not."""
+    vectors = all(map(is_vector, candidate.views))  # also without views
+    return not vectors and candidate.reason not in (DEPTHWISE, LOW_RANK, "empty")
+
+
+def matrices_in(candidates: Iterable[Candidate]) -> int:
+    """Return the number of weight matrices, the parts of a fused one each."""
+    return sum(len(candidate.views) for candidate in filter(is_matrix, candidates))
+
+
+def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> bool:
+    """Return whether a network is a transformer, and not another one that has attention somewhere.
+
+    It is one if queries and keys are more than a quarter of all its matrices (of a transformer block they are a third),
+    and the last matrix is not a convolution, as in networks whose output is an image. Matrices of up to three inputs,
+    of colors or coordinates, are not counted.
+
+    Args:
+        candidates: All candidates, in module order if `in_order`: in files they are in any order.
+        in_order: Whether the last one can be told.
+    """
+    matrices = [candidate for candidate in filter(is_matrix, candidates) if candidate.whole.shape[1] > 3]
+    unknown = [c for c in matrices if c.attention and not any(view.role for view in c.views)]  # counted as three
+    number = matrices_in(matrices) + 2 * len(unknown)
+    found = sum(view.role in ("q", "k") for c in matrices for view in c.views) + 2 * len(unknown)
+    return 4 * found > number and not (in_order and matrices[-1].whole.parameter.ndim > 2)
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:
@@ -105,7 +177,7 @@ def weight_layers(model: nn.Module) -> list[nn.Module]:
     Args:
         model: Any module.
     """
-    return [module for module in model.modules() if _is_layer(module)]
+    return [module for module in model.modules() if _is_usual_layer(module)]
 
 
 def plain(name: str) -> str:
@@ -113,7 +185,31 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
+def _place_of(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
+    """Return the name of a layer, and the module that uses it; for `attn.qkv.conv`, `qkv` and that of `attn`.
+
+    A module that wraps a single layer, with norms and activations, stands for it if it has a name of attention.
+    """
+    parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
+    wrapper, name = parent, leaf
+    while wrapper and not is_attention_name(name):
+        single, several = wraps_one_layer(modules[wrapper]), isinstance(modules[wrapper], nn.ModuleList)
+        if not (single or several):
+            break
+        wrapper, _, name = wrapper.removesuffix("._orig_mod").rpartition(".")
+        if is_attention_name(name):
+            return f"{name} in a list" if several and not single else name, modules.get(wrapper, modules[""])
+    return leaf, modules.get(parent, modules[""])
+
+
+def wraps_one_layer(module: nn.Module) -> bool:
+    """Return whether a module is a layer, or holds exactly one, low-rank factors not counted."""
+    named = module.named_modules()
+    layers = [p for n, p in named if _is_layer(p) and not low_rank_factors({n: ()})]
+    return len(layers) == 1 and not isinstance(module, nn.MultiheadAttention)
+
+
+def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module) -> Iterator[Candidate]:
     prefix = f"{path}." if path else ""
     if isinstance(module, nn.MultiheadAttention):
         yield from _of_multihead_attention(prefix, module)
@@ -121,12 +217,11 @@ def _of_module(path: str, leaf: str, module: nn.Module, parent: nn.Module) -> It
     weight, parametrization = _weight_of(module, "weight", _stored_shape(module)) if _is_layer(module) else (None, "")
     if weight is None:
         return
-    layout: Layout = "in_out" if _is_conv1d(module) else "out_in"
-    layout = "transposed_conv" if isinstance(module, _TRANSPOSED) else layout
-    whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1), layout)
-    reason = _why_never(whole)
+    layout = _layout_of(module)
+    whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1) if weight.ndim > 2 else 1, layout)
+    reason = _why_never(whole) or _rescales(module)
     children = children_of(parent).items()
-    siblings = [name for name, child in children if child is not None and _is_layer(without_compile_wrapper(child))]
+    siblings = [n for n, child in children if child is not None and is_attention_name(n) and wraps_one_layer(child)]
     parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
         yield Candidate(whole.name, [whole], reason or parts, attention=True, parametrization=parametrization)
@@ -140,8 +235,39 @@ def _is_conv1d(module: object) -> bool:
     return "Conv1D" in classes_of(module) and hasattr(module, "nf")
 
 
-def _is_layer(module: object) -> bool:
+def _is_layer(module: nn.Module) -> bool:
+    return _is_usual_layer(module) or _linear_layout(module) is not None
+
+
+def _is_usual_layer(module: object) -> bool:
     return isinstance(module, (nn.Linear, *_CONV, *_TRANSPOSED)) or _is_conv1d(module)
+
+
+def _linear_layout(module: nn.Module) -> Layout | None:
+    """Return how a Linear layer of another library stores its weight, by the sizes that it declares; else None."""
+    weight = dict.get(module._parameters, "weight")
+    if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return None
+    for names in _LINEAR_SIZES:
+        sizes = tuple(getattr(module, name, None) for name in names)
+        if tuple(weight.shape) in (sizes, sizes[::-1]):
+            return "out_in" if tuple(weight.shape) == sizes else "in_out"
+    return None
+
+
+def _layout_of(module: nn.Module) -> Layout:
+    if isinstance(module, _TRANSPOSED):
+        return "transposed_conv"
+    if _is_usual_layer(module):
+        return "in_out" if _is_conv1d(module) else "out_in"
+    return _linear_layout(module) or "out_in"
+
+
+def _rescales(module: nn.Module) -> str:
+    """Return the reason to leave out a Linear layer of another library that multiplies its weight by a number."""
+    gains = [name for name in _GAINS if isinstance(getattr(module, name, None), int | float)]
+    changed = [name for name in gains if getattr(module, name) != 1 and not _is_usual_layer(module)]
+    return f"scaled in the forward pass, by `{changed[0]}` of {type(module).__name__}" if changed else ""
 
 
 def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
@@ -167,7 +293,7 @@ def _why_never(view: WeightView) -> str:
     if view.parameter.numel() == 0:
         return "empty"
     if view.groups > 1 and view.shape[1] == 1:
-        return "depthwise convolution: single columns, no matrices"
+        return DEPTHWISE
     return ""
 
 
@@ -195,6 +321,8 @@ def _weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn
 def _stored_shape(module: Any) -> tuple[int, ...]:
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
+    if not _is_usual_layer(module):
+        return tuple(module.weight.shape)
     if _is_conv1d(module):
         return getattr(module, "nx", module.nf), module.nf
     channels = [module.out_channels, module.in_channels]
