@@ -59,7 +59,9 @@ def test_each_month_but_the_first_has_one_event_also_if_its_process_is_killed(tm
     assert float(end.removeprefix("month 0: accuracy ")) > 0.6
     for month, moment in zip((1, 2), moments, strict=True):
         will, acted, end = month_in_a_process(whole, month, way)
-        assert will.startswith("FIRECallback will act on 3 weight matrices (net.1.weight … net.5.weight), AtNewData(")
+        assert will.startswith(
+            "FIRECallback will act on 3 of 3 weight matrices, preset cnn (net.1.weight … net.5.weight), AtNewData("
+        )
         assert "this fit begins with new data" in will
         assert acted.startswith(f"FIRECallback acted at {moment}, new data: chunk ")
         assert float(end.removeprefix(f"month {month}: accuracy ")) > 0.7

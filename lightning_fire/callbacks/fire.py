@@ -33,7 +33,7 @@ class FIRECallback(EventCallback):
         when: Schedule, or several of which any may be due. Default: `AtNewData()`, the start of every chunk but the
             first.
         where: The weights to act on. Default: `Weights()`: of a causal language model every Linear weight, of other
-            models with attention the query and key projections, otherwise every Linear and convolution weight.
+            transformers the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
@@ -77,9 +77,8 @@ class FIRECallback(EventCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         weights = self.where.select(pl_module)
-        matrices = f"{len(weights)} weight matrices ({weights[0].name} … {weights[-1].name})"
-        if len(weights) == 1:
-            matrices = f"1 weight matrix ({weights[0].name})"
+        number = getattr(weights, "summary", f"{len(weights)} weight matrices")
+        matrices = f"{number} ({' … '.join(dict.fromkeys([weights[0].name, weights[-1].name]))})"
         when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"
         says = f"has selected {matrices}" if self._idle else f"will act on {matrices}, {when}"
         if self.scale == "auto":

@@ -13,13 +13,12 @@ from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
-from lightning_fire.where.layers import Candidate, plain
+from lightning_fire.where.layers import LOW_RANK, Candidate, matrices_in, plain
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout
 from lightning_fire.where.weights import row_of
 
 EMBEDDING = "embedding"
-LOW_RANK = "low-rank factor of an adapter"
 _SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
 _UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  # of nn.MultiheadAttention
 _WEIGHTS = {"weight", "in_proj_weight", *_UNFUSED}
@@ -54,7 +53,7 @@ def select_weights(
         parameter            shape  matrices
         wte.weight           9×4    9×4       embedding
         h.0.mlp.c_fc.weight  16×4   16×4      taken
-        1 weight matrices taken
+        1 of 1 weight matrices taken, preset cnn
     """
     layers: dict[str, set[str]] = {}  # by parent
     conv1d = False
@@ -67,9 +66,12 @@ def select_weights(
     named = [*(weights.include or ()), *([f"^{re.escape(tied_embedding(tensors))}$"] if tied else ())]
     known = _known_reasons(tensors)
     candidates = [_candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config) for stored in tensors]
-    reasons = weights.reasons(candidates, config.is_causal_language_model)
+    candidates = weights.declared(candidates)
+    preset = weights.preset_for(candidates, config.is_causal_language_model, in_order=False)
+    reasons = weights.reasons(candidates, preset)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
-    selection = Selection([view for view, reason in reasons.items() if not reason], rows)
+    taken = [view for view, reason in reasons.items() if not reason]
+    selection = Selection(taken, rows, (), preset, matrices_in(candidates))
     if not selection:
         raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
     return selection

@@ -11,6 +11,7 @@ from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.change import Change, change_weights, in_place
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
 from lightning_fire.where import Weights, WeightView, normalized_weights
+from lightning_fire.where.selection import some
 
 
 def plan_fire(
@@ -29,7 +30,7 @@ def plan_fire(
 
     Args:
         where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
-            models with attention the query and key projections, otherwise every Linear and convolution weight.
+            transformers the query and key projections, otherwise every Linear and convolution weight.
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.
         coefficients: Of the Newton–Schulz polynomial, see `functional.orthogonalize`.
         scale: Scale of the new weights, see `functional.fire`; `"auto"`: see `scales_of`.
@@ -56,6 +57,8 @@ def plan_fire(
     """
 
     weights = (Weights() if where is None else where).select(model)
+    if left_out := getattr(weights, "left_out", ()):
+        warn(f"FIRE leaves out {some(left_out, '; ')}.")
     scales = scales_of(model, weights) if scale == "auto" else dict.fromkeys((view.name for view in weights), scale)
 
     def new_weight(view: WeightView, weight: Tensor) -> Tensor:

@@ -22,17 +22,33 @@ class Selection(list[WeightView]):
     Args:
         views: The selected weights.
         rows: The table.
-        left_out: Names, with reasons, of weights that would be taken if they did not share memory with others, or, of
-            a fused projection, if the order of its parts were known.
+        left_out: Names, with reasons, of weights that would be taken if they did not share memory with others, if the
+            order of the parts of a fused projection were known, or if their layer were.
+        preset: Name of the preset that has selected.
+        total: Number of weight matrices in the model, taken or not.
     """
 
-    def __init__(self, views: Iterable[WeightView], rows: Iterable[Row], left_out: Iterable[str] = ()):
+    def __init__(
+        self,
+        views: Iterable[WeightView],
+        rows: Iterable[Row],
+        left_out: Iterable[str],
+        preset: str,
+        total: int,
+    ):
         super().__init__(views)
         self.rows, self.left_out = list(rows), list(left_out)
+        self.preset, self.total = preset, total
+
+    @property
+    def summary(self) -> str:
+        """How many weight matrices of how many are taken, and by which preset."""
+        return f"{len(self)} of {self.total} weight matrices, preset {self.preset}"
 
     def __str__(self) -> str:
         cells = [(row.name, times(row.shape), row.views, row.reason) for row in self.rows]
-        return f"{columns([('parameter', 'shape', 'matrices', ''), *cells])}\n{len(self)} weight matrices taken"
+        taken = f"{len(self)} of {self.total} weight matrices taken, preset {self.preset}"
+        return f"{columns([('parameter', 'shape', 'matrices', ''), *cells])}\n{taken}"
 
 
 def about(rows: Iterable[Row]) -> str:
@@ -65,10 +81,11 @@ class ByName:
     """Selection of names that match one of `include` (if given) and none of `exclude` (regular expressions)."""
 
     def __init__(self, include: list[str] | None = None, exclude: list[str] | None = None):
-        self.include, self.exclude = _patterns("include", include), _patterns("exclude", exclude)
+        self.include, self.exclude = patterns("include", include), patterns("exclude", exclude)
 
     def __repr__(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        always = ("preset", "include", "exclude")
+        settings = {name: value for name, value in vars(self).items() if value or name in always}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     def __eq__(self, other: object) -> bool:
@@ -97,12 +114,13 @@ class ByName:
                     )
 
 
-def _patterns(argument: str, patterns: list[str] | None) -> list[str] | None:
-    if isinstance(patterns, str):  # its letters would be taken for patterns
-        raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {patterns!r}")
-    for pattern in patterns or ():
+def patterns(argument: str, given: list[str] | None) -> list[str] | None:
+    """Return a copy of some regular expressions; raise a ValueError if they are not a list of such."""
+    if isinstance(given, str):  # its letters would be taken for patterns
+        raise ValueError(f"`{argument}` must be a list of regular expressions, got the string {given!r}")
+    for pattern in given or ():
         try:
             re.compile(pattern)
         except (re.error, TypeError) as error:
             raise ValueError(f"`{argument}` has {pattern!r}, not a regular expression: {error}") from error
-    return None if patterns is None else list(patterns)
+    return None if given is None else list(given)

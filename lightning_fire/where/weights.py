@@ -1,16 +1,28 @@
 """Selection of weight matrices by a preset, narrowed by names."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
-from lightning_fire.where.layers import Candidate, candidates_of, is_causal_language_model, plain
-from lightning_fire.where.selection import ByName, Row, Selection, about, some, times
+from lightning_fire.where.fused import in_order, split
+from lightning_fire.where.layers import (
+    Candidate,
+    candidates_of,
+    is_causal_language_model,
+    is_vector,
+    looks_like_a_weight,
+    matrices_in,
+    mostly_attention,
+    plain,
+)
+from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
 from lightning_fire.where.weight_view import WeightView
 
+VECTOR = "one row or column: only its length would change"
+_TECHNICAL = ("fused", "sharing memory", "router", "scaled")  # reasons that are not a choice of the user
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS: dict[str, Callable[[WeightView], bool]] = {
     "cnn": lambda view: True,
@@ -26,20 +38,27 @@ class Weights(ByName):
 
     A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
     `exclude` does. A tied weight is taken once. Never taken: weights that are frozen, belong to a target network beside
-    its original or overlap others in memory, depthwise convolutions, low-rank factors of adapters (LoRA), and fused
-    projections in an unknown order.
+    its original or overlap others in memory, depthwise convolutions, low-rank factors of adapters (LoRA), fused
+    projections in an unknown order (unless `splits` gives it), and weights of one row or column (unless `vectors`).
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
             weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
             do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
-            `auto`: `gpt` for a causal language model, see `layers.is_causal_language_model`; `vit` for other models
-            with attention; otherwise `cnn`.
+            `auto`: `gpt` for a causal language model, see `layers.is_causal_language_model`; `vit` for other
+            transformers, see `layers.mostly_attention`; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Regular expressions; a weight is left out if some pattern matches its name.
+        splits: For fused weights, by a regular expression for their names: the parts in the order of the rows, and
+            their numbers of rows, such as `{"attn.qkv": {"q": 64, "k": 16, "v": 16}}`. It replaces what the names of
+            layers and the numbers of heads say. The parts q, k and v are queries, keys and values; others may have any
+            name. If the parts are interleaved, `blocks` is how often their order repeats (default: 1).
+        vectors: Whether to take weights of one row or column, such as the output layer of a critic. Orthogonalization
+            changes nothing but their length.
 
     Raises:
-        ValueError: If `preset` is unknown, or `include` or `exclude` is not a list of regular expressions.
+        ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, or `splits` not
+            a mapping of regular expressions to numbers of rows.
 
     Example:
         >>> from torch import nn
@@ -51,14 +70,22 @@ class Weights(ByName):
         1.weight   8                  not a matrix
         1.bias     8                  not a matrix
         3.weight   2×8      2×8       excluded
-        1 weight matrices taken
+        1 of 2 weight matrices taken, preset cnn
     """
 
-    def __init__(self, preset: Preset = "auto", include: list[str] | None = None, exclude: list[str] | None = None):
+    def __init__(
+        self,
+        preset: Preset = "auto",
+        include: list[str] | None = None,
+        exclude: list[str] | None = None,
+        splits: dict[str, dict[str, int]] | None = None,
+        vectors: bool = False,
+    ):
         if preset != "auto" and preset not in PRESETS:
             raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
         self.preset = preset
         super().__init__(include, exclude)
+        self.splits, self.vectors = _checked(splits), vectors
 
     def select(self, module: nn.Module) -> Selection:
         """Apply the selection to a model.
@@ -70,49 +97,95 @@ class Weights(ByName):
             ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
                 lazy layer is not initialised.
         """
-        candidates, language_model = candidates_of(module), is_causal_language_model(module)
-        reasons = self.reasons(candidates, language_model)
+        candidates = self.declared(candidates_of(module))
+        preset = self.preset_for(candidates, is_causal_language_model(module))
+        passed_over = _passed_over(module, {candidate.views[0].parameter for candidate in candidates})
+        reasons = self.reasons(candidates, preset, passed_over)
         lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
             raise ValueError(_about_parametrizations(lost))
         taken = [view for view, reason in reasons.items() if not reason]
-        takes = PRESETS[self._preset_for(candidates, language_model)]
+        takes = PRESETS[preset]
         left_out = [
             f"{candidate.name}: {candidate.reason}"
             for candidate in candidates
-            if candidate.reason.startswith(("fused", "sharing memory")) and not self.reason(candidate.name)
+            if candidate.reason.startswith(_TECHNICAL) and not self.reason(candidate.name)
             if any(takes(replace(view, role=view.role or "q" * candidate.attention)) for view in candidate.views)
         ]
-        selection = Selection(taken, _rows(module, candidates, reasons), left_out)
+        rows = _rows(module, candidates, reasons)
+        if preset not in ("vit", "dqn"):  # which would not take them
+            unknown = [row for row in rows if row.name in passed_over and not self.reason(row.name)]
+            left_out += [f"{row.name}: {row.reason}" for row in unknown]
+        selection = Selection(taken, rows, left_out, preset, matrices_in(candidates))
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)
             reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
             raise ValueError(f"{self} selects no weight of {type(module).__name__}: {reason}")
         return selection
 
-    def reasons(self, candidates: Sequence[Candidate], language_model: bool = False) -> dict[WeightView, str]:
+    def declared(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return the candidates, split as `splits` declares.
+
+        Raises:
+            ValueError: If a pattern of `splits` matches no name, or the parts have not all rows of a weight.
+        """
+        for pattern in self.splits:
+            if not any(re.search(pattern, candidate.name) for candidate in candidates):
+                names = some([candidate.name for candidate in candidates]) or "none"
+                raise ValueError(f"`splits` has {pattern!r}, which matches no weight; there are: {names}")
+        return [self._declared(candidate) for candidate in candidates]
+
+    def _declared(self, candidate: Candidate) -> Candidate:
+        rows = next((rows for pattern, rows in self.splits.items() if re.search(pattern, candidate.name)), None)
+        if rows is None or not candidate.views:
+            return candidate
+        shape, blocks = candidate.whole.shape, rows.get("blocks", 1)
+        widths = {name: number for name, number in rows.items() if name != "blocks"}
+        if blocks * sum(widths.values()) != shape[0]:
+            raise ValueError(
+                f"`splits` gives {candidate.name} {blocks} · ({' + '.join(map(str, widths.values()))}) ="
+                f" {blocks * sum(widths.values())} rows, but it has {shape[0]}"
+            )
+        reason = "" if candidate.reason.startswith("fused") else candidate.reason
+        return replace(candidate, views=split(candidate.whole, in_order(widths, blocks)), reason=reason)
+
+    def reasons(
+        self, candidates: Sequence[Candidate], preset: str, others: Sequence[str] = ()
+    ) -> dict[WeightView, str]:
         """Return for each view of some candidates why it is not taken; empty if it is.
 
         Args:
             candidates: The candidates of a model or of a file.
-            language_model: Whether they are those of a causal language model.
+            preset: What `preset_for` returns for them.
+            others: Names of weights that are not candidates, which patterns may match as well.
 
         Raises:
             ValueError: If a pattern matches no name.
         """
-        self.check([name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)])
-        preset = self._preset_for(candidates, language_model)
+        known = [name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)]
+        self.check([*known, *others])
         found = {}
         for candidate in candidates:
             for view in candidate.views:
-                found[view] = candidate.reason or (f"not in preset {preset}" if not PRESETS[preset](view) else "")
+                vector = VECTOR if is_vector(view) and not self.vectors else ""
+                found[view] = candidate.reason or vector
+                found[view] = found[view] or (f"not in preset {preset}" if not PRESETS[preset](view) else "")
                 found[view] = found[view] or self.reason(view.name, *candidate.aliases)
         return found
 
-    def _preset_for(self, candidates: Sequence[Candidate], language_model: bool) -> str:
+    def preset_for(self, candidates: Sequence[Candidate], language_model: bool, in_order: bool = True) -> str:
+        """Return the preset; for `auto` the one that fits all candidates of a model or of a file.
+
+        Args:
+            candidates: The candidates of a model or of a file.
+            language_model: Whether they are those of a causal language model.
+            in_order: Whether they are in module order.
+        """
         if self.preset != "auto":
             return self.preset
-        return ("gpt" if language_model else "vit") if any(c.attention for c in candidates) else "cnn"
+        if language_model and any(candidate.attention for candidate in candidates):
+            return "gpt"
+        return "vit" if mostly_attention(candidates, in_order) else "cnn"
 
 
 def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[WeightView, str]) -> Row:
@@ -122,6 +195,18 @@ def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[Weight
     notes = [candidate.note, f"tied with {', '.join(candidate.aliases)}" if candidate.aliases else ""]
     views = ", ".join(f"{view.role} {times(view.shape)}".strip() for view in candidate.views)
     return Row(candidate.name, shape, views, reason + "".join(f" ({note})" for note in notes if note))
+
+
+def _checked(splits: Mapping[str, Mapping[str, int]] | None) -> dict[str, dict[str, int]]:
+    example = '{"attn.qkv": {"q": 64, "k": 16, "v": 16}}'
+    if splits is not None and not isinstance(splits, Mapping):
+        raise ValueError(f"`splits` must be a mapping such as {example}, got {splits!r}")
+    for pattern, rows in (splits or {}).items():
+        patterns("splits", [pattern])
+        numbers = list(rows.values()) if isinstance(rows, Mapping) else []
+        if not numbers or set(rows) == {"blocks"} or any(type(number) is not int or number < 1 for number in numbers):
+            raise ValueError(f"`splits` must have numbers of rows, as {example} has, got {rows!r} for {pattern!r}")
+    return {pattern: dict(rows) for pattern, rows in (splits or {}).items()}
 
 
 def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str]) -> list[Row]:
@@ -142,6 +227,21 @@ def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[W
         candidate = replace(candidate, aliases=tuple(alias for alias in aliases if alias != candidate.name))
         rows.append(row_of(candidate, tuple(parameter.shape), reasons))
     return rows
+
+
+def _passed_over(module: nn.Module, known: Collection[nn.Parameter]) -> list[str]:
+    """List the trained parameters that may be weights of layers that are not known: of an LSTM, stacks of experts, …"""
+    found = {}
+    for path, owner in module.named_modules():
+        if "Embed" in type(owner).__name__ or "Norm" in type(owner).__name__:
+            continue
+        for leaf, parameter in nn.Module.named_parameters(owner, recurse=False):
+            name = plain(f"{path}.{leaf}" if path else leaf)
+            trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1
+            computed = "parametrised" in _why_no_weight(name, parameter, owner)
+            if trained and parameter.ndim > 1 and looks_like_a_weight(name) and not computed:
+                found.setdefault(parameter, name)
+    return [name for parameter, name in found.items() if parameter not in known]
 
 
 def _why_no_weight(name: str, parameter: nn.Parameter, owner: nn.Module) -> str:

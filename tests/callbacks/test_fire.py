@@ -282,7 +282,8 @@ def test_it_logs_before_training_when_it_will_act_and_on_what(when, said, caplog
         fitted(FIRECallback(when))
     (line,) = (text for text in caplog.messages if "will act on" in text)
     assert (
-        line.startswith("FIRECallback will act on 3 weight matrices (net.0.weight … net.5.weight), ") and said in line
+        line.startswith("FIRECallback will act on 3 of 3 weight matrices, preset cnn (net.0.weight … net.5.weight), ")
+        and said in line
     )
 
 

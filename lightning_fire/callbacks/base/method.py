@@ -13,6 +13,7 @@ from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import Parameters, Weights
+from lightning_fire.where.selection import some
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
@@ -103,7 +104,7 @@ class MethodCallback(Callback):
         if isinstance(where := getattr(self, "where", None), Weights | Parameters):
             selection = where.select(pl_module)  # raises before training where nothing is matched
             if left_out := getattr(selection, "left_out", ()):
-                rank_zero_warn(f"{type(self).__name__} leaves out {'; '.join(left_out)}.")
+                rank_zero_warn(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 

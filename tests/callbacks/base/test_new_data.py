@@ -84,7 +84,9 @@ def test_a_fit_on_loaded_weights_logs_before_and_after_training_why_it_does_not_
         f" new data. {ADVICE}."
     )
     assert before == f"FIRECallback will not act in this fit: {reason}"
-    assert selection.startswith("FIRECallback has selected 3 weight matrices (net.0.weight … net.5.weight). print(")
+    assert selection.startswith(
+        "FIRECallback has selected 3 of 3 weight matrices, preset cnn (net.0.weight … net.5.weight). print("
+    )
     assert after == f"FIRECallback did not act in this fit: AtNewData(skip_first=True) was never due. {reason}"
 
 
