@@ -154,13 +154,19 @@ def restart_average(callback: Any, module: "LightningModule") -> bool:
         return False
     average = callback._average_model
     if isinstance(average, torch.optim.swa_utils.AveragedModel):
-        average.module.load_state_dict(module.state_dict())
+        _copy_values(average.module, module)
         average.n_averaged.zero_()  # the next weights replace it
     elif average is not None:
-        average.load_state_dict(module.state_dict())
+        _copy_values(average, module)
         if callback.n_averaged is not None:
             callback.n_averaged.zero_()
     return True
+
+
+def _copy_values(copied: nn.Module, module: nn.Module) -> None:
+    """Copy the parameters and buffers of a module into a copy of it; its `state_dict` may leave some out."""
+    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    nn.Module.load_state_dict(copied, values, strict=False)
 
 
 def random_states() -> dict[str, Any]:

@@ -6,7 +6,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from small_training import GrowingData, PlainModule, fitted, snapshots_of
 
-from lightning_fire import FIRECallback, FullReset, ReDo
+from lightning_fire import FIRECallback, FullReset, PlasticityInjection, ReDo, Weights
 from lightning_fire.functional import dfi_normalized
 from lightning_fire.when import EveryNEpochs
 
@@ -56,6 +56,39 @@ def test_a_moving_average_restarts():
     assert dfi_normalized(weight) < 0.3
     assert torch.dist(weight, moved) < torch.dist(alone.net[3].weight, moved)  # an average from there on
     assert averaging._average_model.n_averaged == 4  # steps since
+
+
+class SavesNoFrozenPart(PlainModule):
+    """As on Lightning's page on `strict_loading`."""
+
+    def __init__(self):
+        super().__init__()
+        self.strict_loading = False
+        self.net[:2].requires_grad_(False)
+
+    def state_dict(self, *args, **kwargs):
+        state = super().state_dict(*args, **kwargs)
+        return {name: value for name, value in state.items() if not name.startswith(("net.0", "net.1"))}
+
+
+@needs_ema
+@pytest.mark.parametrize("method", [FIRECallback, FullReset])
+def test_the_average_of_a_module_that_saves_a_part_of_its_state_restarts(method):
+    averaging = callbacks.EMAWeightAveraging(decay=0.99)
+    callback = snapshots_of(method)()
+    module = fitted(callback, averaging, module=SavesNoFrozenPart(), data=GrowingData((2, 2)), max_epochs=3)
+    weight = callback.seen[-1][1]["net.3.weight"]
+    assert torch.dist(module.net[3].weight, weight) < 0.1 * weight.norm()
+    assert averaging._average_model.n_averaged == 4  # steps since
+
+
+@needs_ema
+def test_the_average_of_an_injected_head_restarts():
+    """The frozen copies of the head came later than the average."""
+    callbacks_before = PlasticityInjection("net.5"), FIRECallback(where=Weights(include=["net.3"]))
+    averaging = callbacks.EMAWeightAveraging(decay=0.99)
+    module = fitted(*callbacks_before, averaging, data=GrowingData((2, 2)), max_epochs=3)
+    assert len(averaging._average_model.module.net[5].frozen) == len(module.net[5].frozen) == 1
 
 
 def test_stochastic_weight_averaging_restarts():
