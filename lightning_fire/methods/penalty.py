@@ -28,7 +28,9 @@ class Penalty:
     @torch.no_grad()
     def penalty(self) -> float:
         """Return λ·P, of all parameters together."""
-        total = sum(self.penalty_of(name, parameter) for name, parameter in self.parameters.items())
+        total = torch.zeros(())
+        for penalty in (self.penalty_of(name, parameter) for name, parameter in self.parameters.items()):
+            total = total.to(penalty.device) + penalty  # parameters may be on several devices
         return self.strength * float(total)
 
     @torch.no_grad()

@@ -89,7 +89,8 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor], seco
     """Return the report of a change from the `difference` of each weight."""
     if not weights:
         return Report()
-    rows = torch.stack(list(differences)).T.tolist()  # the only synchronization with the GPU
+    found = list(differences)  # on the devices of the weights
+    rows = torch.stack([row.to(found[0].device) for row in found]).T.tolist()  # waits for the GPU
     table = dict(zip(COLUMNS, rows, strict=True))
     errors, norms = table["sfe"], table["squared_norm"]
     table["sfe_normalized"] = [_relative(error, norm) for error, norm in zip(errors, norms, strict=True)]
