@@ -1,5 +1,8 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -46,21 +49,50 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """
     tensors = tensors_of(model)
     present = {name: tensor.clone() for name, tensor in tensors.items()}
-    device = next(model.parameters()).device
 
     def put_back() -> None:
         for name, tensor in tensors.items():
             tensor.copy_(present[name])
 
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with seeded(seed, {tensor.device for tensor in model.parameters()}):
             for layer in model.modules():
                 if offers(layer, HasResetParameters):
                     layer.reset_parameters()
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
         to_the_end(put_back)
+
+
+@contextmanager
+def seeded(seed: int, devices: Collection[torch.device]) -> Iterator[None]:
+    """Context manager: seed the random generators of the CPU and of devices, then restore their states.
+
+    Those of other devices are left alone, which `torch.manual_seed` seeds too.
+    """
+    cpu = torch.default_generator.get_state()
+    with ExitStack() as others:
+        for device in {device for device in devices if device.type not in ("cpu", "meta")}:
+            others.enter_context(_seeded_device(seed, device))
+        torch.default_generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(cpu)
+
+
+@contextmanager
+def _seeded_device(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the random generator of one device that is not the CPU, then restore its state."""
+    kind = torch.get_device_module(device)
+    index = () if device.index is None or device.type == "mps" else (device.index,)  # MPS has one device
+    state = kind.get_rng_state(*index)
+    with kind.device(*index) if index else nullcontext():
+        kind.manual_seed(seed)  # of the current device
+    try:
+        yield
+    finally:
+        kind.set_rng_state(state, *index)
 
 
 def seed_of_draw(seed: int, number: int) -> int:

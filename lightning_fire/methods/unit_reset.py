@@ -12,8 +12,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
 from lightning_fire.contracts import HasResetParameters, offers
-from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.methods.optimizer_state import Optimizers, with_inner
+from lightning_fire.methods.initial_values import seed_of_draw, seeded
+from lightning_fire.methods.optimizer_state import Optimizers, listed, parameters_of, with_inner
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 Forward = Callable[[], Any]
@@ -228,9 +228,7 @@ class StepwiseReset(Generic[S]):
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
-    device = layer.incoming.parameter.device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with seeded(seed, {layer.incoming.parameter.device}):
         stand_in: Any = copy_with_empty_parameters(layer.layer)
         stand_in.reset_parameters()
     return layer.incoming.of(stand_in.weight).read()
