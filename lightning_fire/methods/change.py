@@ -23,13 +23,25 @@ P = ParamSpec("P")
 class Change:
     """A change of a model that is computed and not yet made: new values by tensor, each sharded as its tensor is.
 
-    `then` does the rest, such as dropping optimizer state. A second call must have the same result.
+    `then` runs after the values are written, for example to drop optimizer state. It must be idempotent, as it is
+    called a second time after Ctrl-C. `left_out` names parameters that no optimizer trains.
+
+    Raises:
+        ValueError: If a new value has another shape than its tensor.
     """
 
     report: Report = field(default_factory=Report)
     values: Mapping[Tensor, Tensor] = field(default_factory=dict)
     weights: Sequence[WeightView] = ()
     then: Callable[[], None] = lambda: None
+    left_out: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for tensor, new in self.values.items():
+            if local(tensor).shape != local(new).shape:
+                raise ValueError(
+                    f"a new value of shape {tuple(new.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
+                )
 
     def apply(self) -> Report:
         """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised."""
@@ -61,11 +73,15 @@ def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
 
 
 def to_the_end(change: Callable[[], None]) -> None:
-    """Make a change; if it is interrupted, make it again from the start, to the same result, then re-raise."""
+    """Call `change`; if Ctrl-C or another interrupt arrives in the meantime, call it once more, then re-raise.
+
+    `change` must be idempotent. After an error it is not called again.
+    """
     try:
         change()
-    except BaseException:
-        change()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            change()
         raise
 
 
@@ -127,6 +143,9 @@ def change_values(
     """Set new values of whole tensors, of any dtype and device, and compute the change of some weights."""
     start, values = time.perf_counter(), {}
     for tensor, whole in pairs:
+        if tensor.shape != whole.shape:
+            shapes = f"{tuple(whole.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
+            raise ValueError(f"a new value of shape {shapes}; no value has been changed")
         values[tensor] = torch.empty_like(tensor)
         put(values[tensor], whole)
     copies = _copies(weights, values)

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
 from lightning_fire.methods import fresh_values, reset_optimizer_state
+from lightning_fire.methods.change import Change
 from lightning_fire.methods.fire import plan_fire
 
 
@@ -133,3 +134,23 @@ def test_the_weights_of_a_sharded_model_are_replaced_without_shared_work(tmp_pat
     fire_(plain)
     for name, value in plain.named_parameters():
         torch.testing.assert_close(weights[name], value.detach())
+
+
+@pytest.mark.parametrize(("error", "calls"), [(OSError("gone"), 1), (KeyboardInterrupt(), 2), (SystemExit(), 2)])
+def test_a_change_is_completed_after_an_interrupt_and_not_repeated_after_an_error(error, calls):
+    called, weight = [], torch.zeros(2)
+
+    def then():
+        called.append(weight.clone())
+        if len(called) == 1:
+            raise error
+
+    with pytest.raises(type(error)):
+        Change(values={weight: torch.ones(2)}, then=then).apply()
+    assert len(called) == calls
+    assert weight.eq(1).all()
+
+
+def test_a_new_value_of_another_shape_is_an_error_before_anything_is_written():
+    with pytest.raises(ValueError, match=r"a new value of shape \(1,\) is given for a tensor of shape \(2,\)"):
+        Change(values={torch.zeros(3): torch.ones(3), torch.zeros(2): torch.ones(1)})

@@ -643,3 +643,20 @@ def test_other_callbacks_are_not_notified():
     recorder = Recorder()
     announce_new_data(trainer(Other(), Callback(), recorder))
     assert recorder.progress.state_dict()["announced"]
+
+
+@pytest.mark.parametrize(("error", "calls"), [(OSError("no target"), 1), (KeyboardInterrupt(), 2)])
+def test_targets_are_synchronized_once_also_if_that_fails_and_again_after_an_interrupt(error, calls):
+    class Targets(PlainModule):
+        synchronized = 0
+
+        def sync_targets(self):
+            self.synchronized += 1
+            if self.synchronized == 1:
+                raise error
+
+    module, callback = Targets(), FIRECallback(AtEpochs([1]))
+    with pytest.raises((OSError, KeyboardInterrupt, SystemExit)):
+        fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert module.synchronized == calls
+    assert callback.num_events == 1
