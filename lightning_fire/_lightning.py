@@ -5,7 +5,7 @@ torch.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -199,6 +199,20 @@ def is_compiled(module: nn.Module) -> bool:
     return getattr(module, "_compiler_ctx", None) is not None or any(  # Lightning's mark on a LightningModule
         type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
     )
+
+
+def show_hooks(module: nn.Module) -> Callable[[], None]:
+    """Let code that `torch.compile` made before run hooks of a module that were registered since, or are removed later.
+
+    Compiled code does not check for hooks; it checks whether `forward` is an attribute of the module itself.
+
+    Returns:
+        A function to call when the hooks are removed.
+    """
+    if "forward" in vars(module):
+        return lambda: None
+    vars(module)["forward"] = module.forward
+    return lambda: vars(module).pop("forward", None)
 
 
 def without_compile_wrapper(module: nn.Module) -> nn.Module:

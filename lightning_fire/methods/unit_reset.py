@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire._lightning import copy_with_empty_parameters, is_in_backward
+from lightning_fire._lightning import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.initial_values import seed_of_draw, seeded
 from lightning_fire.methods.optimizer_state import Optimizers, listed, parameters_of, with_inner
@@ -18,13 +19,18 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
-_ignoring = False
+_ignored: ContextVar[tuple[nn.Module, ...]] = ContextVar("ignored", default=())
 
 
 def check_output(score: str) -> None:
     """Raise a ValueError unless `score` is the name of an output of units."""
     if score not in get_args(Output):
         raise ValueError(f"`score` must be 'activation' or 'pre_activation', got {score!r}")
+
+
+def watched_module(layer: UnitLayer, score: Output) -> nn.Module:
+    """Return the module that computes or receives the output of units by which they are scored."""
+    return layer.observed if score == "activation" else layer.layer
 
 
 def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None]) -> RemovableHandle:
@@ -59,14 +65,13 @@ def by_unit(layer: UnitLayer, score: Output, output: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def ignored_passes() -> Iterator[None]:
-    """Context manager: forward passes in it do not count for the statistics of hidden units."""
-    global _ignoring
-    before, _ignoring = _ignoring, True
+def ignored_passes(model: nn.Module) -> Iterator[None]:
+    """Context manager: forward passes of a model in this thread do not count for the statistics of hidden units."""
+    token = _ignored.set((*_ignored.get(), *model.modules()))
     try:
         yield
     finally:
-        _ignoring = before
+        _ignored.reset(token)
 
 
 def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
@@ -165,6 +170,8 @@ class StepwiseReset(Generic[S]):
         self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
         self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
+        compiled = [watched_module(layer, score) for layer in self.layers] if is_compiled(model) else []
+        self._shown = [show_hooks(module) for module in compiled]
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
         """Return the statistics of a layer: new ones if `state` is empty, or those whose `state_dict` it is."""
@@ -200,6 +207,8 @@ class StepwiseReset(Generic[S]):
         """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
+        for end in self._shown:
+            end()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics and the number of units reset, plain values and tensors on the CPU."""
@@ -219,7 +228,8 @@ class StepwiseReset(Generic[S]):
 
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             recomputed = is_in_backward()  # by gradient checkpointing
-            if self.watching and layer.counts_now() and not recomputed and not _ignoring:
+            ignored = any(part is watched_module(layer, score) for part in _ignored.get())
+            if self.watching and layer.counts_now() and not recomputed and not ignored:
                 update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
 
         self._handles += [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from small_training import OwnSequential, PlainModule, assert_same_weights, dataset, fitted
+from torch import nn
 
 from lightning_fire import (
     DASH,
@@ -21,6 +22,7 @@ from lightning_fire import (
     ShrinkAndPerturb,
     SpectralRegularization,
     WeightProjection,
+    methods,
 )
 
 pytestmark = pytest.mark.slow
@@ -85,3 +87,52 @@ def test_a_later_fit_without_the_method_equals_a_plain_one():
     for module in modules:
         fitted(module=module)
     assert_same_weights(*modules)
+
+
+class Broken(nn.Module):
+    """Its graph breaks in a function of its own, which is compiled apart, before the layer that is watched."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.relu, self.last = nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return apart(self.last, self.relu(self.first(x)))
+
+
+def apart(layer, x):
+    torch._dynamo.graph_break()
+    return layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # by torch at a graph break
+@pytest.mark.parametrize("how", ["module", "wrapper", "layers"])
+@pytest.mark.parametrize("network", [Broken, lambda: OwnSequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))])
+def test_hooks_run_in_code_compiled_before_and_other_compiled_code_stays(network, how, monkeypatch):
+    model, x, compiled = network(), torch.ones(4, 6), []
+
+    def backend(graph, inputs):
+        compiled.append(graph)
+        return graph.forward
+
+    other = torch.compile(lambda x: x * 2 + 1, backend=backend)
+    other(x)
+    run = model
+    if how == "wrapper":
+        run = torch.compile(model, backend="eager")
+    for part in model.children() if how == "layers" else ():
+        part.compile(backend="eager")
+    if how == "module":
+        model.compile(backend="eager")
+    run(x)
+    monkeypatch.delattr(torch.compiler, "reset")
+    method = methods.ContinualBackprop(run, lambda: run(x))
+    for number in (1, 2):
+        run(x)
+        assert method.statistics[0].count == 4 * number
+    method.close()
+    run(x)
+    assert method.statistics[0].count == 8
+    assert not any("forward" in vars(part) for part in model.modules())
+    other(x)
+    assert len(compiled) == 1

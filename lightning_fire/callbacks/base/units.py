@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
-from lightning_fire.callbacks.probing.side_effects import is_compiled
 from lightning_fire.messages import inform
 from lightning_fire.methods.unit_reset import StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
@@ -54,8 +52,6 @@ class UnitCallback(FromChunkCallback):
         self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1))
         self._method.watching = False
         self._method.load_state_dict(self._state)
-        if is_compiled(pl_module):
-            torch.compiler.reset()  # what was compiled before does not call the new hooks
         tell_units(self, self._method.layers)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

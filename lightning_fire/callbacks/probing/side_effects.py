@@ -51,7 +51,7 @@ def without_side_effects(module: nn.Module) -> Iterator[None]:
             restore()
 
     try:
-        with ignored_passes():
+        with ignored_passes(module):
             yield
     finally:
         to_the_end(restore_all)

@@ -1,6 +1,7 @@
 """Measurements on upcoming batches leave the module, the data and the random generators unchanged."""
 
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityMonitor
 from lightning_fire.callbacks.probing.side_effects import without_side_effects
+from lightning_fire.methods import ContinualBackprop
 
 LOOKING = {
     "fire": lambda: FIRECallback(AtNewData(skip_first=False)),
@@ -226,3 +228,19 @@ def test_an_epoch_without_batches_does_not_end_training():
             return DataLoader(dataset(size=0 if self.chunk else 12), batch_size=6)
 
     fitted(FIRECallback(), PlasticityMonitor(data_every_n_steps=1), data=Empty((1, 1)), max_epochs=2)
+
+
+def test_passes_of_another_model_and_in_another_thread_count_while_one_is_measured():
+    x = torch.ones(4, 6)
+    models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
+    measured, other = (ContinualBackprop(model, lambda model=model: model(x)) for model in models)
+    with without_side_effects(models[0]):
+        models[0](x)
+        models[1](x)
+        assert [each.statistics[0].count for each in (measured, other)] == [0, 4]
+        thread = threading.Thread(target=models[0], args=(x,))
+        thread.start()
+        thread.join()
+    assert [each.statistics[0].count for each in (measured, other)] == [4, 4]
+    models[0](x)
+    assert measured.statistics[0].count == 8
