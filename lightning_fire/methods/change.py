@@ -10,11 +10,12 @@ from typing import ParamSpec
 import torch
 from torch import Tensor, distributed, nn
 
-from lightning_fire.distributed import assign, is_sharded, local, put, rank, sum_over_ranks, world_size
+from lightning_fire.distributed import assign, is_sharded, local, put, rank, sum_over_ranks, warn, world_size
 from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.trained import leaves_out
 
 P = ParamSpec("P")
 
@@ -44,7 +45,12 @@ class Change:
                 )
 
     def apply(self) -> Report:
-        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised."""
+        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised.
+
+        Warns of what is left out.
+        """
+        if self.left_out:
+            warn(f"the change {leaves_out(self.left_out)}")
         to_the_end(self.make)
         return self.report
 

@@ -1,6 +1,7 @@
 """DASH: direction-aware shrinking (Shin et al., NeurIPS 2024)."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -10,9 +11,12 @@ from torch.nn import Parameter
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
 from lightning_fire.methods.change import Change, change_weights, require_finite
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
 from lightning_fire.methods.report import Report
+from lightning_fire.methods.selecting import select_weights, trained_by
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.argument import check_model
+from lightning_fire.where.trained import why_not_trained
 
 Gradients = Callable[[Sequence[Parameter]], Iterable[Sequence[Tensor]]]
 
@@ -42,7 +46,7 @@ def dash_(
         minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
         where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
             convolution weight.
-        optimizers: The optimizers that train the model, one or several.
+        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is changed, `"all"` everything.
         measure: Whether to fill the report, which costs some matrix products.
 
@@ -50,6 +54,7 @@ def dash_(
         What happened to the weights, see `fire_`, and `batches`, the number of losses.
 
     Raises:
+        TypeError: If an argument is of another kind.
         ValueError: If an argument is out of range, `where` matches no weight, or a weight or a gradient has a NaN or
             Inf. The model is unchanged then.
 
@@ -59,6 +64,9 @@ def dash_(
         >>> report["batches"]
         5.0
     """
+    check_model(model)
+    if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
+        raise TypeError(f"`losses` must be several losses, one of each batch, got {type(losses).__name__}")
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     def gradients(parameters: Sequence[Parameter]) -> Iterator[list[Tensor]]:
@@ -88,16 +96,19 @@ def plan_dash(
     if not 0 < alpha <= 1:
         raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
     dash(torch.zeros(1), torch.zeros(1), minimum)  # raises if out of range
-    weights = (Weights(preset="cnn") if where is None else where).select(model)
-    biases = _biases_of(model, weights)
+    check_policy(optimizer_state, "optimizer_state")
+    with trained_by(model, optimizers) as optimizers:
+        weights, left_out = select_weights(model, where, Weights(preset="cnn"))
+        biases = _biases_of(model, weights)
     require_finite({**{view.name: view.read() for view in weights}, **biases})
     parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
     average = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
     batches = 0
-    for batch in gradients(parameters):
-        batches += 1
-        for mean, gradient in zip(average, batch, strict=True):
-            mean.lerp_(-gradient.float(), alpha)
+    with _requiring_gradients(parameters):
+        for batch in gradients(parameters):
+            batches += 1
+            for mean, gradient in zip(average, batch, strict=True):
+                mean.lerp_(-gradient.float(), alpha)
     reduced = [mean_over_ranks(mean) for mean in average]
     if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
         raise ValueError("NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed.")
@@ -109,7 +120,20 @@ def plan_dash(
     others: dict[Tensor, Tensor] = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
     change = change_weights(weights, new_weight, optimizers, optimizer_state, False, measure, others)
     report = replace(change.report, values={**change.report.values, "batches": float(batches)})
-    return replace(change, report=report)
+    return replace(change, report=report, left_out=left_out)
+
+
+@contextmanager
+def _requiring_gradients(parameters: Sequence[Parameter]) -> Iterator[None]:
+    """Let parameters that are frozen between batches have gradients."""
+    frozen = [parameter for parameter in parameters if not parameter.requires_grad]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Parameter]:
@@ -120,5 +144,5 @@ def _biases_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Par
         for name, layer in model.named_modules()
         if getattr(layer, "weight", None) in selected
         and isinstance(getattr(layer, "bias", None), Parameter)
-        and layer.bias.requires_grad
+        and not why_not_trained(layer.bias)
     }

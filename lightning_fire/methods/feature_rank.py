@@ -10,6 +10,8 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
 from lightning_fire.methods.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
 class FeatureRank:
@@ -38,8 +40,10 @@ class FeatureRank:
 
     def __init__(self, model: nn.Module, forward: Forward, lr: float, where: HiddenUnits | None = None):
         check(lr)
+        check_model(model)
         self.model, self.lr = model, lr
-        self.layers: list[UnitLayer] = (HiddenUnits() if where is None else where).select(model, forward)
+        self.layers: list[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
+        self._untrained = {parameter for parameter in model.parameters() if why_not_trained(parameter) == UNTRAINED}
 
     def step(self, forward: Forward) -> float:
         """Do one step; to be called every some batches, on all ranks.
@@ -51,7 +55,7 @@ class FeatureRank:
             The mean rank before the step, of this rank's features; NaN, and no step, where one is not finite.
         """
         features = self._features(forward)
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        parameters = [p for p in self.model.parameters() if p.requires_grad and p not in self._untrained]
         finite = all(bool(each.isfinite().all()) for each in features)
         ranks = [float(entropy_rank(each)) for each in features] if finite else [float("nan")]
         gradients: tuple[Tensor | None, ...] = (None,) * len(parameters)

@@ -1,6 +1,7 @@
 """FIRE: Frobenius-isometry reinitialization (ICLR 2026)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor, nn
@@ -9,9 +10,9 @@ from lightning_fire.distributed import warn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.change import Change, change_weights, in_place
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.selecting import select_weights, trained_by
 from lightning_fire.where import Weights, WeightView, normalized_weights
-from lightning_fire.where.selection import some
 
 
 def plan_fire(
@@ -34,7 +35,8 @@ def plan_fire(
         steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.
         coefficients: Of the Newton–Schulz polynomial, see `functional.orthogonalize`.
         scale: Scale of the new weights, see `functional.fire`; `"auto"`: see `scales_of`.
-        optimizers: The optimizers that train the model, one or several.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains, such as those
+            of a teacher, stay, with a warning. Without them every trainable weight may be selected.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of new weights, `"all"` everything.
         share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
             All ranks must call this and have the same weights. Without it they compute the same values on their own.
@@ -44,8 +46,9 @@ def plan_fire(
         Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
 
     Raises:
-        ValueError: If an argument is out of range, `where` matches no weight, or a weight has a NaN or Inf. The model
-            is unchanged then.
+        TypeError: If an argument is of another kind.
+        ValueError: If an argument is out of range, `where` matches no weight, the optimizers train none of the matched
+            weights, or a weight has a NaN or Inf. The model is unchanged then.
 
     Example:
         >>> import torch
@@ -56,9 +59,9 @@ def plan_fire(
         True
     """
 
-    weights = (Weights() if where is None else where).select(model)
-    if left_out := getattr(weights, "left_out", ()):
-        warn(f"FIRE leaves out {some(left_out, '; ')}.")
+    check_policy(optimizer_state, "optimizer_state")
+    with trained_by(model, optimizers) as optimizers:
+        weights, left_out = select_weights(model, where, Weights())
     scales = scales_of(model, weights) if scale == "auto" else dict.fromkeys((view.name for view in weights), scale)
 
     def new_weight(view: WeightView, weight: Tensor) -> Tensor:
@@ -67,7 +70,7 @@ def plan_fire(
     change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work, measure)
     if zeros := change.report.zeros:
         warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
-    return change
+    return replace(change, left_out=left_out)
 
 
 fire_ = in_place(plan_fire)

@@ -1,6 +1,7 @@
 """Full reset: back to the initial values, or to a fresh draw."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,9 +9,11 @@ from torch import Tensor, nn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
 from lightning_fire.methods.change import Change, change_values, in_place, measurable
-from lightning_fire.methods.initial_values import tensors_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers
+from lightning_fire.methods.initial_values import check_values, tensors_of
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.selecting import trained_by, trained_tensors
 from lightning_fire.where import Parameters, Weights
+from lightning_fire.where.argument import check_model, checked
 
 
 def plan_full_reset(
@@ -22,13 +25,14 @@ def plan_full_reset(
     optimizer_state: OptimizerPolicy = "touched",
     measure: bool = True,
 ) -> Change:
-    """Reset parameters and buffers of a model to given values, in place.
+    """Reset parameters and buffers of a model to given values, in place; what is frozen stays.
 
     Args:
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
-        where: The parameters to reset, such as those of a head. Default: every parameter and buffer.
-        optimizers: The optimizers that train the model, one or several.
+        where: The parameters to reset, such as those of a head. Default: every trainable parameter, and the buffers
+            beside them: those of a part whose parameters are all frozen, or trained by no optimizer, stay.
+        optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is reset, `"all"` everything.
         measure: Whether to fill the report, which costs some matrix products.
 
@@ -36,7 +40,8 @@ def plan_full_reset(
         What happened to the weights that `Weights()` selects, see `fire_`.
 
     Raises:
-        ValueError: If `where` matches no parameter.
+        TypeError: If an argument is of another kind.
+        ValueError: If `where` matches no parameter, or a value has another shape. The model is unchanged then.
         KeyError: If `target` lacks a parameter or buffer.
 
     Example:
@@ -48,11 +53,13 @@ def plan_full_reset(
         >>> bool((model.weight == initial["weight"]).all())
         True
     """
-    tensors = tensors_of(model)
-    chosen = set(tensors.values() if where is None else where.select(model).values())
-    pairs = [(tensor, target[name]) for name, tensor in tensors.items() if tensor in chosen]
-    weights = measurable(model, chosen) if measure else ()
-    return change_values(pairs, weights, optimizers, optimizer_state)
+    check_policy(optimizer_state, "optimizer_state")
+    check_values(target)
+    with trained_by(model, optimizers) as optimizers:
+        tensors, left_out = trained_tensors(model, where)
+        pairs = [(tensor, target[name]) for name, tensor in tensors.items()]
+        weights = measurable(model, set(tensors.values())) if measure else ()
+    return replace(change_values(pairs, weights, optimizers, optimizer_state), left_out=left_out)
 
 
 full_reset_ = in_place(plan_full_reset)
@@ -87,7 +94,8 @@ def isometric_values(
     """
     found = dict(values)
     names = {tensor: name for name, tensor in tensors_of(model).items()}
-    for view in (Weights() if where is None else where).select(model):
+    check_model(model)
+    for view in checked(where, Weights()).select(model):
         if (name := names[view.parameter]) in found:
             found[name] = found[name].clone()  # of a fused weight, once for each part
             part = view.of(found[name])

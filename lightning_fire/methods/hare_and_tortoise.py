@@ -9,13 +9,15 @@ from lightning_fire._lightning import lerp_
 from lightning_fire.methods.change import Change, change_values, measurable, require_finite
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.report import Report
+from lightning_fire.methods.selecting import trained_tensors
+from lightning_fire.where.argument import check_model
 
 
 class HareAndTortoise:
     """Keeps an exponential moving average (EMA) of a model, and sets the model back to it.
 
     The model is the hare, its EMA the tortoise: θ' ← μ·θ' + (1 − μ)·θ after each optimizer step, for trainable
-    parameters and floating-point buffers, and θ ← θ' when `reset_` is called. Optimizer state stays.
+    parameters and the floating-point buffers beside them, and θ ← θ' when `reset_` is called. Optimizer state stays.
 
     Args:
         model: Any module; the tortoise begins with its present values.
@@ -43,11 +45,9 @@ class HareAndTortoise:
     def __init__(self, model: nn.Module, momentum: float = 0.999):
         check_momentum(momentum)
         self.model, self.momentum = model, momentum
-        self.hare = {
-            name: tensor.detach()
-            for name, tensor in tensors_of(model).items()
-            if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, nn.Parameter))
-        }
+        check_model(model)
+        tensors, _ = trained_tensors(model)
+        self.hare = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
         self.tortoise = {name: tensor.clone() for name, tensor in self.hare.items()}
 
     @torch.no_grad()

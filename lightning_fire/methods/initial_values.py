@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.change import to_the_end
+from lightning_fire.where.argument import check_model
 
 
 def initial_values(model: nn.Module) -> dict[str, Tensor]:
@@ -100,17 +101,25 @@ def seed_of_draw(seed: int, number: int) -> int:
     return seed + 1_000_003 * number
 
 
-def not_resettable(model: nn.Module) -> list[str]:
-    """Return the names of layers that have parameters, and no `reset_parameters` to draw them."""
+def not_resettable(model: nn.Module, chosen: Collection[Tensor] | None = None) -> list[str]:
+    """Return the names of layers that have (chosen) parameters, and no `reset_parameters` to draw them."""
     return [
         name or type(layer).__name__
         for name, layer in model.named_modules()
-        if next(layer.parameters(recurse=False), None) is not None and not offers(layer, HasResetParameters)
+        if any(chosen is None or parameter in chosen for parameter in layer.parameters(recurse=False))
+        and not offers(layer, HasResetParameters)
     ]
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Return the parameters and buffers of a model by name, tied ones once; not those of frozen copies of a head."""
+    check_model(model)
     copies = [f"{name}." for name, part in model.named_modules() if getattr(part, "is_frozen_copy", False)]
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}
+
+
+def check_values(values: Mapping[str, Tensor]) -> None:
+    """Raise a TypeError if the argument `target` is something else than tensors by name."""
+    if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise TypeError(f"`target` must be values by name, such as initial_values(model), got {type(values).__name__}")

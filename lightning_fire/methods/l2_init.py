@@ -8,6 +8,7 @@ from lightning_fire.functional import l2_init_gradient, l2_init_penalty
 from lightning_fire.methods.initial_values import initial_values
 from lightning_fire.methods.penalty import Penalty
 from lightning_fire.where import Parameters
+from lightning_fire.where.argument import check_model, checked
 
 
 class L2Init(Penalty):
@@ -38,7 +39,8 @@ class L2Init(Penalty):
         where: Parameters | None = None,
         initial: Mapping[str, Tensor] | None = None,
     ):
-        super().__init__((Parameters() if where is None else where).select(model), strength)
+        check_model(model)
+        super().__init__(checked(where, Parameters()).select(model), strength)
         initial = initial_values(model) if initial is None else initial
         owned = {parameter: name for name, parameter in model.named_parameters()}
         self.targets = {name: initial[owned[p]].to(p.device) for name, p in self.parameters.items()}

@@ -1,16 +1,38 @@
 """Reset of optimizer state, such as moments, when the weights it belongs to are replaced."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from lightning_fire._lightning import is_a
 from lightning_fire.distributed import warn
 
 OptimizerPolicy = Literal["keep", "touched", "all"]
-Optimizers = Optimizer | Iterable[Optimizer]
+Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
+
+
+def listed(optimizers: Optimizers) -> list[Optimizer]:
+    """Return one optimizer, several, or those of a mapping as a list.
+
+    An optimizer of another library is one if it has, as torch's do, `param_groups` and a `state` by parameter. What
+    Lightning has instead of an optimizer where a module has none is left out.
+
+    Raises:
+        TypeError: If something else is among them.
+    """
+    several = isinstance(optimizers, Iterable) and not isinstance(optimizers, str | Tensor | nn.Module | Optimizer)
+    given = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers) if several else [optimizers]
+    for wrong in (each for each in given if not _is_optimizer(each)):
+        advice = "An optimizer has `param_groups`, and a dict `state` with the state of each parameter."
+        if isinstance(wrong, LRScheduler):
+            advice = "Give the optimizer of the schedule, `scheduler.optimizer`."
+        got = "None" if wrong is None else type(wrong).__name__
+        raise TypeError(f"`optimizers` must be an optimizer, or several of them, got {got}. {advice}")
+    return [optimizer for optimizer in given if not is_a(optimizer, "_MockOptimizer")]
 
 
 def reset_optimizer_state(
@@ -24,10 +46,14 @@ def reset_optimizer_state(
     `1 - dampening` times as large if SGD has a dampening. Learning-rate schedulers and parameter groups stay.
 
     Args:
-        optimizers: One or several. Tensors kept outside their state are not dropped; a warning names them.
+        optimizers: One or several, also of another library, see `listed`. Tensors kept outside their state are not
+            dropped; a warning names them.
         parameters: The parameters whose state to drop. Default: all.
         zero: Set the state to 0 in place instead of dropping it, step counts too, for code that keeps its tensors, such
             as a captured CUDA graph.
+
+    Raises:
+        TypeError: If something else than an optimizer is given.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(1))
@@ -38,7 +64,7 @@ def reset_optimizer_state(
         >>> len(optimizer.state)
         0
     """
-    given = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    given = listed(optimizers)
     chosen = None if parameters is None else set(parameters)
     for optimizer in with_inner(given):
         (_zero if zero else _drop)(optimizer, chosen)
@@ -58,15 +84,29 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
 
 
 def with_inner(optimizers: Optimizers) -> list[Optimizer]:
-    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do."""
-    found = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do.
+
+    A wrapper of another library that shows the state of an optimizer of torch in it is left out.
+    """
+    found = listed(optimizers)
     for optimizer in found:  # grows
-        inner = [held for held in _leaves(vars(optimizer)) if isinstance(held, Optimizer)]
-        found += [held for held in dict.fromkeys(inner) if held not in found]
-    return found
+        inner = [held for held in _leaves(vars(optimizer)) if _is_optimizer(held)]
+        found += [held for held in {id(held): held for held in inner}.values() if not any(held is o for o in found)]
+    shown = [id(optimizer.state) for optimizer in found if isinstance(optimizer, Optimizer)]
+    return [each for each in found if isinstance(each, Optimizer) or id(each.state) not in shown]
+
+
+def parameters_of(optimizers: Optimizers) -> set[Tensor]:
+    """Return the parameters that optimizers step, and those that the optimizers in them step."""
+    return set[Tensor]().union(*map(_parameters_of, [*listed(optimizers), *with_inner(optimizers)]))
 
 
 def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
+    if not isinstance(optimizer, Optimizer):  # fastai keeps settings there, such as `do_wd`
+        for parameter in set(optimizer.state) if chosen is None else chosen & optimizer.state.keys():
+            state = optimizer.state[parameter].items()
+            optimizer.state[parameter] = {name: value for name, value in state if isinstance(value, bool)}
+        return
     if chosen is None or (isinstance(optimizer, LBFGS) and chosen & _parameters_of(optimizer)):
         optimizer.state.clear()
         return
@@ -96,7 +136,7 @@ def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
 
 def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
     """Return the attributes that hold tensors as large as touched parameters, or as all parameters together."""
-    parameters, reached = _parameters_of(optimizer), with_inner(optimizer)
+    parameters, reached = _parameters_of(optimizer), with_inner([optimizer])
     shapes, total = {parameter.shape for parameter in touched}, sum(parameter.numel() for parameter in parameters)
     states, found = [id(one.state) for one in reached], []
     for one in reached if touched else ():
@@ -124,7 +164,14 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def check_policy(policy: str) -> None:
-    """Raise a ValueError for an unknown policy."""
-    if policy not in ("keep", "touched", "all"):
-        raise ValueError(f"`optimizer` must be 'keep', 'touched' or 'all', got {policy!r}")
+def check_policy(policy: str, name: str = "optimizer") -> None:
+    """Raise a ValueError for an unknown policy, given as the argument `name`."""
+    if policy not in get_args(OptimizerPolicy):
+        raise ValueError(f"`{name}` must be 'keep', 'touched' or 'all', got {policy!r}")
+
+
+def _is_optimizer(thing: Any) -> bool:
+    if isinstance(thing, Optimizer):
+        return True
+    state, groups = getattr(thing, "state", None), getattr(thing, "param_groups", None)
+    return isinstance(state, MutableMapping) and isinstance(groups, list) and all("params" in group for group in groups)

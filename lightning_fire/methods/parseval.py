@@ -8,6 +8,7 @@ from lightning_fire._lightning import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
 from lightning_fire.methods.penalty import Penalty, views_of_weights
 from lightning_fire.where import Weights
+from lightning_fire.where.trained import why_not_trained
 
 _NORMS = (RunningNorms, nn.LayerNorm, nn.GroupNorm)
 
@@ -75,5 +76,5 @@ def _scales_of(model: nn.Module) -> dict[str, Parameter]:
     return {
         f"{name}.weight": layer.weight
         for name, layer in model.named_modules()
-        if isinstance(layer, _NORMS) and layer.weight is not None and layer.weight.requires_grad
+        if isinstance(layer, _NORMS) and layer.weight is not None and not why_not_trained(layer.weight)
     }

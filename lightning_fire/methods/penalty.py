@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.argument import check_model, checked
 
 
 class Penalty:
@@ -57,6 +58,7 @@ def views_of_weights(model: nn.Module, where: Weights | None) -> dict[str, list[
     """Return the views of each selected weight by its name: one, or the selected parts of a fused weight."""
     names: dict[Parameter, str] = {}
     views: dict[str, list[WeightView]] = {}
-    for view in (Weights(preset="cnn") if where is None else where).select(model):
+    check_model(model)
+    for view in checked(where, Weights(preset="cnn")).select(model):
         views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
     return views

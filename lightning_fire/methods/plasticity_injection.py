@@ -1,7 +1,7 @@
 """Plasticity injection (Nikishin et al., NeurIPS 2023)."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from inspect import ismethod
 from typing import Any
 
@@ -12,8 +12,11 @@ from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_ma
 from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.methods.change import Change, in_place, require_finite
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
+from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy, follow_policy
 from lightning_fire.methods.report import Report
+from lightning_fire.methods.selecting import trained_by
+from lightning_fire.where.argument import check_model
+from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
 def plan_injection(
@@ -26,6 +29,8 @@ def plan_injection(
 ) -> Change:
     """Freeze heads of a model and add new ones, in place, without a change of the output: see `InjectedHead`.
 
+    Parameters of a head that are frozen, or trained by none of the given optimizers, keep their values.
+
     Args:
         heads: Names of its heads, such as `["head"]`; with a target network, also that of its copy of the head, which
             gets the same new weights. Each is wrapped in an `InjectedHead`.
@@ -37,7 +42,9 @@ def plan_injection(
         `frozen_parameters`, the parameters that the first head holds beside its trained ones.
 
     Raises:
-        ValueError: As `wrap_heads`, or if a parameter of a head has a NaN or Inf. No value is changed then.
+        TypeError: If an argument is of another kind.
+        ValueError: As `wrap_heads`, or if an argument is out of range, the first head is not trained, or a parameter of
+            a head has a NaN or Inf. No value is changed then.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(1, 2)
@@ -46,10 +53,16 @@ def plan_injection(
         >>> torch.allclose(model(x), before, atol=1e-6), report["frozen_parameters"]
         (True, 18.0)
     """
-    wrappers = wrap_heads(model, heads)
+    check_policy(optimizer_state, "optimizer_state")
+    with trained_by(model, optimizers) as optimizers:
+        wrappers = wrap_heads(model, heads)
+        reasons = {name: why_not_trained(each) for name, each in wrappers[0].trained.named_parameters()}
+    kept = {name for name, reason in reasons.items() if reason}
+    if len(kept) == len(reasons):
+        raise ValueError(f"{heads[0]!r} cannot be re-initialized: it is {', '.join(sorted({*reasons.values()}))}")
     for head, wrapper in zip(heads, wrappers, strict=True):
         require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
-    injections = [wrapper.prepared_injection(seed) for wrapper in wrappers]
+    injections = [wrapper.prepared_injection(seed, kept) for wrapper in wrappers]
     trained = wrappers[0].trained
 
     def change() -> None:
@@ -58,7 +71,8 @@ def plan_injection(
         follow_policy(optimizer_state, optimizers, trained.parameters())
 
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
-    return Change(Report({"frozen_parameters": float(held)}), then=change)
+    left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]
+    return Change(Report({"frozen_parameters": float(held)}), then=change, left_out=left_out)
 
 
 inject_plasticity_ = in_place(plan_injection)
@@ -116,8 +130,13 @@ class InjectedHead(nn.Module):
         """
         self.prepared_injection(seed)()
 
-    def prepared_injection(self, seed: int) -> Callable[[], None]:
-        """Return what makes an injection, a second time with the same result, and change nothing yet."""
+    def prepared_injection(self, seed: int, kept: Collection[str] = ()) -> Callable[[], None]:
+        """Return an idempotent function that performs the injection. The module is unchanged until it is called.
+
+        Args:
+            seed: Seed of the new weights.
+            kept: Names of parameters of the head that are not re-initialized.
+        """
         number, drawn = len(self.frozen), fresh_values(self.trained, seed)
         frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
 
@@ -125,7 +144,8 @@ class InjectedHead(nn.Module):
         def inject() -> None:
             for head in (taken_away, self.trained):
                 for name, tensor in tensors_of(head).items():
-                    tensor.copy_(drawn[name])
+                    if name not in kept:
+                        tensor.copy_(drawn[name])
             self.frozen.add_module(str(number), frozen)
             self.taken_away.add_module(str(number), taken_away)
             self._injections = number + 1
@@ -180,6 +200,9 @@ def wrap_heads(module: nn.Module, heads: Sequence[str]) -> list[InjectedHead]:
         >>> model[2] is head, head.trained
         (True, Linear(in_features=8, out_features=2, bias=True))
     """
+    check_model(module)
+    if isinstance(heads, str) or not all(isinstance(name, str) for name in heads):
+        raise TypeError(f"`heads` must be a list of names, such as ['head'], got {heads!r}")
     return [_wrapped(module, name) for name in heads]
 
 

@@ -8,9 +8,9 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.methods.optimizer_state import Optimizers
+from lightning_fire.methods.optimizer_state import Optimizers, listed
 from lightning_fire.methods.report import Report
-from lightning_fire.methods.unit_reset import Forward, plan_unit_resets, select_units
+from lightning_fire.methods.unit_reset import Forward, plan_unit_resets, select_units, trained_units
 from lightning_fire.methods.unit_scores import (
     Score,
     check_score,
@@ -77,7 +77,8 @@ class ReDo:
         Args:
             forward: Runs the model, on batches of training data; with `score="gradient"` it returns the loss, a scalar
                 with a graph. `.grad` of the parameters stays as it is.
-            optimizers: The optimizers that train the model, one or several.
+            optimizers: The optimizers that train the model, one or several. Layers that none of them trains are left
+                alone. Default: every layer may be changed.
 
         Returns:
             `dormant_fraction`, in all layers and by layer, and `units`, the number of units that are new.
@@ -96,15 +97,19 @@ class ReDo:
         """Compute what `step` does, as the step of this number, counted from 1, and change nothing yet."""
         means = mean_over_ranks(measured)
         activities = means.split([layer.size for layer in self.layers])
-        chosen = [
+        dormant_units = [
             (layer, dormant(activity, self.threshold).nonzero().flatten())
             for layer, activity in zip(self.layers, activities, strict=True)
         ]
+        optimizers = listed(optimizers)
+        chosen = trained_units(dormant_units, optimizers)
         seed = seed_of_draw(self.seed, number)
-        units = sum(len(found) for _, found in chosen)
         report = Report(
-            {"dormant_fraction": units / sum(layer.size for layer in self.layers), "units": float(units)},
-            layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in chosen}},
+            {
+                "dormant_fraction": sum(len(found) for _, found in dormant_units) / len(means),
+                "units": float(sum(len(found) for _, found in chosen)),
+            },
+            layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in dormant_units}},
         )
         keep = self.score == "gradient"  # without outgoing weights a unit would have none
         return Change(report, then=plan_unit_resets(chosen, seed, optimizers, keep))

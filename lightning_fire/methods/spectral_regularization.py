@@ -13,6 +13,7 @@ from lightning_fire.functional import (
 )
 from lightning_fire.methods.penalty import Penalty, views_of_weights
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.trained import why_not_trained
 
 _FIRST_ITERATIONS = 10
 
@@ -97,5 +98,5 @@ def _biases_beside(model: nn.Module, weights: set[Parameter]) -> dict[str, Param
         for path, layer in model.named_modules()
         if not weights.isdisjoint(layer.parameters(recurse=False))
         for name, parameter in layer.named_parameters(recurse=False)
-        if name.endswith("bias") and parameter.ndim == 1 and parameter.requires_grad
+        if name.endswith("bias") and parameter.ndim == 1 and not why_not_trained(parameter)
     }

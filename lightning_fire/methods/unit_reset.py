@@ -16,6 +16,7 @@ from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.initial_values import seed_of_draw, seeded
 from lightning_fire.methods.optimizer_state import Optimizers, listed, parameters_of, with_inner
 from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.where.argument import check_model, checked
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
@@ -86,7 +87,8 @@ def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
 
 def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) -> Sequence[UnitLayer]:
     """Find the hidden units of a model that can be re-initialized."""
-    layers = (HiddenUnits() if where is None else where).select(model, forward)
+    check_model(model)
+    layers = checked(where, HiddenUnits()).select(model, forward)
     if stuck := [layer.name for layer in layers if not offers(layer.layer, HasResetParameters)]:
         raise ValueError(
             f"{', '.join(stuck)} cannot be re-initialized, without reset_parameters(): give it one, or leave it out,"
@@ -134,6 +136,19 @@ def plan_unit_resets(
             tensor[where] = value
 
     return reset
+
+
+def trained_units(
+    chosen: Sequence[tuple[UnitLayer, Tensor]], optimizers: Optimizers
+) -> Sequence[tuple[UnitLayer, Tensor]]:
+    """Return the chosen units, none of a layer with incoming or outgoing weights that no given optimizer trains."""
+    if not listed(optimizers) or not any(len(units) for _, units in chosen):
+        return chosen
+    stepped = parameters_of(optimizers)
+    trained = [stepped.issuperset(layer.parameters()) for layer, _ in chosen]
+    if not any(trained):
+        raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
+    return [(layer, units if own else units[:0]) for (layer, units), own in zip(chosen, trained, strict=True)]
 
 
 class UnitStatistics(Protocol):
@@ -190,11 +205,13 @@ class StepwiseReset(Generic[S]):
 
         Args:
             optimizers: The optimizers that train the model, one or several: the moments of new units are set to 0.
+                Layers that none of them trains are left alone. Default: every layer may be changed.
 
         Returns:
             The number of units that are new.
         """
-        chosen = self.choose()
+        optimizers = listed(optimizers)
+        chosen = trained_units(self.choose(), optimizers)
         number = sum(len(units) for _, units in chosen)
         if chosen:
             reset = plan_unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)

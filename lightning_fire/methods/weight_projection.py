@@ -8,6 +8,7 @@ from torch import nn
 from lightning_fire.distributed import warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
 from lightning_fire.where import Weights, WeightView
+from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.normalized import normalization_layers
 
 
@@ -41,7 +42,9 @@ class WeightProjection:
     """
 
     def __init__(self, model: nn.Module, where: Weights | None = None):
-        self.weights = weights_but_the_output(model) if where is None else where.select(model)
+        check_model(model)
+        default = Weights(preset="cnn")
+        self.weights = weights_but_the_output(model) if where is None else checked(where, default).select(model)
         self.norms = {view.name: float(frobenius_norm(view.grid())) for view in self.weights}
         if not normalization_layers(model):
             warn(

@@ -5,6 +5,7 @@ from torch import nn
 from lightning_fire.where.layers import candidates_of, plain
 from lightning_fire.where.parameters import ParameterSelection
 from lightning_fire.where.selection import ByName
+from lightning_fire.where.trained import why_not_trained
 
 
 class HiddenMatrices(ByName):
@@ -61,8 +62,8 @@ class HiddenMatrices(ByName):
                 reasons[name] = "embedding"
             elif parameter not in weights:
                 reasons[name] = "not the weight of a Linear, convolution or attention layer"
-            elif not parameter.requires_grad:
-                reasons[name] = "frozen (requires_grad=False)"
+            elif reason := why_not_trained(parameter):
+                reasons[name] = reason
             elif parameter is first or parameter is layers[-1]:
                 reasons[name] = "first layer" if parameter is first else "last layer"
             else:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_fire.where.selection import ByName, columns, some
+from lightning_fire.where.trained import UNTRAINED, why_not_trained
 from lightning_fire.where.unit_tracing import Producer, trace
 from lightning_fire.where.weight_view import WeightView
 
@@ -69,6 +70,11 @@ class UnitLayer:
         """Number of units."""
         return self.incoming.shape[0]
 
+    def parameters(self) -> list[Parameter]:
+        """Return the parameters of which a reset of units changes entries."""
+        own = [entries.tensor for entries in self.entries if isinstance(entries.tensor, Parameter)]
+        return [self.incoming.parameter, *own, *(outgoing.view.parameter for outgoing in self.outgoing)]
+
     def counts_now(self) -> bool:
         """Return whether a pass that runs now counts; call it before entering `no_grad`."""
         return torch.is_grad_enabled() or not self.with_gradients
@@ -93,11 +99,16 @@ class UnitLayer:
 
 
 class UnitSelection(list[UnitLayer]):
-    """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model."""
+    """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model.
+
+    Attributes:
+        untrained: Names of layers that no optimizer trains.
+    """
 
     def __init__(self, layers: Iterable[UnitLayer], rows: Sequence[tuple[str, str, str, str]]):
         super().__init__(layers)
         self.rows = list(rows)
+        self.untrained = [name for name, _, _, reason in rows if reason == UNTRAINED]
 
     def __str__(self) -> str:
         table = columns([("layer", "units", "outgoing weights", ""), *self.rows])
@@ -165,9 +176,13 @@ def _layer_of(producer: Producer) -> UnitLayer:
         layer=producer.layer,
         incoming=producer.view,
         entries=tuple(Entries(tensor, start) for tensor, start in producer.entries),
-        outgoing=tuple(Outgoing(consumer.view, block, consumer.bias) for consumer, block in producer.consumers),
+        outgoing=tuple(Outgoing(each.view, block, _trained(each.bias)) for each, block in producer.consumers),
         observed=observed,
         dim=dim,
         observed_block=block,
         with_gradients=producer.with_gradients,
     )
+
+
+def _trained(bias: Parameter | None) -> Parameter | None:
+    return None if bias is None or why_not_trained(bias) else bias

@@ -16,6 +16,7 @@ from lightning_fire.distributed import local
 from lightning_fire.where.fused import Part, classes_of, is_attention_name, parts_of, role_of, split
 from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.memory import Place, overlapping, place_of
+from lightning_fire.where.trained import UNTRAINED, why_not_trained
 from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -84,6 +85,8 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""
         adapter = LOW_RANK if candidate.name in factors else ROUTER if candidate.name in routers else ""
+        if candidate.reason == UNTRAINED and target:
+            candidate.reason = target
         candidate.reason = candidate.reason or target or adapter or shared.get(candidate.name, "")
     return list(found.values())
 
@@ -288,8 +291,8 @@ def _of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Itera
 def _why_never(view: WeightView) -> str:
     if not view.parameter.is_floating_point():  # before frozen: a quantised weight is always frozen too
         return f"quantised or complex ({view.parameter.dtype})"
-    if not view.parameter.requires_grad:
-        return "frozen (requires_grad=False)"
+    if reason := why_not_trained(view.parameter):
+        return reason
     if view.parameter.numel() == 0:
         return "empty"
     if view.groups > 1 and view.shape[1] == 1:
@@ -314,7 +317,7 @@ def _weight_of(module: nn.Module, name: str, shape: tuple[int, ...]) -> tuple[nn
         by = "pruning" if hasattr(module, f"{name}_mask") else "spectral_norm"
     else:
         return own.get(name), ""
-    trained = any(source.requires_grad for source in sources)
+    trained = not all(map(why_not_trained, sources))
     return nn.Parameter(torch.empty(shape, device="meta"), requires_grad=trained), by
 
 

@@ -6,13 +6,19 @@ from torch import nn
 
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import ByName, Row, columns, times
+from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
 class ParameterSelection(dict[str, nn.Parameter]):
-    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not."""
+    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not.
+
+    Attributes:
+        untrained: Names of parameters that would be taken if some optimizer trained them.
+    """
 
     def __init__(self, named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]):
         super().__init__({name: parameter for name, parameter in named.items() if not reasons[name]})
+        self.untrained = [name for name, reason in reasons.items() if reason == UNTRAINED]
         self.rows = [Row(name, tuple(each.shape), "", reasons[name] or "taken") for name, each in named.items()]
 
     def __str__(self) -> str:
@@ -49,8 +55,9 @@ class Parameters(ByName):
         """
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         self.check(list(named), "parameter")
-        frozen = {name: "frozen (requires_grad=False)" for name, p in named.items() if not p.requires_grad}
-        selection = ParameterSelection(named, {name: self.reason(name) for name in named} | frozen)
+        reasons = {name: self.reason(name) or why_not_trained(parameter) for name, parameter in named.items()}
+        selection = ParameterSelection(named, reasons)
         if not selection:
-            raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}")
+            untrained = f", {len(selection.untrained)} {UNTRAINED}" if selection.untrained else ""
+            raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}{untrained}")
         return selection

@@ -26,6 +26,7 @@ class Selection(list[WeightView]):
             order of the parts of a fused projection were known, or if their layer were.
         preset: Name of the preset that has selected.
         total: Number of weight matrices in the model, taken or not.
+        untrained: Names of weights that would be taken if some optimizer trained them.
     """
 
     def __init__(
@@ -35,9 +36,10 @@ class Selection(list[WeightView]):
         left_out: Iterable[str],
         preset: str,
         total: int,
+        untrained: Iterable[str] = (),
     ):
         super().__init__(views)
-        self.rows, self.left_out = list(rows), list(left_out)
+        self.rows, self.left_out, self.untrained = list(rows), list(left_out), list(untrained)
         self.preset, self.total = preset, total
 
     @property

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from lightning_fire.where.layers import plain
+from lightning_fire.where.trained import why_not_trained
 from lightning_fire.where.weight_view import WeightView
 
 Args = tuple[Any, ...]
@@ -211,8 +212,8 @@ class _Tracer(TorchFunctionMode):
                 self._block(track, f"goes into {producer.name} along another dimension")
             elif producer.view.groups > 1:
                 self._block(track, f"goes into {producer.name}, a grouped convolution")
-            elif not weight.requires_grad:
-                self._block(track, f"goes into {producer.name}, which is frozen")
+            elif reason := why_not_trained(weight):
+                self._block(track, f"goes into {producer.name}, which is {reason}")
             elif id(weight) in self._shared:
                 self._block(track, f"goes into {producer.name}, whose weight is shared with another module")
             else:
@@ -245,8 +246,9 @@ class _Tracer(TorchFunctionMode):
         if track.dim != dim or track.block != 1 or len(named.get("normalized_shape", (1,))) != 1:
             return False
         found = [(named[key], start) for key, start in _NORM_STARTS.items() if isinstance(named.get(key), Tensor)]
-        if any(isinstance(tensor, Parameter) and not tensor.requires_grad for tensor, _ in found):
-            self._block(track, "its normalisation layer is frozen")
+        reasons = [why_not_trained(tensor) for tensor, _ in found if isinstance(tensor, Parameter)]
+        if any(reasons):
+            self._block(track, f"its normalisation layer is {next(filter(None, reasons))}")
         track.producer.entries.extend(found)
         return True
 
@@ -286,8 +288,9 @@ def _layers_of(module: nn.Module, with_gradients: bool) -> Iterator[Producer]:
         if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d) and isinstance(weight, Parameter):
             name = plain(name)
             view = WeightView(f"{name}.weight", weight, getattr(layer, "groups", 1))
-            reason = "" if weight.requires_grad else "frozen"
-            producer = Producer(name, layer, view, reason=reason, with_gradients=with_gradients)
+            producer = Producer(name, layer, view, reason=why_not_trained(weight), with_gradients=with_gradients)
+            if producer.bias is not None and not producer.reason and (reason := why_not_trained(producer.bias)):
+                producer.reason = f"its bias is {reason}"
             producer.entries = [] if producer.bias is None else [(producer.bias, 0.0)]
             yield producer
 

@@ -19,6 +19,7 @@ from lightning_fire.where.layers import (
     plain,
 )
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
+from lightning_fire.where.trained import UNTRAINED
 from lightning_fire.where.weight_view import WeightView
 
 VECTOR = "one row or column: only its length would change"
@@ -106,17 +107,19 @@ class Weights(ByName):
             raise ValueError(_about_parametrizations(lost))
         taken = [view for view, reason in reasons.items() if not reason]
         takes = PRESETS[preset]
-        left_out = [
-            f"{candidate.name}: {candidate.reason}"
+        missed = [
+            candidate
             for candidate in candidates
-            if candidate.reason.startswith(_TECHNICAL) and not self.reason(candidate.name)
+            if candidate.reason.startswith((UNTRAINED, *_TECHNICAL)) and not self.reason(candidate.name)
             if any(takes(replace(view, role=view.role or "q" * candidate.attention)) for view in candidate.views)
         ]
+        untrained = [candidate.name for candidate in missed if candidate.reason == UNTRAINED]
+        left_out = [f"{candidate.name}: {candidate.reason}" for candidate in missed if candidate.reason != UNTRAINED]
         rows = _rows(module, candidates, reasons)
         if preset not in ("vit", "dqn"):  # which would not take them
             unknown = [row for row in rows if row.name in passed_over and not self.reason(row.name)]
             left_out += [f"{row.name}: {row.reason}" for row in unknown]
-        selection = Selection(taken, rows, left_out, preset, matrices_in(candidates))
+        selection = Selection(taken, rows, left_out, preset, matrices_in(candidates), untrained)
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)
             reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
@@ -183,6 +186,7 @@ class Weights(ByName):
         """
         if self.preset != "auto":
             return self.preset
+        candidates = [candidate for candidate in candidates if candidate.reason != UNTRAINED]
         if language_model and any(candidate.attention for candidate in candidates):
             return "gpt"
         return "vit" if mostly_attention(candidates, in_order) else "cnn"

@@ -1,0 +1,88 @@
+"""What all methods have in common: a model, the optimizers that train it, and a selection of what these train."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.methods.optimizer_state import Optimizers, listed, parameters_of
+from lightning_fire.where import Parameters, Weights, WeightView
+from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.selection import some
+from lightning_fire.where.trained import UNTRAINED, trained, why_not_trained
+
+
+@contextmanager
+def trained_by(
+    model: nn.Module, optimizers: Optimizers = (), paused: Collection[Tensor] = ()
+) -> Iterator[list[Optimizer]]:
+    """Context manager: selections take only what the optimizers of a model train.
+
+    Args:
+        model: Any module.
+        optimizers: One or several. Without them every trainable parameter counts as trained.
+        paused: Parameters of them that count as trained though they are frozen now.
+
+    Yields:
+        The optimizers as a list.
+
+    Raises:
+        TypeError: If the model is not a module, or an optimizer is none.
+        ValueError: If the optimizers train no parameter of the model.
+    """
+    check_model(model)
+    given = listed(optimizers)
+    stepped = parameters_of(given) if given else None
+    parameters = list(model.parameters())
+    if stepped is not None and parameters and stepped.isdisjoint(parameters):
+        names = ", ".join(type(optimizer).__name__ for optimizer in given)
+        raise ValueError(
+            f"the given optimizers ({names}) train no parameter of {type(model).__name__}: they belong to another"
+            " model, or keep copies of its weights, which would undo a change"
+        )
+    with trained(stepped, paused):
+        yield given
+
+
+def select_weights(model: nn.Module, where: Weights | None, default: Weights) -> tuple[list[WeightView], list[str]]:
+    """Select weights; return them, and the names of those that are left out as no optimizer trains them."""
+    where = checked(where, default)
+    selection = where.select(model)
+    missed = [view for view in selection if why_not_trained(view.parameter) == UNTRAINED]  # by a selection of one's own
+    if missed and len(missed) == len(selection):
+        raise ValueError(
+            f"{where} selects no weight of {type(model).__name__}: {some([view.name for view in missed])}"
+            f" {'is' if len(missed) == 1 else 'are'} {UNTRAINED}"
+        )
+    names = [*getattr(selection, "untrained", ()), *(view.name for view in missed)]
+    return [view for view in selection if view not in missed], names
+
+
+def trained_tensors(model: nn.Module, where: Parameters | None = None) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by name that a reset changes, and the names of parameters that no optimizer trains.
+
+    Without a selection these are the trained parameters, and the buffers beside them: a buffer belongs to the smallest
+    part around it that has parameters.
+    """
+    tensors = tensors_of(model)
+    if where is not None:
+        selection = checked(where, Parameters()).select(model)
+        chosen = set(selection.values())
+        found = {name: tensor for name, tensor in tensors.items() if tensor in chosen}
+        return found, list(getattr(selection, "untrained", ()))
+    reasons = {name: why_not_trained(parameter) for name, parameter in model.named_parameters()}
+    parts, follows = dict(model.named_modules(remove_duplicate=False)), dict[str, bool]()
+
+    def is_trained(path: str) -> bool:
+        if path not in follows:
+            own = [why_not_trained(parameter) for parameter in parts[path].parameters()]
+            follows[path] = not all(own) if own or not path else is_trained(path.rpartition(".")[0])
+        return follows[path]
+
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if (not reasons[name] if name in reasons else is_trained(name.rpartition(".")[0]))
+    }, [name for name, reason in reasons.items() if reason == UNTRAINED]

@@ -1,0 +1,47 @@
+"""Checks of the arguments `model` and `where` of methods and callbacks."""
+
+from typing import TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_fire.where.hidden_matrices import HiddenMatrices
+from lightning_fire.where.parameters import Parameters
+from lightning_fire.where.selection import ByName
+from lightning_fire.where.weights import PRESETS, Weights
+
+S = TypeVar("S", bound=ByName)
+
+
+def checked(where: S | None, default: S) -> S:
+    """Return a selection, or the default if it is None.
+
+    Args:
+        where: A selection of the kind of the default, or any object with such a `select`.
+        default: The default, a `Weights`, `Parameters` or `HiddenUnits`.
+
+    Raises:
+        TypeError: If it is something else, such as a name, or the selection of another kind.
+    """
+    if where is None:
+        return default
+    kind, own = type(default), (Parameters, HiddenMatrices) if isinstance(default, Parameters) else type(default)
+    if callable(getattr(where, "select", None)) and not isinstance(where, type):
+        if isinstance(where, own) or not isinstance(where, ByName):
+            return where
+        raise TypeError(f"`where` must be a selection of the kind {kind.__name__}(…), got {where!r}")
+    got, example = type(where).__name__, "include=['^head']"
+    if isinstance(where, str):
+        preset = isinstance(default, Weights) and (where in PRESETS or where == "auto")
+        got, example = repr(where), f"preset={where!r}" if preset else f"include=[{where!r}]"
+    elif isinstance(where, list | tuple) and all(isinstance(part, str) for part in where):
+        got, example = repr(where), f"include={list(where)!r}"
+    elif isinstance(where, Optimizer):
+        got = f"{got}: an optimizer is given by name, `optimizers=…`"
+    raise TypeError(f"`where` must be a selection such as {kind.__name__}({example}), got {got}")
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise a TypeError if a model is not a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, which is changed in place, got {type(model).__name__}")

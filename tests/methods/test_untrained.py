@@ -1,0 +1,177 @@
+"""Plain functions and objects change only what the given optimizers train."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire import methods
+from lightning_fire.where import Weights, WeightView
+
+X = torch.linspace(-1, 1, 12).view(6, 2)
+
+
+class Pair(nn.Module):
+    """A student, and a teacher that is run without gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = self.network(), self.network()
+
+    @staticmethod
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            target = self.teacher(x)
+        return (self.student(x) - target).square().mean()
+
+
+def stepped(step):
+    """A step of a method that watches the model in training."""
+
+    def run(model, optimizer):
+        method = step(model)
+        model(X).backward()
+        optimizer.step()
+        return method.step(optimizer)
+
+    return run
+
+
+WARNING = {
+    "fire": lambda model, optimizer: methods.fire_(model, Weights(preset="cnn"), optimizers=optimizer),
+    "shrink_and_perturb": lambda model, optimizer: methods.shrink_and_perturb_(
+        model, methods.fresh_values(model, 1), optimizers=optimizer
+    ),
+    "full_reset": lambda model, optimizer: methods.full_reset_(
+        model, methods.fresh_values(model, 1), optimizers=optimizer
+    ),
+    "dash": lambda model, optimizer: methods.dash_(model, [model(X)], optimizers=optimizer),
+}
+METHODS = {
+    **WARNING,
+    "injection": lambda model, optimizer: methods.inject_plasticity_(model, ["student"], optimizers=optimizer),
+    "redo": lambda model, optimizer: methods.ReDo(model, lambda: model(X), threshold=9.0).step(
+        lambda: model(X), optimizer
+    ),
+    "continual_backprop": stepped(
+        lambda model: methods.ContinualBackprop(model, lambda: model(X), replacement_rate=1.0, maturity=0)
+    ),
+}
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:the change leaves out")
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", METHODS)
+def test_a_teacher_stays_bit_equal_and_the_student_does_not(name, several):
+    model = Pair()
+    before = copy.deepcopy(model)
+    optimizer = optimizer_of(model.student)
+    METHODS[name](
+        model, {"one": optimizer, "same": optimizer} if several and name != "continual_backprop" else optimizer
+    )
+    teacher = model.teacher.state_dict()
+    assert all(torch.equal(value, teacher[key]) for key, value in before.teacher.state_dict().items())
+    student = dict(model.student.named_parameters())
+    assert any(not torch.equal(value, student.get(key, value + 1)) for key, value in before.student.named_parameters())
+
+
+@pytest.mark.parametrize("name", WARNING)
+def test_a_function_names_what_it_leaves_out(name):
+    model = Pair()
+    with pytest.warns(
+        UserWarning, match=r"the change leaves out teacher\.0\.weight, teacher.*: no optimizer trains them"
+    ):
+        WARNING[name](model, optimizer_of(model.student))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_an_optimizer_of_another_model_is_an_error_and_nothing_is_changed(name):
+    model, other = Pair(), Pair()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"train no (parameter|layer)"):
+        METHODS[name](model, optimizer_of(other))
+    after = model.state_dict()
+    assert all(torch.equal(value, before[key.replace("student.trained", "student")]) for key, value in after.items())
+
+
+def test_a_selection_that_no_optimizer_trains_is_an_error():
+    model = Pair()
+    with pytest.raises(ValueError, match=r"selects no weight of Pair.*not trained by any optimizer"):
+        methods.fire_(model, Weights("cnn", include=["teacher"]), optimizers=optimizer_of(model.student))
+    with pytest.raises(ValueError, match="'teacher' cannot be re-initialized: it is not trained by any optimizer"):
+        methods.inject_plasticity_(model, ["teacher"], optimizers=optimizer_of(model.student))
+
+
+def test_a_selection_of_ones_own_follows_the_rule_too():
+    class Own:
+        def select(self, model):
+            return [WeightView(name, p) for name, p in model.named_parameters() if p.ndim == 2]
+
+    model = Pair()
+    before = copy.deepcopy(model.teacher.state_dict())
+    with pytest.warns(UserWarning, match=r"leaves out teacher\.0\.weight, teacher\.3\.weight: no optimizer"):
+        report = methods.fire_(model, Own(), optimizers=optimizer_of(model.student))
+    assert list(report.layers["sfe"]) == ["student.0.weight", "student.3.weight"]
+    assert all(torch.equal(value, before[key]) for key, value in model.teacher.state_dict().items())
+    with pytest.raises(ValueError, match=r"0\.weight, 3\.weight are not trained by any optimizer"):
+        methods.fire_(model.teacher, Own(), optimizers=[torch.optim.SGD([model.teacher[1].weight], 0.1)])
+
+
+def test_without_optimizers_everything_trainable_is_changed_without_a_warning():
+    model = Pair()
+    model.teacher[0].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    methods.full_reset_(model, methods.fresh_values(model, 1))
+    changed = [key for key, value in model.state_dict().items() if not torch.equal(value, before[key])]
+    assert {key for key in changed if "weight" in key} == {"student.0.weight", "student.3.weight", "teacher.3.weight"}
+
+
+def test_a_teacher_with_attention_does_not_choose_the_weights_of_a_student_without():
+    model = Pair()
+    model.teacher = nn.TransformerEncoderLayer(8, 2)
+    with pytest.warns(UserWarning, match="leaves out teacher"):
+        report = methods.fire_(model, optimizers=optimizer_of(model.student))
+    assert list(report.layers["sfe"]) == ["student.0.weight", "student.3.weight"]
+
+
+def test_a_computed_weight_of_a_teacher_is_no_obstacle_and_one_of_the_student_is():
+    model = Pair()
+    nn.utils.parametrizations.weight_norm(model.teacher[0])
+    with pytest.warns(UserWarning, match=r"leaves out teacher\.3\.weight"):
+        methods.fire_(model, optimizers=optimizer_of(model.student))
+    nn.utils.parametrizations.weight_norm(model.student[0])
+    with pytest.raises(ValueError, match=r"computed by a parametrization.*student\.0\.weight"):
+        methods.fire_(model, optimizers=optimizer_of(model.student))
+
+
+def test_a_partly_trained_head_keeps_the_rest_and_its_output():
+    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+    before, output = copy.deepcopy(model.state_dict()), model(X)
+    with pytest.warns(UserWarning, match=r"leaves out 2\.bias: no optimizer trains it"):
+        methods.inject_plasticity_(model, ["2"], optimizers=torch.optim.SGD([model[2].weight], 0.1))
+    assert torch.equal(model[2].trained.bias, before["2.bias"])
+    assert not torch.equal(model[2].trained.weight, before["2.weight"])
+    torch.testing.assert_close(model(X), output)
+
+
+def test_optimizers_in_a_wrapper_are_known():
+    class Wrapper(torch.optim.SGD):
+        """Its own groups hold copies, as of master weights; the optimizer in it has the weights."""
+
+        def __init__(self, parameters):
+            parameters = list(parameters)
+            super().__init__([parameter.detach().clone() for parameter in parameters], lr=0.1)
+            self.inner = torch.optim.SGD(parameters, lr=0.1)
+
+    model = Pair().student
+    before = copy.deepcopy(model.state_dict())
+    methods.full_reset_(model, methods.fresh_values(model, 1), optimizers=Wrapper(model.parameters()))
+    assert not torch.equal(model[0].weight, before["0.weight"])
