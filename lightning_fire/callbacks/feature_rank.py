@@ -52,7 +52,8 @@ class FeatureRank(FromChunkCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
-        self._method = methods.FeatureRank(pl_module, run, self.lr, self.where)
+        with self.selecting(trainer, pl_module):
+            self._method = methods.FeatureRank(pl_module, run, self.lr, self.where)
         tell_units(self, self._method.layers)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -76,7 +76,8 @@ class FIRECallback(EventCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        weights = self.where.select(pl_module)
+        with self.selecting(trainer, pl_module):
+            weights = self.where.select(pl_module)
         number = getattr(weights, "summary", f"{len(weights)} weight matrices")
         matrices = f"{number} ({' … '.join(dict.fromkeys([weights[0].name, weights[-1].name]))})"
         when = f"{self.when!r}{f'; {self._explanation}' if self._explanation else ''}"

@@ -9,14 +9,15 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.full_reset import isometric_values, plan_full_reset
-from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.selecting import trained_tensors
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters
+from lightning_fire.where.argument import checked
 
 
 class FullReset(EventCallback):
-    """Resets every parameter and buffer when new data arrives.
+    """Resets every parameter and buffer when new data arrives, except what is frozen or trained by no optimizer.
 
     Logs the same metrics as `FIRECallback`, of the weights that `Weights()` selects, as `full_reset/…`.
 
@@ -56,13 +57,17 @@ class FullReset(EventCallback):
         check_policy(optimizer)
         if target not in ("initial", "isometry"):
             raise ValueError(f"`target` must be 'initial' or 'isometry', got {target!r}")
-        self.optimizer, self.where, self.isometric = optimizer, where, target == "isometry"
+        self.where = None if where is None else checked(where, Parameters())
+        self.optimizer, self.isometric = optimizer, target == "isometry"
         self.aim_at(fresh_seed)
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:
             return super().show_selection(pl_module)
-        return f"FullReset acts on every parameter and buffer, {len(tensors_of(pl_module))} tensors."
+        return f"FullReset acts on every parameter and buffer, {len(trained_tensors(pl_module)[0])} tensors."
+
+    def untrained(self, pl_module: LightningModule) -> Sequence[str]:
+        return super().untrained(pl_module) if self.where is not None else trained_tensors(pl_module)[1]
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         values = self.target(pl_module)

@@ -48,7 +48,8 @@ class HareAndTortoise(EventCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._method = self._make(pl_module)
+        with self.selecting(trainer, pl_module):
+            self._method = self._make(pl_module)
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._method.step()

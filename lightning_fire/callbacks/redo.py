@@ -80,7 +80,8 @@ class ReDo(EventCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
-        self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed, self.score)
+        with self.selecting(trainer, pl_module):
+            self._method = methods.ReDo(pl_module, run, self.threshold, self.where, self.seed, self.score)
         tell_units(self, self._method.layers)
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:

@@ -38,7 +38,8 @@ class WeightProjection(MethodCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._method = methods.WeightProjection(pl_module, self.where)
+        with self.selecting(trainer, pl_module):
+            self._method = methods.WeightProjection(pl_module, self.where)
         self._method.load_state_dict(self._state)
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:

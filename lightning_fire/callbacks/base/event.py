@@ -7,6 +7,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
@@ -23,6 +25,7 @@ from lightning_fire.messages import inform
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.methods.report import in_words
+from lightning_fire.methods.selecting import trained_tensors
 from lightning_fire.when import (
     Clock,
     Horizon,
@@ -78,6 +81,7 @@ class EventCallback(MethodCallback):
         self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
         self._acted = False  # since the clock was last read
         self._rate: RateAfterEvent | None = None
+        self._stepped: set[Parameter] = set()  # in this batch
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         """Compute the change, without making it."""
@@ -86,7 +90,8 @@ class EventCallback(MethodCallback):
     def act(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Run the whole event (plan, observe, change, observe) and return the values to log, by key."""
         reshard(pl_module)
-        change = self.plan(trainer, pl_module)
+        with self.selecting(trainer, pl_module):
+            change = self.plan(trainer, pl_module)
         observers: list[SingularValues | LambdaMax | Validation] = []
         if self.logs.layers:
             observers += [SingularValues(trainer, self.name)]
@@ -120,10 +125,14 @@ class EventCallback(MethodCallback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_fit_start(trainer, pl_module)
-        if self.fresh_seed is not None and (stuck := not_resettable(pl_module)):
+        if self.fresh_seed is None:
+            return
+        with self.selecting(trainer, pl_module):
+            chosen, _ = trained_tensors(pl_module, getattr(self, "where", None))
+        if stuck := not_resettable(pl_module, set(chosen.values())):
             raise ValueError(
                 f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
-                " give it one, or use the initial values"
+                " give it one, use the initial values, or leave it out by `where`"
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -146,6 +155,17 @@ class EventCallback(MethodCallback):
             )
         elif awaits and num_chunks is not None and asks_once(trainer):
             rank_zero_warn(f"{name} waits for {type(source).__name__}.chunk to change, but {ASKS_ONCE}.")
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Note what is stepped: a GAN may leave a network frozen between batches."""
+        stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._stepped.update(parameter for parameter in stepped if parameter.requires_grad)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self._stepped:
+            self._paused = {parameter for parameter in self._stepped if not parameter.requires_grad}
+            self._stepped = set()
+        super().on_train_batch_end(trainer, pl_module, *args)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(self).__name__

@@ -1,19 +1,24 @@
 """Base class of all callbacks: tracks the progress of training and checks the strategy."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.nn import Parameter
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.messages import inform
+from lightning_fire.methods.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
-from lightning_fire.where import Parameters, Weights
+from lightning_fire.where import HiddenUnits
 from lightning_fire.where.selection import some
+from lightning_fire.where.trained import leaves_out
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
@@ -38,6 +43,7 @@ class MethodCallback(Callback):
         self.progress = Progress()
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
+        self._paused: Collection[Parameter] = ()  # trained, and frozen between batches
         self._module: Any = None  # weak reference to that of the last fit
         self._method: Any = None  # of `lightning_fire.methods`, during a fit
         self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
@@ -100,11 +106,27 @@ class MethodCallback(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.progress.return_to_epoch_end(checkpoint)
 
+    def selecting(self, trainer: Trainer, pl_module: LightningModule) -> AbstractContextManager[Any]:
+        """Context manager: selections take only what the optimizers of the Trainer train."""
+        return trained_by(pl_module, trainer.optimizers, self._paused)
+
+    def untrained(self, pl_module: LightningModule) -> Sequence[str]:
+        """Return the names of what this callback leaves out as no optimizer trains it; call it in `selecting`.
+
+        Raises an error where nothing is selected.
+        """
+        where = getattr(self, "where", None)
+        if where is None or isinstance(where, HiddenUnits):  # units are selected on a batch
+            return ()
+        selection = where.select(pl_module)
+        if left_out := getattr(selection, "left_out", ()):
+            rank_zero_warn(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
+        return getattr(selection, "untrained", ())
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if isinstance(where := getattr(self, "where", None), Weights | Parameters):
-            selection = where.select(pl_module)  # raises before training where nothing is matched
-            if left_out := getattr(selection, "left_out", ()):
-                rank_zero_warn(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
+        with self.selecting(trainer, pl_module):
+            if names := self.untrained(pl_module):
+                inform(f"{type(self).__name__} {leaves_out(names)}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 
@@ -131,7 +153,7 @@ class MethodCallback(Callback):
 
     def _let_go(self) -> None:
         """Keep the state that a later fit of the same training needs, and drop references to the module."""
-        self._state, self._method = self._state_of_method(), None
+        self._state, self._method, self._paused = self._state_of_method(), None, ()
 
     def _state_of_method(self) -> Mapping[str, Any]:
         return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
@@ -148,7 +170,7 @@ class MethodCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module, and the method that refers to it, from copies and pickles."""
-        return {**vars(self), "_module": None, "_method": None, "_state": self._state_of_method()}
+        return {**vars(self), "_module": None, "_method": None, "_paused": (), "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""

@@ -33,7 +33,8 @@ class PenaltyCallback(FromChunkCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        self._method = self.make(pl_module)
+        with self.selecting(trainer, pl_module):
+            self._method = self.make(pl_module)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.acts_now:

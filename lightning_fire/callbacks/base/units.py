@@ -12,6 +12,8 @@ from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.messages import inform
 from lightning_fire.methods.unit_reset import StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.where.argument import checked
+from lightning_fire.where.trained import leaves_out
 
 
 class UnitCallback(FromChunkCallback):
@@ -25,7 +27,7 @@ class UnitCallback(FromChunkCallback):
 
     def __init__(self, where: HiddenUnits | None, start_chunk: int, seed: int):
         super().__init__(start_chunk)
-        self.where = where if where is not None else HiddenUnits()
+        self.where = checked(where, HiddenUnits())
         self.seed = seed
         self._state = {"num_reset": 0, "records": {}}
         self._watched = False  # since the last step
@@ -49,7 +51,8 @@ class UnitCallback(FromChunkCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self._let_go()
-        self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1))
+        with self.selecting(trainer, pl_module):
+            self._method = self.make(pl_module, partial(forward_on_new_data, trainer, pl_module, 1))
         self._method.watching = False
         self._method.load_state_dict(self._state)
         tell_units(self, self._method.layers)
@@ -87,9 +90,11 @@ class UnitCallback(FromChunkCallback):
 
 
 def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
-    """Log how many hidden units a callback watches."""
-    units = sum(layer.size for layer in layers)
-    inform(f"{type(callback).__name__} will watch {units} hidden units in {len(layers)} layers.")
+    """Log how many hidden units a callback watches, and which it leaves out as no optimizer trains them."""
+    units, name = sum(layer.size for layer in layers), type(callback).__name__
+    inform(f"{name} will watch {units} hidden units in {len(layers)} layers.")
+    if names := getattr(layers, "untrained", ()):
+        inform(f"{name} {leaves_out(names)}.")
 
 
 def units_shown_later(callback: Any) -> str:

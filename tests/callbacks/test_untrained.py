@@ -1,0 +1,206 @@
+"""What no optimizer of the Trainer trains, such as a teacher whose `requires_grad` was left on, is left alone."""
+
+import copy
+
+import pytest
+import torch
+from small_training import PlainData, PlainModule, fitted, state_of, trainer
+from test_compiled import METHODS
+from torch import nn
+
+from lightning_fire import AtEpochs, FIRECallback, FullReset, Parameters, ShrinkAndPerturb, Weights
+from lightning_fire.methods.fire import plan_fire
+
+
+class Distilled(PlainModule):
+    """With a teacher of the same shapes; its BatchNorm has buffers, and one of them no parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.teacher = nn.Sequential(
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)
+        )
+
+    def training_step(self, batch, batch_idx):
+        with torch.no_grad():
+            target = self.teacher.eval()(batch[0])
+        output = self.net(batch[0])
+        return nn.functional.cross_entropy(output, batch[1]) + nn.functional.mse_loss(output, target)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.net.parameters(), lr=1e-2)
+
+
+@pytest.fixture(scope="module")
+def vanilla() -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return state_of(fitted(module=Distilled()))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_teacher_stays_bit_equal(name, vanilla):
+    torch.manual_seed(0)
+    module = Distilled()
+    before = state_of(module.teacher)
+    fitted(METHODS[name](), module=module)
+    assert all(torch.equal(value, before[key]) for key, value in state_of(module.teacher).items())
+    after = state_of(module)
+    assert any(key not in after or not torch.equal(after[key], value) for key, value in vanilla.items())
+
+
+def test_values_of_a_teacher_that_were_loaded_later_are_not_reset():
+    """The initial values of a reset are older than they."""
+    module, callback = Distilled(), FullReset(AtEpochs([1]))
+
+    class Loads(FullReset):
+        def on_train_start(self, trainer, pl_module):
+            super().on_train_start(trainer, pl_module)
+            nn.init.ones_(pl_module.teacher[0].weight)
+            pl_module.teacher[3].running_mean.fill_(5.0)
+
+    callback = Loads(AtEpochs([1]))
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert (module.teacher[0].weight == 1).all() and (module.teacher[3].running_mean == 5).all()
+    assert callback.num_events == 1
+
+
+@pytest.mark.parametrize("callback", [FIRECallback, ShrinkAndPerturb, FullReset])
+def test_one_line_says_what_is_left_out(callback, caplog):
+    fitted(callback(AtEpochs([1])), module=Distilled(), data=PlainData(), max_epochs=2)
+    lines = [record.getMessage() for record in caplog.records if "leaves out" in record.getMessage()]
+    assert len(lines) == 1
+    assert lines[0].startswith(f"{callback.__name__} leaves out teacher.0.weight, teacher.")
+    assert lines[0].endswith(": no optimizer trains them.")
+
+
+def test_a_selection_that_no_optimizer_trains_is_an_error_before_training():
+    for where, kind in ((Weights(include=["teacher"]), FIRECallback), (Parameters(include=["teacher"]), FullReset)):
+        with pytest.raises(ValueError, match="not trained by any optimizer"):
+            fitted(kind(AtEpochs([1]), where=where), module=Distilled(), data=PlainData(), max_epochs=2)
+
+
+def test_an_optimizer_of_another_model_is_an_error_before_training():
+    class Other(PlainModule):
+        def configure_optimizers(self):
+            return torch.optim.Adam(PlainModule().parameters())
+
+    with pytest.raises(ValueError, match=r"the given optimizers \(Adam\) train no parameter of Other"):
+        fitted(FIRECallback(AtEpochs([1])), module=Other(), data=PlainData(), max_epochs=2)
+
+
+def test_a_module_that_steps_by_itself_is_changed_by_requires_grad():
+    """Lightning then has an optimizer of its own, of nothing."""
+
+    class Alone(PlainModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization, self.own = False, torch.optim.Adam(self.net.parameters(), lr=1e-2)
+
+        def training_step(self, batch, batch_idx):
+            self.own.zero_grad()
+            super().training_step(batch, batch_idx).backward()
+            self.own.step()
+
+        def configure_optimizers(self):
+            return None
+
+    callback = FIRECallback(AtEpochs([1]))
+    with pytest.warns(UserWarning, match="no optimizer"):
+        fitted(callback, module=Alone(), data=PlainData(), max_epochs=2)
+    assert callback.num_events == 1
+
+
+def test_an_own_method_follows_the_rule_too():
+    class Own(FIRECallback):
+        def plan(self, trainer, pl_module):
+            self.names = [view.name for view in Weights().select(pl_module)]
+            return plan_fire(pl_module)
+
+    callback, module = Own(AtEpochs([1])), Distilled()
+    before = state_of(module.teacher)
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert callback.names == ["net.0.weight", "net.3.weight", "net.5.weight"]
+    assert all(torch.equal(value, before[key]) for key, value in state_of(module.teacher).items())
+
+
+class Gan(PlainModule):
+    """Leaves the critic frozen between batches; a third network is frozen for good, though an optimizer has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.critic, self.backbone = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.backbone.requires_grad_(False)
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        x = self.backbone(batch[0])
+        self.critic.requires_grad_(True)
+        first.zero_grad()
+        self.manual_backward(self.critic(x).square().mean())
+        first.step()
+        self.critic.requires_grad_(False)
+        second.zero_grad()
+        self.manual_backward(self.net(self.critic(x)).square().mean())
+        second.step()
+
+    def loss_on(self, batch):
+        return self.critic(self.net(batch[0]).mean() + batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        critic = [*self.critic.parameters(), *self.backbone.parameters()]
+        return [torch.optim.Adam(parameters, lr=1e-2) for parameters in (critic, self.net.parameters())]
+
+
+@pytest.mark.parametrize("name", ["dash", "fire", "full_reset", "shrink_and_perturb"])
+def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_good_is_not(name):
+    module, seen = Gan(), []
+    kind = type(METHODS[name]())
+
+    class Watched(kind):
+        def act(self, trainer, pl_module):
+            before = state_of(pl_module)
+            values = super().act(trainer, pl_module)
+            seen.extend(key for key, value in state_of(pl_module).items() if not torch.equal(value, before[key]))
+            return values
+
+    backbone = copy.deepcopy(module.backbone.state_dict())
+    callback = Watched(AtEpochs([1]))
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert {"critic.weight", "net.0.weight"} <= set(seen)
+    assert all(torch.equal(value, backbone[key]) for key, value in module.backbone.state_dict().items())
+    assert not module.critic.weight.requires_grad
+
+
+class FineTuned(PlainModule):
+    """A frozen, pretrained first layer with its BatchNorm, and a parameter that belongs to no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.net[:2].requires_grad_(False)
+        self.token = nn.Parameter(torch.zeros(1, 6))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step((batch[0] + self.token, batch[1]), batch_idx)
+
+
+@pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
+@pytest.mark.parametrize("optimized", ["all", "trainable"])
+def test_a_fresh_draw_leaves_frozen_layers_alone_and_asks_only_what_is_selected(method, optimized):
+    module = FineTuned()
+    if optimized == "trainable":
+        module.configure_optimizers = lambda: torch.optim.Adam(module.net[3:].parameters(), lr=1e-2)
+    before = state_of(module.net[0])
+    where = Parameters(include=[r"^net\.5"])
+    callback = method(AtEpochs([1]), where=where, fresh_seed=0)
+    fitted(callback, module=module, data=PlainData(), max_epochs=2)
+    assert all(torch.equal(value, before[key]) for key, value in state_of(module.net[0]).items())
+    assert callback.num_events == 1
+    whole = method(AtEpochs([1]), fresh_seed=0)
+    if optimized == "all":
+        with pytest.raises(ValueError, match="FineTuned has parameters and no reset_parameters"):
+            trainer(whole, max_epochs=2).fit(module, datamodule=PlainData())
+    else:
+        trainer(whole, max_epochs=2).fit(module, datamodule=PlainData())
+        assert whole.num_events == 1
+        assert all(torch.equal(value, before[key]) for key, value in state_of(module.net[0]).items())
