@@ -16,6 +16,7 @@ from lightning_fire.methods.dash import plan_dash
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 
 _NEGLIGIBLE = 1e-4
 
@@ -67,7 +68,7 @@ class DASH(EventCallback):
         check_policy(optimizer)
         self.alpha, self.minimum, self.optimizer = alpha, minimum, optimizer
         self.num_batches = num_batches or (1 if alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - alpha)))
-        self.where = where if where is not None else Weights(preset="cnn")
+        self.where = checked(where, Weights(preset="cnn"))
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         gradients = partial(gradients_on_new_data, trainer, pl_module, num_batches=self.num_batches)

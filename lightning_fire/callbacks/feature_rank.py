@@ -14,6 +14,7 @@ from lightning_fire.callbacks.probing.batches import forward_on_new_data, traini
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.methods.feature_rank import check
 from lightning_fire.where import HiddenUnits
+from lightning_fire.where.argument import checked
 
 
 class FeatureRank(FromChunkCallback):
@@ -42,7 +43,7 @@ class FeatureRank(FromChunkCallback):
         if every_n_batches < 1:
             raise ValueError(f"`every_n_batches` must be at least 1, got {every_n_batches}")
         self.lr, self.every_n_batches = lr, every_n_batches
-        self.where = where if where is not None else HiddenUnits()
+        self.where = checked(where, HiddenUnits())
         self._batches: list[Any] = []  # since the last step
         self._rank = math.nan
 

@@ -16,6 +16,7 @@ from lightning_fire.methods.fire import plan_fire, scales_of
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 from lightning_fire.where.selection import some
 
 
@@ -68,10 +69,7 @@ class FIRECallback(EventCallback):
         few = min(steps, 1) if isinstance(steps, int) else steps
         fire(torch.eye(1), few, coefficients, "paper" if scale == "auto" else scale)  # raises if out of range
         check_policy(optimizer)
-        if where is not None and not hasattr(where, "select"):
-            example = f"{'preset' if isinstance(where, str) else 'include'}={where!r}"
-            raise TypeError(f"`where` must be a selection such as Weights({example}), got {where!r}")
-        self.where = where if where is not None else Weights()
+        self.where = checked(where, Weights())
         self.steps, self.coefficients, self.scale, self.optimizer = steps, coefficients, scale, optimizer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

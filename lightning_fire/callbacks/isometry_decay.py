@@ -6,6 +6,7 @@ from torch.optim import Optimizer
 from lightning_fire import methods
 from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 
 
 class IsometryDecay(PenaltyCallback):
@@ -27,7 +28,7 @@ class IsometryDecay(PenaltyCallback):
 
     def __init__(self, strength: float, start_chunk: int = 0, where: Weights | None = None):
         super().__init__(strength, start_chunk)
-        self.where = where if where is not None else Weights(preset="cnn")
+        self.where = checked(where, Weights(preset="cnn"))
 
     def make(self, pl_module: LightningModule) -> methods.IsometryDecay:
         return methods.IsometryDecay(pl_module, self.strength, self.where)

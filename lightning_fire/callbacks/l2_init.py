@@ -6,6 +6,7 @@ from lightning_fire import methods
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.where import Parameters
+from lightning_fire.where.argument import checked
 
 
 class L2Init(PenaltyCallback):
@@ -27,7 +28,7 @@ class L2Init(PenaltyCallback):
 
     def __init__(self, strength: float, start_chunk: int = 0, where: Parameters | None = None):
         super().__init__(strength, start_chunk)
-        self.where = where if where is not None else Parameters()
+        self.where = checked(where, Parameters())
         self.initial = KeptInitialValues()
 
     def make(self, pl_module: LightningModule) -> methods.L2Init:

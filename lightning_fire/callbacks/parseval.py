@@ -5,6 +5,7 @@ from lightning.pytorch import LightningModule
 from lightning_fire import methods
 from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 
 
 class Parseval(PenaltyCallback):
@@ -38,7 +39,7 @@ class Parseval(PenaltyCallback):
         if not scale > 0:
             raise ValueError(f"`scale` must be above 0, got {scale}")
         self.scale, self.norms = scale, norms
-        self.where = where if where is not None else Weights(preset="cnn")
+        self.where = checked(where, Weights(preset="cnn"))
 
     def show_selection(self, pl_module: LightningModule) -> str:
         scales = "\nand the scales of normalisation layers" if self.norms else ""

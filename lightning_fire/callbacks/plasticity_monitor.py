@@ -33,6 +33,7 @@ from lightning_fire.methods.report import Report, health
 from lightning_fire.methods.unit_scores import mean_activities
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
+from lightning_fire.where.argument import checked
 
 
 class PlasticityMonitor(MethodCallback):
@@ -88,7 +89,7 @@ class PlasticityMonitor(MethodCallback):
         if dormancy_threshold < 0:
             raise ValueError(f"`dormancy_threshold` must be at least 0, got {dormancy_threshold}")
         self._chosen = where is not None
-        self.where = where if where is not None else Weights()
+        self.where = checked(where, Weights())
         self.units = units if units is not None else HiddenUnits()
         self.every_n_epochs, self.data_every_n_steps, self.num_batches = every_n_epochs, data_every_n_steps, num_batches
         self.dormancy_threshold = dormancy_threshold

@@ -16,6 +16,7 @@ from lightning_fire.methods.change import Change
 from lightning_fire.methods.unit_scores import Score, check_score, incoming_weights, mean_gradients
 from lightning_fire.when import Clock, EveryNEpochs, Horizon, Schedule
 from lightning_fire.where import HiddenUnits
+from lightning_fire.where.argument import checked
 
 
 class ReDo(EventCallback):
@@ -68,7 +69,7 @@ class ReDo(EventCallback):
             raise ValueError(f"`num_batches` must be at least 1, got {num_batches}")
         check_score(score)
         self.threshold, self.start_chunk, self.num_batches = threshold, start_chunk, num_batches
-        self.where = where if where is not None else HiddenUnits()
+        self.where = checked(where, HiddenUnits())
         self.seed, self.score = seed, score
 
     def show_selection(self, pl_module: LightningModule) -> str:

@@ -13,6 +13,7 @@ from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.shrink_and_perturb import plan_shrink_and_perturb
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters
+from lightning_fire.where.argument import checked
 
 
 class ShrinkAndPerturb(EventCallback):
@@ -57,7 +58,7 @@ class ShrinkAndPerturb(EventCallback):
         check_policy(optimizer)
         shrink_and_perturb(torch.zeros(1), torch.zeros(1), strength, perturb)  # raises if out of range
         self.strength, self.perturb, self.optimizer = strength, perturb, optimizer
-        self.where = where if where is not None else Parameters()
+        self.where = checked(where, Parameters())
         self.aim_at(fresh_seed)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:

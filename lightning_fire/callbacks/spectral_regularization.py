@@ -8,6 +8,7 @@ from torch import Tensor
 from lightning_fire import methods
 from lightning_fire.callbacks.base.penalty import PenaltyCallback
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 
 
 class SpectralRegularization(PenaltyCallback):
@@ -28,7 +29,7 @@ class SpectralRegularization(PenaltyCallback):
 
     def __init__(self, strength: float, start_chunk: int = 0, where: Weights | None = None):
         super().__init__(strength, start_chunk)
-        self.where = where if where is not None else Weights(preset="cnn")
+        self.where = checked(where, Weights(preset="cnn"))
         self.vectors: dict[str, Tensor] = {}  # estimates of singular vectors, which the method updates
 
     def show_selection(self, pl_module: LightningModule) -> str:

@@ -8,6 +8,7 @@ from lightning_fire import methods
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.methods.weight_projection import weights_but_the_output
 from lightning_fire.where import Weights
+from lightning_fire.where.argument import checked
 
 
 class WeightProjection(MethodCallback):
@@ -29,7 +30,7 @@ class WeightProjection(MethodCallback):
 
     def __init__(self, where: Weights | None = None):
         super().__init__()
-        self.where = where
+        self.where = None if where is None else checked(where, Weights())
 
     def show_selection(self, pl_module: LightningModule) -> str:
         if self.where is not None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, wraps
+from inspect import signature
 from typing import ParamSpec
 
 import torch
@@ -22,7 +23,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model that is computed and not yet made: new values by tensor, each sharded as its tensor is.
+    """A change of a model that is computed and not yet made: new values by tensor, of its shape, sharded as it is.
 
     `then` runs after the values are written, for example to drop optimizer state. It must be idempotent, as it is
     called a second time after Ctrl-C. `left_out` names parameters that no optimizer trains.
@@ -69,12 +70,17 @@ class Change:
 
 def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
     """Return the function that makes the change which another one computes."""
+    name, arguments = plan.__name__.removeprefix("plan_") + "_", signature(plan)
 
     @wraps(plan)
     def applied(*args: P.args, **options: P.kwargs) -> Report:
+        try:
+            arguments.bind(*args, **options)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
         return plan(*args, **options).apply()
 
-    applied.__name__ = applied.__qualname__ = plan.__name__.removeprefix("plan_") + "_"
+    applied.__name__ = applied.__qualname__ = name
     return applied
 
 

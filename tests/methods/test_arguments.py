@@ -1,0 +1,212 @@
+"""Wrong arguments of the plain functions end in a sentence, before anything is written."""
+
+import copy
+from collections import defaultdict
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire import methods
+from lightning_fire.methods import reset_optimizer_state
+from lightning_fire.methods.optimizer_state import with_inner
+from lightning_fire.where import HiddenUnits, Parameters, Weights
+
+X = torch.ones(3, 2)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def target(model):
+    return methods.fresh_values(model, 1) if isinstance(model, nn.Module) else {}
+
+
+def loss_of(model):
+    return [model(X).sum()] if isinstance(model, nn.Module) else []
+
+
+def reset_by_redo(model, optimizers=(), where=None):
+    method = methods.ReDo(model, lambda: model(X), threshold=9.0, where=where)
+    method.step(lambda: model(X), optimizers)
+
+
+FUNCTIONS = {
+    "fire_": lambda model, **options: methods.fire_(model, **options),
+    "shrink_and_perturb_": lambda model, **options: methods.shrink_and_perturb_(model, target(model), **options),
+    "full_reset_": lambda model, **options: methods.full_reset_(model, target(model), **options),
+    "dash_": lambda model, **options: methods.dash_(model, loss_of(model), **options),
+    "inject_plasticity_": lambda model, **options: methods.inject_plasticity_(model, ["3"], **options),
+    "ReDo": reset_by_redo,
+}
+WITH_WHERE = [name for name in FUNCTIONS if name != "inject_plasticity_"]
+OBJECTS = {
+    "L2Init": lambda model, **options: methods.L2Init(model, 0.1, **options),
+    "Parseval": lambda model, **options: methods.Parseval(model, 0.1, **options),
+    "SpectralRegularization": lambda model, **options: methods.SpectralRegularization(model, 0.1, **options),
+    "IsometryDecay": lambda model, **options: methods.IsometryDecay(model, 0.1, **options),
+    "WeightProjection": lambda model, **options: methods.WeightProjection(model, **options),
+    "FeatureRank": lambda model, **options: methods.FeatureRank(model, lambda: model(X), 0.1, **options),
+    "ContinualBackprop": lambda model, **options: methods.ContinualBackprop(model, lambda: model(X), **options),
+    "SelfNormalizedReset": lambda model, **options: methods.SelfNormalizedReset(model, lambda: model(X), **options),
+}
+
+
+@pytest.fixture
+def model():
+    """A network with an optimizer that has stepped; neither may be changed by a call that fails."""
+    made = network()
+    made.optimizer_for_test = torch.optim.Adam(made.parameters())
+    made(X).sum().backward()
+    made.optimizer_for_test.step()
+    before = copy.deepcopy((made.state_dict(), made.optimizer_for_test.state_dict()["state"]))
+    yield made
+    after = made.state_dict()
+    for name, value in before[0].items():
+        assert torch.equal(value, after.get(name, after.get(name.replace("3.", "3.trained.")))), name
+    assert made.optimizer_for_test.state_dict()["state"].keys() == before[1].keys()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (
+            lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1),
+            "got StepLR. Give the optimizer of the sched",
+        ),
+        (lambda optimizer: [torch.optim.lr_scheduler.StepLR(optimizer, 1)], "got StepLR. Give the optimizer"),
+        (lambda optimizer: optimizer.state_dict(), "got dict"),
+        (lambda optimizer: None, "got None"),
+        (lambda optimizer: "adam", "got str"),
+        (lambda optimizer: torch.nn.Linear(1, 1), "got Linear"),
+        (lambda optimizer: optimizer.param_groups[0]["params"], "got Parameter"),
+        (lambda optimizer: [optimizer, object()], "got object"),
+    ],
+)
+def test_what_is_no_optimizer(model, name, wrong, match):
+    with pytest.raises(TypeError, match=f"`optimizers` must be .*{match}"):
+        FUNCTIONS[name](model, optimizers=wrong(model.optimizer_for_test))
+
+
+@pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"ReDo"}))
+def test_an_unknown_policy(model, name):
+    with pytest.raises(ValueError, match="`optimizer_state` must be 'keep', 'touched' or 'all', got 'none'"):
+        FUNCTIONS[name](model, optimizers=model.optimizer_for_test, optimizer_state="none")
+
+
+@pytest.mark.parametrize("name", [*WITH_WHERE, *OBJECTS])
+@pytest.mark.parametrize("wrong", ["cnn", ["head"], 3, Weights, nn.Linear(1, 1)])
+def test_what_is_no_selection(model, name, wrong):
+    kind = {"shrink_and_perturb_": "Parameters", "full_reset_": "Parameters", "L2Init": "Parameters"}.get(
+        name, "Weights"
+    )
+    kind = "HiddenUnits" if name in ("ReDo", "FeatureRank", "ContinualBackprop", "SelfNormalizedReset") else kind
+    with pytest.raises(TypeError, match=rf"`where` must be a selection such as {kind}\((preset|include)="):
+        {**FUNCTIONS, **OBJECTS}[name](model, where=wrong)
+
+
+@pytest.mark.parametrize("name", [*WITH_WHERE, *OBJECTS])
+def test_a_selection_of_another_kind(model, name):
+    for wrong in (Weights(), Parameters(), HiddenUnits()):
+        try:
+            {**FUNCTIONS, **OBJECTS}[name](copy.deepcopy(model), where=wrong)
+        except TypeError as error:
+            assert "`where` must be a selection of the kind" in str(error)
+            break
+    else:
+        pytest.fail("every kind is taken")
+
+
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, *OBJECTS, "HareAndTortoise", "isometric_values", "initial_values", "fresh_values"]
+)
+def test_what_is_no_model(model, name):
+    calls = {**FUNCTIONS, **OBJECTS, "HareAndTortoise": methods.HareAndTortoise}
+    calls |= {"isometric_values": lambda model: methods.isometric_values(model, {})}
+    calls |= {"initial_values": methods.initial_values, "fresh_values": lambda model: methods.fresh_values(model, 1)}
+    for wrong in (model.state_dict(), model.parameters()):
+        with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module"):
+            calls[name](wrong)
+
+
+def test_an_optimizer_by_position(model):
+    with pytest.raises(TypeError, match="got Adam: an optimizer is given by name, `optimizers=…`"):
+        methods.fire_(model, model.optimizer_for_test)
+
+
+@pytest.mark.parametrize("function", [methods.full_reset_, methods.shrink_and_perturb_])
+def test_a_wrong_target(model, function):
+    for wrong in (model, model.optimizer_for_test, {"0.weight": 1.0}, None):
+        with pytest.raises(TypeError, match=r"`target` must be values by name, such as initial_values\(model\)"):
+            function(model, wrong)
+    with pytest.raises(ValueError, match="shape"):
+        function(
+            model, methods.initial_values(nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 2)))
+        )
+    with pytest.raises(ValueError, match="shape"):  # which could be broadcast
+        function(model, {name: value.flatten()[:1] for name, value in methods.initial_values(model).items()})
+    with pytest.raises(KeyError):
+        function(model, {})
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) missing a required argument: 'target'$"):
+        function(model)
+
+
+def test_other_mistakes(model):
+    with pytest.raises(TypeError, match=r"^fire_\(\) got an unexpected keyword argument 'optimizer'$"):
+        methods.fire_(model, optimizer=model.optimizer_for_test)
+    with pytest.raises(TypeError, match="`heads` must be a list of names, such as \\['head'\\], got '3'"):
+        methods.inject_plasticity_(model, "3")
+    with pytest.raises(TypeError, match="`losses` must be several losses, one of each batch, got Tensor"):
+        methods.dash_(model, model(X).sum())
+
+
+class Foreign:
+    """An optimizer as of fastai: a `state` by parameter, in which it also keeps settings."""
+
+    def __init__(self, parameters):
+        self.state, self.param_groups = defaultdict(dict), [{"params": list(parameters)}]
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter] = {"do_wd": False, "step": 3, "grad_avg": torch.ones_like(parameter)}
+
+
+class Shows:
+    """A wrapper of another library that shows the state of an optimizer of torch."""
+
+    def __init__(self, optimizer):
+        self.opt = optimizer
+
+    state = property(lambda self: self.opt.state)
+    param_groups = property(lambda self: self.opt.param_groups)
+
+
+@pytest.mark.parametrize("name", ["fire_", "shrink_and_perturb_", "full_reset_", "dash_"])
+def test_an_optimizer_of_another_library_is_served(name):
+    model = network()
+    foreign = Foreign(model.parameters())
+    FUNCTIONS[name](model, optimizers=foreign)
+    assert foreign.state[model[0].weight] == {"do_wd": False}
+    kept = name == "fire_"  # biases are not touched
+    assert ("grad_avg" in foreign.state[model[0].bias]) == kept
+    reset_optimizer_state([foreign])
+    assert all(state == {"do_wd": False} for state in foreign.state.values())
+
+
+def test_the_moments_of_units_in_an_optimizer_of_another_library_become_zero():
+    model = network()
+    foreign = Foreign(model.parameters())
+    reset_by_redo(model, foreign)
+    assert not foreign.state[model[0].weight]["grad_avg"].any()
+
+
+def test_a_wrapper_of_another_library_is_served_by_what_is_in_it():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(X).sum().backward()
+    optimizer.step()
+    assert with_inner(Shows(optimizer)) == [optimizer]
+    methods.fire_(model, optimizers=Shows(optimizer))
+    assert set(optimizer.state) == {model[0].bias, model[1].weight, model[1].bias, model[3].bias}
+    methods.fire_(model, optimizers={"all": optimizer}.values())
+    methods.fire_(model, optimizers=(each for each in [optimizer]))
