@@ -16,7 +16,6 @@ from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.trained import leaves_out
 
 P = ParamSpec("P")
 
@@ -26,7 +25,7 @@ class Change:
     """A change of a model that is computed and not yet made: new values by tensor, of its shape, sharded as it is.
 
     `then` runs after the values are written, for example to drop optimizer state. It must be idempotent, as it is
-    called a second time after Ctrl-C. `left_out` names parameters that no optimizer trains.
+    called a second time after Ctrl-C. `left_out` says what is not changed, and why.
 
     Raises:
         ValueError: If a new value has another shape than its tensor.
@@ -50,8 +49,8 @@ class Change:
 
         Warns of what is left out.
         """
-        if self.left_out:
-            warn(f"the change {leaves_out(self.left_out)}")
+        for sentence in self.left_out:
+            warn(f"the change {sentence}")
         to_the_end(self.make)
         return self.report
 

@@ -14,6 +14,7 @@ from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, 
 from lightning_fire.methods.selecting import trained_by, trained_tensors
 from lightning_fire.where import Parameters, Weights
 from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.trained import leaves_out
 
 
 def plan_full_reset(
@@ -59,7 +60,7 @@ def plan_full_reset(
         tensors, left_out = trained_tensors(model, where)
         pairs = [(tensor, target[name]) for name, tensor in tensors.items()]
         weights = measurable(model, set(tensors.values())) if measure else ()
-    return replace(change_values(pairs, weights, optimizers, optimizer_state), left_out=left_out)
+    return replace(change_values(pairs, weights, optimizers, optimizer_state), left_out=leaves_out(left_out))
 
 
 full_reset_ = in_place(plan_full_reset)

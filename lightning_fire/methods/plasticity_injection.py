@@ -16,7 +16,7 @@ from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, 
 from lightning_fire.methods.report import Report
 from lightning_fire.methods.selecting import trained_by
 from lightning_fire.where.argument import check_model
-from lightning_fire.where.trained import UNTRAINED, why_not_trained
+from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
 
 
 def plan_injection(
@@ -72,7 +72,7 @@ def plan_injection(
 
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]
-    return Change(Report({"frozen_parameters": float(held)}), then=change, left_out=left_out)
+    return Change(Report({"frozen_parameters": float(held)}), then=change, left_out=leaves_out(left_out))
 
 
 inject_plasticity_ = in_place(plan_injection)

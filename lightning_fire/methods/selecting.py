@@ -11,7 +11,7 @@ from lightning_fire.methods.optimizer_state import Optimizers, listed, parameter
 from lightning_fire.where import Parameters, Weights, WeightView
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.selection import some
-from lightning_fire.where.trained import UNTRAINED, trained, why_not_trained
+from lightning_fire.where.trained import UNTRAINED, leaves_out, trained, why_not_trained
 
 
 @contextmanager
@@ -47,7 +47,7 @@ def trained_by(
 
 
 def select_weights(model: nn.Module, where: Weights | None, default: Weights) -> tuple[list[WeightView], list[str]]:
-    """Select weights; return them, and the names of those that are left out as no optimizer trains them."""
+    """Select weights; return them, and what is left out, in sentences."""
     where = checked(where, default)
     selection = where.select(model)
     missed = [view for view in selection if why_not_trained(view.parameter) == UNTRAINED]  # by a selection of one's own
@@ -57,7 +57,8 @@ def select_weights(model: nn.Module, where: Weights | None, default: Weights) ->
             f" {'is' if len(missed) == 1 else 'are'} {UNTRAINED}"
         )
     names = [*getattr(selection, "untrained", ()), *(view.name for view in missed)]
-    return [view for view in selection if view not in missed], names
+    taken = [view for view in selection if view not in missed]
+    return taken, leaves_out(names, getattr(selection, "left_out", ()))
 
 
 def trained_tensors(model: nn.Module, where: Parameters | None = None) -> tuple[dict[str, Tensor], list[str]]:

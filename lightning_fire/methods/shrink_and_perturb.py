@@ -13,6 +13,7 @@ from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, 
 from lightning_fire.methods.selecting import trained_by, trained_tensors
 from lightning_fire.where import Parameters
 from lightning_fire.where.argument import checked
+from lightning_fire.where.trained import leaves_out
 
 
 def plan_shrink_and_perturb(
@@ -64,7 +65,7 @@ def plan_shrink_and_perturb(
         (parameter, shrink_and_perturb(gathered(parameter), target[name], strength, perturb))
         for name, parameter in selected.items()
     )
-    return replace(change_values(moved, weights, optimizers, optimizer_state), left_out=left_out)
+    return replace(change_values(moved, weights, optimizers, optimizer_state), left_out=leaves_out(left_out))
 
 
 shrink_and_perturb_ = in_place(plan_shrink_and_perturb)

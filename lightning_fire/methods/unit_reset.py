@@ -173,8 +173,8 @@ class StepwiseReset(Generic[S]):
     """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
 
     A method subclasses it and writes `new_statistics` and `choose`. It scores units by one of two outputs, `score`, see
-    `watch_output`. Forward passes count while `watching` is True,
-    those under `no_grad` only where the model never runs with gradients.
+    `watch_output`. Forward passes count while `watching` is True, those under `no_grad` only where the model never runs
+    with gradients.
     """
 
     def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int, score: Output):
@@ -184,9 +184,9 @@ class StepwiseReset(Generic[S]):
         device = next(model.parameters()).device
         self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
+        self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
+        self._is_compiled = is_compiled(model)
         self.watch(score, lambda statistics, output, batch_size: statistics.update(output, batch_size))
-        compiled = [watched_module(layer, score) for layer in self.layers] if is_compiled(model) else []
-        self._shown = [show_hooks(module) for module in compiled]
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> S:
         """Return the statistics of a layer: new ones if `state` is empty, or those whose `state_dict` it is."""
@@ -252,6 +252,8 @@ class StepwiseReset(Generic[S]):
         self._handles += [
             watch_output(layer, score, partial(see, index, layer)) for index, layer in enumerate(self.layers)
         ]
+        if self._is_compiled:
+            self._shown += [show_hooks(watched_module(layer, score)) for layer in self.layers]
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:

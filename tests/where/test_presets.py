@@ -169,7 +169,7 @@ def test_what_is_passed_over_is_said():
     ]
     assert Weights(include=["^head"]).select(module).left_out == []
     assert Weights(exclude=["cell", "unknown", "sharded", "scaled", "moe"]).select(module).left_out == []
-    with pytest.warns(UserWarning, match=r"FIRE leaves out scaled.weight: .*; cell\.weight_ih_l0: GRU"):
+    with pytest.warns(UserWarning, match=r"the change leaves out scaled.weight: .*; cell\.weight_ih_l0: GRU"):
         fire_(module)
 
 

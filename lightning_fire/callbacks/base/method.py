@@ -125,8 +125,8 @@ class MethodCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with self.selecting(trainer, pl_module):
-            if names := self.untrained(pl_module):
-                inform(f"{type(self).__name__} {leaves_out(names)}.")
+            for sentence in leaves_out(self.untrained(pl_module)):
+                inform(f"{type(self).__name__} {sentence}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 

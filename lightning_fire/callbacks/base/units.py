@@ -93,8 +93,8 @@ def tell_units(callback: Callback, layers: Sequence[UnitLayer]) -> None:
     """Log how many hidden units a callback watches, and which it leaves out as no optimizer trains them."""
     units, name = sum(layer.size for layer in layers), type(callback).__name__
     inform(f"{name} will watch {units} hidden units in {len(layers)} layers.")
-    if names := getattr(layers, "untrained", ()):
-        inform(f"{name} {leaves_out(names)}.")
+    for sentence in leaves_out(getattr(layers, "untrained", ())):
+        inform(f"{name} {sentence}.")
 
 
 def units_shown_later(callback: Any) -> str:
