@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lightning.pytorch.cli import instantiate_class
+from jsonargparse import ArgumentParser
 from torch import nn
 
 from lightning_fire import Weights, fire_
@@ -208,8 +208,11 @@ def test_a_declared_split_takes_what_could_not_be_split():
 
 
 def test_a_declared_split_from_a_recipe():
+    parser = ArgumentParser()
+    parser.add_argument("--where", type=Weights)
     arguments = {"preset": "cnn", "splits": {"qkv": {"q": 8, "k": 6, "v": 6}}}
-    where = instantiate_class((), {"class_path": "lightning_fire.Weights", "init_args": arguments})
+    parsed = parser.parse_object({"where": {"class_path": "lightning_fire.Weights", "init_args": arguments}})
+    where = parser.instantiate(parsed).where
     assert where == Weights("cnn", splits={"qkv": {"q": 8, "k": 6, "v": 6}}) != Weights("cnn")
     assert "splits={'qkv'" in repr(where)
 
