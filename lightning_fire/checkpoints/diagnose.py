@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, run, selection_of, shared_parser
+from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, dfi_of_new, health
 from lightning_fire.checkpoints.weights import by_tensor
@@ -198,9 +198,9 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         require_folder_of(output)
         if output.resolve() == options.checkpoint.resolve():
             raise ValueError(f"{output} is the checkpoint: name another file")
-    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
+    checkpoint = opened(options)
     selection = selection_of(options, checkpoint)
-    reference = open_checkpoint(options.reference, options.unsafe_pickle) if options.reference else None
+    reference = open_checkpoint(options.reference, options.unsafe_pickle, options.key) if options.reference else None
     rows = diagnose(checkpoint, selection, reference, **fire_options(options))
     ratio = mean_ratio(row.dfi_ratio for row in rows)
     if options.sort:
@@ -210,7 +210,7 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
     if options.json == _STDOUT:
         print(json.dumps(as_json(rows), indent=1, allow_nan=False))  # control characters are escaped
     else:
-        print(f"{options.checkpoint}: {checkpoint.description}\n\n{printable(table(rows))}")
+        print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows)}"))
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
         print(f"\n{_about_ratio(ratio, reference is not None)}")

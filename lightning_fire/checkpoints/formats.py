@@ -9,8 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_file, atomic_folder
-from lightning_fire.checkpoints.model_config import config_beside
+from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.checkpoints.folders import (
+    INDEX_OF_PICKLES,
+    SINGLE_PICKLE,
+    PickledFolder,
+    contents_of,
+    folder_copy,
+    read_index,
+    require_files,
+)
+from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
+from lightning_fire.checkpoints.other_formats import require_safetensors_format
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.stored import DTYPES, Change, Stored, in_layer_order
 
@@ -21,12 +31,14 @@ SINGLE = "model.safetensors"
 class Safetensors:
     """Tensors of a `.safetensors` file, or of the files of a folder. Only headers are read until `read`."""
 
-    def __init__(self, path: Path):
-        self.path = path
-        folder, index = (path, _read_index(path)) if path.is_dir() else (path.parent, None)
+    keys: tuple[str, ...] = ()
+
+    def __init__(self, path: Path, unsafe: bool = False):
+        self.path, self._unsafe = path, unsafe
+        folder = path if path.is_dir() else path.parent
+        index = read_index(path / INDEX) if (path / INDEX).is_file() else None
         files = list(dict.fromkeys(index.values())) if index else [SINGLE if path.is_dir() else path.name]
-        if missing := [file for file in files if not (folder / file).is_file()]:
-            raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
+        require_files(folder, files)
         held = {file: _read_header(folder / file) for file in files}
         file_of = index or dict.fromkeys(held[files[0]], files[0])
         if lost := [name for name, file in file_of.items() if name not in held[file]]:
@@ -35,7 +47,12 @@ class Safetensors:
         self.tensors = in_layer_order(stored for _, _, stored in self._places.values())
         kind = f"safetensors in {len(files)} file{'s' * (len(files) > 1)}" if path.is_dir() else "safetensors file"
         self.description = f"{kind}, {len(self.tensors)} tensors"
-        self.config = config_beside(path)
+        self.emptied: Sequence[str] = ()  # files of the folder without whose optimizer states it is saved
+
+    @property
+    def config(self) -> ModelConfig:
+        """Settings of the model beside the file, or in the folder."""
+        return config_beside(self.path)
 
     def read(self, name: str) -> Tensor:
         """Read one tensor into new memory."""
@@ -56,11 +73,7 @@ class Safetensors:
                 shutil.copy(self.path, part)  # with its mode
                 self._overwrite(part, names, change)
             return
-        here, there = self.path.resolve(), output.resolve()
-        if here != there and (here in there.parents or there in here.parents):
-            raise ValueError(f"{output} and {self.path} must not lie in each other")
-        with atomic_folder(output) as part:
-            shutil.copytree(self.path, part)  # links are followed: a model in Hugging Face's cache consists of them
+        with folder_copy(self.path, output, self.emptied, self._unsafe) as part:
             self._overwrite(part, names, change)
 
     def _overwrite(self, copy: Path, names: Sequence[str], change: Change) -> None:
@@ -73,33 +86,41 @@ class Safetensors:
                 file.write(_bytes_of(tensor))
 
 
-Checkpoint = Safetensors | PickledCheckpoint
+Checkpoint = Safetensors | PickledCheckpoint | PickledFolder
 
 
-def open_checkpoint(path: Path, unsafe_pickle: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, unsafe_pickle: bool = False, keys: Sequence[str] = ()) -> Checkpoint:
     """Open a checkpoint of any known format.
 
     Args:
-        path: A `.safetensors` file; a folder with `model.safetensors` or `model.safetensors.index.json`, or that
-            index; or a file of `torch.save`: a Lightning checkpoint, a state dict, or one under `state_dict` or
-            `model`.
+        path: A `.safetensors` file; a folder with `model.safetensors` or `pytorch_model.bin`, whole or with an index,
+            or that index; or a file of `torch.save`: a Lightning checkpoint, a state dict, or some under keys.
         unsafe_pickle: Whether to unpickle any Python object, which runs any code in the file.
+        keys: Keys of the networks to take from a file of `torch.save` that holds several.
 
     Returns:
-        The checkpoint, with `path`, `tensors`, `config`, `description`, `read` and `save`. No values are read yet.
+        The checkpoint, with `path`, `tensors`, `config`, `description`, `keys`, `read` and `save`. No values are read
+        yet.
 
     Raises:
-        ValueError: If it is corrupt, or of an unknown format.
+        ValueError: If it is corrupt, of an unknown format, or holds several networks without a choice by `keys`.
         OSError: If it does not exist, or cannot be read.
         ImportError: If it needs safetensors, which is not installed.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    if path.name == INDEX:
-        path = path.parent
-    if path.is_dir() or path.suffix == ".safetensors":
+    if path.name in (INDEX, INDEX_OF_PICKLES):
+        kind = Safetensors if path.name == INDEX else PickledFolder
+        return kind(path.parent, unsafe_pickle)
+    if path.is_dir():
+        if any((path / name).is_file() for name in (INDEX, SINGLE)):
+            return Safetensors(path, unsafe_pickle)
+        if any((path / name).is_file() for name in (INDEX_OF_PICKLES, SINGLE_PICKLE)):
+            return PickledFolder(path, unsafe_pickle)
+        raise ValueError(f"{path} {contents_of(path)}")
+    if path.suffix == ".safetensors":
         return Safetensors(path)
-    return PickledCheckpoint(path, unsafe_pickle)
+    return PickledCheckpoint(path, unsafe_pickle, keys)
 
 
 def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
@@ -108,9 +129,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError(f"{path} needs safetensors: pip install 'lightning-fire[safetensors]'") from error
-    with path.open("rb") as file:
-        if file.read(24) == b"version https://git-lfs.":
-            raise ValueError(f"{path} is a pointer of Git LFS instead of the weights: git lfs pull fetches them")
+    require_safetensors_format(path)
     try:
         with safe_open(path, framework="pt"):
             pass
@@ -127,22 +146,3 @@ def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
 def _bytes_of(tensor: Tensor) -> Any:
     """Return the bytes of a contiguous tensor as an array that shares its memory."""
     return tensor.reshape(-1).view(torch.uint8).numpy()
-
-
-def _read_index(folder: Path) -> dict[str, str] | None:
-    """Return the file of a folder that holds each tensor; None if it has one file and no index."""
-    path = folder / INDEX
-    if not path.is_file():
-        if not (folder / SINGLE).is_file():
-            others = sorted(folder.glob("*.safetensors"))
-            hint = f": name a file, such as {others[0]}" if others else ""
-            raise ValueError(f"{folder} is a folder without {SINGLE} and {INDEX}{hint}")
-        return None
-    try:
-        files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        outside = [file for file in files.values() if Path(file).name != file or file == ".."]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # of JSON, of UTF-8, of other content
-        raise ValueError(f"{path} is not an index, a `weight_map` from tensors to files: {error!r}") from None
-    if outside:
-        raise ValueError(f"{path} names {outside[0]!r}, which is not a file of its folder")
-    return files

@@ -40,11 +40,13 @@ class ModelConfig:
 
 
 def config_beside(checkpoint: Path) -> ModelConfig:
-    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model."""
-    try:
-        return read_config(checkpoint if checkpoint.is_dir() else checkpoint.parent)
-    except (ValueError, OSError):
-        return ModelConfig()
+    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model.
+
+    Raises:
+        ValueError: If the `config.json` is not JSON.
+    """
+    path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / FILE
+    return _read(path) if path.is_file() else ModelConfig()
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -57,11 +59,15 @@ def read_config(path: Path) -> ModelConfig:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: name the {FILE} of a Hugging Face model, or its folder")
-    try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:  # of JSON, of UTF-8
-        raise ValueError(f"{path} is not JSON: {error}") from None
-    config = ModelConfig(settings if isinstance(settings, dict) else {})
+    config = _read(path)
     if not config.architecture:
         raise ValueError(f"{path} does not hold the settings of a Hugging Face model: it has no `architectures`")
     return config
+
+
+def _read(path: Path) -> ModelConfig:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8; of many brackets
+        raise ValueError(f"{path} is not JSON of settings: {error}") from None
+    return ModelConfig(settings if isinstance(settings, dict) else {})

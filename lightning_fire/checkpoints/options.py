@@ -1,12 +1,14 @@
 """Arguments and one-line errors shared by the commands `diagnose` and `reinit`."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from lightning_fire.checkpoints.formats import Checkpoint
+from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
+from lightning_fire.checkpoints.pickled import warning_of_torch
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
@@ -23,7 +25,13 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
         "checkpoint",
         type=Path,
         help="a Lightning checkpoint, a state dict of torch.save (.pt, .pth, .bin), a .safetensors file, or a folder"
-        " with model.safetensors or model.safetensors.index.json",
+        " with model.safetensors or pytorch_model.bin, whole or with an index",
+    )
+    parser.add_argument(
+        "--key",
+        nargs="+",
+        default=[],
+        help="networks to take from a file of torch.save that holds several, such as state_dict_ema",
     )
     parser.add_argument(
         "--unsafe-pickle",
@@ -53,6 +61,17 @@ def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--coefficients", choices=get_args(Coefficients), help="of the steps (default: cubic)")
     parser.add_argument("--scale", choices=get_args(Scale), help="of the new weight (default: paper)")
     return parser
+
+
+def opened(options: argparse.Namespace) -> Checkpoint:
+    """Open the checkpoint that the arguments name, with a warning if this torch is unsafe with its format."""
+    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle, options.key)
+    if unknown := [key for key in options.key if key not in checkpoint.keys]:
+        held = ", ".join(filter(None, checkpoint.keys))
+        raise ValueError(f"--key: {checkpoint.path} has no {unknown[0]}, but {held or 'one network without a key'}")
+    if not isinstance(checkpoint, Safetensors) and (warning := warning_of_torch()):
+        print(f"warning: {warning}", file=sys.stderr)
+    return checkpoint
 
 
 def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection:

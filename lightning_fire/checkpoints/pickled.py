@@ -7,31 +7,60 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
+from lightning_fire.checkpoints.networks import LIGHTNING, averages_of, is_average, networks_of, states_of
+from lightning_fire.checkpoints.other_formats import require_torch_format
 from lightning_fire.checkpoints.stored import Change, stored_tensors
 
 MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings of a Hugging Face model
+_UNSAFE_TORCH = (2, 10)  # releases before it: GHSA-63cw-57p8-fm3p
 
 
 class PickledCheckpoint:
-    """Weights in a file of `torch.save`, tied ones once; memory-mapped where the file allows it."""
+    """Weights in a file of `torch.save`, tied ones once; memory-mapped where the file allows it.
 
-    def __init__(self, path: Path, unsafe: bool = False):
+    Args:
+        path: The file.
+        unsafe: Whether to unpickle any Python object.
+        keys: Keys of the networks to take; empty: the only one, or that of a Lightning checkpoint that Lightning loads.
+            With several, names of tensors begin with the key of their network.
+
+    Raises:
+        ValueError: If the file is not a checkpoint, or has several networks and no key, or not these keys.
+    """
+
+    def __init__(self, path: Path, unsafe: bool = False, keys: Sequence[str] = ()):
         self.path = path
         self._content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")
-        place, self._state = _state_of(self._content)
-        if not self._state:
+        entries = self._content if isinstance(self._content, Mapping) else {}
+        lightning = "pytorch-lightning_version" in entries
+        networks = networks_of(self._content)
+        if not any(networks.values()):
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
+        self.keys = tuple(keys) if len(networks) > 1 else tuple(networks)
+        if not keys and set(networks) == LIGHTNING:
+            self.keys = ("state_dict",)  # the average, which Lightning loads
+        if not self.keys or not set(self.keys) <= set(networks):
+            held = ", ".join(f"{key} ({len(state)} tensors)" for key, state in networks.items())
+            raise ValueError(f"{path} holds {len(networks)} networks: {held}; choose one or more of them: --key KEY …")
+        prefixes = {key: f"{key}." if len(self.keys) > 1 else "" for key in self.keys}
+        self._state = {f"{prefixes[key]}{name}": tensor for key in self.keys for name, tensor in networks[key].items()}
+        self.left = [key for key in networks if key not in self.keys] + averages_of(self._content)
         self.tensors = stored_tensors(self._state)
-        self._entries = self._content if isinstance(self._content, Mapping) else {}
-        lightning = "pytorch-lightning_version" in self._entries
+        place = " and ".join(map(repr, filter(None, self.keys))) or "a state dict"
         kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
-        self.description = f"{kind}, {len(self.tensors)} tensors"
-        settings = self._entries.get(MODEL_CONFIG)
-        self.config = ModelConfig(settings) if isinstance(settings, dict) else config_beside(path)
+        beside = f" (not taken: {', '.join(self.left)})" if self.left else ""
+        self.description = f"{kind}, {len(self.tensors)} tensors{beside}"
+        self._settings = entries.get(MODEL_CONFIG)
+        self._entries = entries
+
+    @property
+    def config(self) -> ModelConfig:
+        """Settings of the model, in the file or beside it."""
+        return ModelConfig(self._settings) if isinstance(self._settings, dict) else config_beside(self.path)
 
     def read(self, name: str) -> Tensor:
         """Return one tensor."""
@@ -39,13 +68,17 @@ class PickledCheckpoint:
 
     def optimizer_states(self) -> list[dict[str, Any]]:
         """Return the optimizer states in the file, under any key."""
-        lists = [value if isinstance(value, list) else [value] for value in self._entries.values()]
-        entries = [entry for entries in lists for entry in entries]
-        return [entry for entry in entries if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
+        return states_of(self._content)
 
-    def has_average(self) -> bool:
-        """Return whether the weights are an average, and those of training a second entry, as Lightning saves them."""
-        return "current_model_state" in self._entries
+    def notes(self) -> list[str]:
+        """Return notes on networks and averages in the file that are not taken."""
+        notes = {key: f"{key} in the file is {'an average, and ' * is_average(key)}not changed" for key in self.left}
+        if "current_model_state" in notes:
+            notes["current_model_state"] = (
+                "the changed weights are an average (EMA); a resumed fit continues from `current_model_state`, which is"
+                " not changed: load the output as weights, or change both by --key state_dict current_model_state"
+            )
+        return list(notes.values())
 
     def save(self, output: Path, names: Sequence[str], change: Change) -> None:
         """Write a copy with some tensors changed; everything else in the file is kept."""
@@ -55,31 +88,41 @@ class PickledCheckpoint:
             torch.save(self._content, part)
 
 
+def warning_of_torch(version: str = torch.__version__) -> str:
+    """Return a warning if this torch is known to be unsafe with pickles; empty otherwise.
+
+    Example:
+        >>> warning_of_torch("2.10.0+cu130")
+        ''
+    """
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if not numbers or (int(numbers[1]), int(numbers[2])) >= _UNSAFE_TORCH:
+        return ""
+    return (
+        f"torch {version} can be made to run code by a harmful file of torch.save, also with weights_only=True"
+        " (GHSA-63cw-57p8-fm3p, mended in torch 2.10): open only files that you trust"
+    )
+
+
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
     """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe."""
+    require_torch_format(path)
     try:
         # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # a broken pickle can raise anything
-        first_line = next(iter(str(error).splitlines()), "")
-        reason = f"is not a complete checkpoint of torch: {type(error).__name__}: {first_line}"
-        if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", str(error)):
+        text = str(error)
+        reason = f"is not a complete checkpoint of torch: {type(error).__name__}: {_cause(text)}"
+        if found := re.search(r"GLOBAL (\S+) whose module \S+ is blocked", text):
             reason = f"would run {found[1]} when it is loaded, as no checkpoint does: it may well be an attack"
-        elif found := re.search(r"GLOBAL (\S+) was not an allowed global", str(error)):
+        elif found := re.search(r"GLOBAL (\S+) was not an allowed global", text):
             objects = f"holds Python objects ({found[1]}), which are not loaded by default"
             reason = f"{objects}: loading them runs any code that the file contains.{way_out}"
         raise ValueError(f"{path} {reason}") from None
 
 
-def _state_of(content: Any) -> tuple[str, dict[str, Tensor]]:
-    """Find the tensors by name: return a description of their location, and the tensors."""
-    if isinstance(content, nn.Module):
-        return type(content).__name__, content.state_dict()
-    if not isinstance(content, Mapping):
-        return "", {}
-    for key in ("state_dict", "model_state_dict", "model", "module", "net"):
-        if isinstance(content.get(key), Mapping | nn.Module):
-            _, state = _state_of(content[key])
-            if state:
-                return f"{key!r}", state
-    return "a state dict", {k: v for k, v in content.items() if isinstance(k, str) and isinstance(v, Tensor)}
+def _cause(text: str) -> str:
+    """Return the cause in an error of `torch.load`, without its advice to load the file unsafely."""
+    found = re.search(r"WeightsUnpickler error: (.*)", text)
+    first_line = found[1] if found else next(iter(text.splitlines()), "")
+    return "it cannot be read" if "weights_only" in first_line else first_line.strip()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from lightning_fire.checkpoints.atomic import require_folder_of
-from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, run, selection_of, shared_parser
+from lightning_fire.checkpoints.folders import PickledFolder
+from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
+from lightning_fire.checkpoints.optimizer_states import optimizer_files
+from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
@@ -29,6 +31,8 @@ _OWN = {  # method: the options that only some methods have
     "shrink_and_perturb": {"initial", "strength", "perturb"},
     "full_reset": {"initial"},
 }
+
+_KEPT = "optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"
 
 
 @dataclass
@@ -141,7 +145,7 @@ def _run(options: argparse.Namespace) -> Tally:
     require_folder_of(options.output)
     if os.path.lexists(options.output) and not options.force:
         raise FileExistsError(f"{options.output} exists: --force replaces it")
-    checkpoint = open_checkpoint(options.checkpoint, options.unsafe_pickle)
+    checkpoint = opened(options)
     path, suffix = checkpoint.path, options.output.suffix
     if path.is_dir() and suffix in (".safetensors", ".json"):
         raise ValueError(f"{path} is a folder, so --output must name one, got {options.output}")
@@ -150,11 +154,8 @@ def _run(options: argparse.Namespace) -> Tally:
     tally = Tally()
     names, change, notes = _plan(options, checkpoint, tally)
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
-    if isinstance(checkpoint, PickledCheckpoint) and checkpoint.has_average():
-        notes.append(
-            "the changed weights are an average (EMA); a resumed fit continues from `current_model_state`, which is not"
-            " changed: load the output as weights, or let FIRECallback act in the fit"
-        )
+    if isinstance(checkpoint, PickledCheckpoint):
+        notes += checkpoint.notes()
     checkpoint.save(options.output, names, change)
     if tally.zeros:
         notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
@@ -173,7 +174,7 @@ def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> 
         selection = selection_of(options, checkpoint)
         notes = [] if options.tied or all(view.role in ("q", "k") for view in selection) else _about_a_tie(checkpoint)
         return list(by_tensor(selection)), by_fire(selection, tally, **fire_options(options)), notes
-    initial = open_checkpoint(options.initial, options.unsafe_pickle)
+    initial = open_checkpoint(options.initial, options.unsafe_pickle, options.key)
     everything = options.method == "full_reset"
     chosen = select_tensors(checkpoint.tensors, ByName(options.include, options.exclude), buffers=everything)
     strength = 0.8 if options.strength is None else options.strength
@@ -193,12 +194,27 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
-    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
-    states = [state for state in states if state["state"]]
+    if not isinstance(checkpoint, PickledCheckpoint):
+        return _optimizer_files(checkpoint, drop)
+    states = [state for state in checkpoint.optimizer_states() if state["state"]]
     if not states:
         return ["the file has no optimizer states to drop"] if drop else []
     if not drop:
-        return ["optimizer states are kept, though they belong to the old weights; --drop-optimizer-states drops them"]
+        return [_KEPT]
     for state in states:
         state["state"] = {}  # the groups stay, so that training can be resumed
     return ["optimizer states are dropped"]
+
+
+def _optimizer_files(checkpoint: Safetensors | PickledFolder, drop: bool) -> list[str]:
+    """Drop the states in the files of a folder, when it is saved; return notes for the user."""
+    files, others = optimizer_files(checkpoint.path) if checkpoint.path.is_dir() else ([], [])
+    if others and drop:
+        raise ValueError(f"the optimizer states in {', '.join(others)} cannot be dropped here: remove them from a copy")
+    if others:
+        held = f"{', '.join(others)} in the folder are kept: a resumed training may continue from old weights in them"
+        return [held, *([_KEPT] if files else [])]
+    if drop:
+        checkpoint.emptied = files
+        return [f"optimizer states are dropped from {' and '.join(files)}" if files else "no optimizer states to drop"]
+    return [_KEPT] if files else []

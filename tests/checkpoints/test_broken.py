@@ -81,7 +81,7 @@ def broken_files(folder: Path) -> dict[str, Path]:
         ("list.pt", "holds no tensors by name, but list"),
         ("biases.pt", "selects no weight of the file: 1 not a matrix"),
         ("biases.safetensors", "selects no weight of the file: 1 not a matrix"),
-        ("folder", r"folder without model.safetensors and model.safetensors.index.json: .* such as .*part.safetensors"),
+        ("folder", r"folder has no model.safetensors or pytorch_model.bin, .*: name .*part.safetensors"),
         ("no_json", "is not an index, a `weight_map` from tensors to files: JSONDecodeError"),
         ("no_map", "is not an index, a `weight_map` from tensors to files: KeyError"),
         ("outside", "not a file of its folder"),
