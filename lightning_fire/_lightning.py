@@ -1,6 +1,6 @@
 """Every access to private attributes of Lightning and torch, in one file.
 
-Tested with lightning 2.5.1 to 2.6.6 and torch 2.6 to 2.15: new releases are checked against this file. It imports only
+Tested with lightning 2.6.6 and torch 2.6 to 2.15: new releases are checked against this file. It imports only
 torch.
 """
 
