@@ -1,5 +1,6 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
-# `make test-lowest` is for those who change the bounds of versions, `make dist` for those who publish a release.
+# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make dist` for those who publish a
+# release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 # On Windows it takes a make that finds sh, as in Git Bash.
 VENV ?= .venv
@@ -18,6 +19,7 @@ INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BI
 LOWEST := $(VENV)-lowest
 LOWEST_PYTHON ?= 3.10
 BUILD := $(VENV)-build
+AUDIT := $(VENV)-audit
 
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods))
 # on as many processes as there are cores
@@ -26,7 +28,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-lowest lint docs docs-serve dist clean
+.PHONY: quickstart test test-all test-lowest lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -43,6 +45,15 @@ test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproje
 
 lint: $(VENV)/.dev  ## style, and types where they are strict
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)
+
+audit: $(VENV)/.test $(AUDIT)/.audit  ## known advisories on what is installed; needs the network, and is not part of CI
+	$(AUDIT)/$(SCRIPTS)/pip-audit --vulnerability-service osv --progress-spinner off \
+		--path $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+$(AUDIT)/.audit:
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/$(SCRIPTS)/python -m pip install --quiet pip-audit
+	@touch $@
 
 $(BIN)/python$(EXE):
 	if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(VENV); else $(PYTHON) -m venv $(VENV); fi
@@ -90,4 +101,4 @@ $(BUILD)/.build:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(BUILD) site runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) site runs build dist *.egg-info
