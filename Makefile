@@ -21,7 +21,8 @@ LOWEST_PYTHON ?= 3.10
 BUILD := $(VENV)-build
 AUDIT := $(VENV)-audit
 
-TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods))
+# with a script that uses the public names as a user does
+TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods)) tests/public_types/user_script.py
 # on as many processes as there are cores
 PYTEST := python -m pytest -n auto --dist worksteal
 
@@ -43,7 +44,7 @@ test-all: $(VENV)/.test  ## all tests
 test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproject.toml allows, which may warn; needs uv
 	OMP_NUM_THREADS=1 $(LOWEST)/$(SCRIPTS)/$(PYTEST) -W default
 
-lint: $(VENV)/.dev  ## style, and types where they are strict
+lint: $(VENV)/.dev  ## style, and types where they are strict and as a user sees them
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)
 
 audit: $(VENV)/.test $(AUDIT)/.audit  ## known advisories on what is installed; needs the network, and is not part of CI

@@ -15,7 +15,7 @@ class EpochPlan:
     num_chunks: int
     epochs: int | tuple[int, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.epochs, Sequence):
             object.__setattr__(self, "epochs", tuple(self.epochs))
         if len(self.epochs_per_chunk) != self.num_chunks:

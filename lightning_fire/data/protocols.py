@@ -33,7 +33,7 @@ class Protocol(EpochPlan, ABC):
     online: ClassVar[bool] = False
     count: ClassVar[str] = "num_chunks"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.access not in ("cumulative", "current"):
             raise ValueError(f"`access` must be 'cumulative' or 'current', got {self.access!r}")
         if self.num_chunks < 1:
@@ -93,7 +93,7 @@ class WarmStart(Protocol):
     access: Access = "cumulative"
     num_chunks: ClassVar[int] = 2
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
             raise ValueError(f"`fraction` must be strictly between 0 and 1, got {self.fraction!r}")
         super().__post_init__()

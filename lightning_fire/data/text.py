@@ -32,7 +32,7 @@ class Phases(EpochPlan):
     mixtures: Sequence[Mapping[str, float]]
     epochs: int | tuple[int, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.mixtures, Mapping) or not self.mixtures:
             raise ValueError(f"`phases` must be a list of one or more mixtures, got {self.mixtures!r}")
         for mixture in self.mixtures:

@@ -27,7 +27,7 @@ class Gymnasium:
     options: dict[str, Any] = field(default_factory=dict)
     action_repeat: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.action_repeat < 1:
             raise ValueError(f"`action_repeat` must be at least 1, got {self.action_repeat}")
 

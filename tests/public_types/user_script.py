@@ -1,0 +1,96 @@
+"""A user's script with annotations, checked by `mypy --strict` in `make lint`: the public types as a user sees them.
+
+`assert_type` is an error where a public function lacks an annotation or returns another type.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import assert_type
+
+import lightning_fire as lf
+from lightning_fire import functional as F
+from lightning_fire import methods
+from lightning_fire.checkpoints import Diagnosis, diagnose, health, open_checkpoint, select_weights
+from lightning_fire.integrations.huggingface import ReinitCallback as HuggingFaceCallback
+from lightning_fire.integrations.stable_baselines3 import ReinitCallback as StableBaselinesCallback
+from lightning_fire.methods import Report
+from lightning_fire.where import Selection
+
+
+def functions(weight: Tensor) -> float:
+    """Use the pure functions."""
+    new = F.fire(weight, steps=5, coefficients="quintic", scale="procrustes")
+    assert_type(new, Tensor)
+    assert_type(F.dfi_normalized(new), Tensor)
+    assert_type(F.sfe(weight, new), Tensor)
+    assert_type(F.shrink_and_perturb(weight, new, strength=0.5), Tensor)
+    assert_type(F.orthogonalize(weight, 5), Tensor)
+    return F.dfi(new).item()
+
+
+def schedules() -> Sequence[lf.Schedule]:
+    """Make one schedule of each kind."""
+    return [
+        lf.AtNewData(skip_first=False),
+        lf.AtEpochs([3, 5]),
+        lf.AtFraction(0.5),
+        lf.EveryNEpochs(2),
+        lf.EveryNSteps(100),
+        lf.WhenMetric("val/accuracy", below=0.5),
+        lf.AnyOf([lf.AtNewData(), lf.AtEpochs([9])]),
+    ]
+
+
+def callbacks() -> list[lf.EventCallback]:
+    """Make callbacks of Lightning."""
+    where = lf.Weights("cnn", include=["conv"], exclude=["head"])
+    log = lf.Log(curvature=False)
+    return [
+        lf.FIRECallback(when=schedules(), where=where, steps="exact", scale="auto", optimizer="all", log=log),
+        lf.ShrinkAndPerturb(strength=0.8),
+        lf.FullReset(fresh_seed=0),
+        lf.DASH(),
+    ]
+
+
+def plain_loop(model: nn.Module) -> Report:
+    """Use methods in a training loop of one's own."""
+    optimizer = torch.optim.Adam(model.parameters())
+    selection = lf.Weights().select(model)
+    assert_type(selection, Selection)
+    names: list[str] = [view.name for view in selection]
+    initial = lf.initial_values(model)
+    assert_type(lf.shrink_and_perturb_(model, initial, strength=0.8, optimizers=[optimizer]), Report)
+    batch = torch.randn(8, 3)
+    redo = methods.ReDo(model, lambda: model(batch))
+    assert_type(redo.step(lambda: model(batch)), Report)
+    penalty = methods.L2Init(model, strength=1e-3)
+    report = lf.fire_(model, lf.Weights(), steps=5, optimizers=optimizer)
+    assert_type(report, Report)
+    print(names, penalty, report["dfi_normalized_after"])
+    return report
+
+
+def files(path: Path) -> list[Diagnosis]:
+    """Read a checkpoint file."""
+    checkpoint = open_checkpoint(path)
+    found = health(torch.eye(3), steps="exact")
+    norm: float | None = found.norm if found else None
+    rows = diagnose(checkpoint, select_weights(checkpoint.tensors, lf.Weights()))
+    assert_type(rows[0].dfi_ratio, float)
+    print(norm)
+    return rows
+
+
+def other_trainers() -> tuple[HuggingFaceCallback, StableBaselinesCallback]:
+    """Make callbacks of other libraries."""
+    return HuggingFaceCallback(lf.fire_, when=lf.AtFraction(0.5)), StableBaselinesCallback()
+
+
+if __name__ == "__main__":
+    functions(torch.randn(4, 3))
+    callbacks()
+    plain_loop(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
