@@ -67,11 +67,12 @@ def select_weights(
     known = _known_reasons(tensors)
     candidates = [_candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config) for stored in tensors]
     candidates = weights.declared(candidates)
-    preset = weights.preset_for(candidates, config.is_causal_language_model, in_order=False)
+    layers_only = [candidate for candidate in candidates if candidate.reason != EMBEDDING]  # as those of a model
+    preset = weights.preset_for(layers_only, config.is_causal_language_model, in_order=False)
     reasons = weights.reasons(candidates, preset)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
     taken = [view for view, reason in reasons.items() if not reason]
-    selection = Selection(taken, rows, (), preset, matrices_in(candidates))
+    selection = Selection(taken, rows, (), preset, matrices_in(layers_only))
     if not selection:
         raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
     return selection

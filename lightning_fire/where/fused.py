@@ -110,6 +110,9 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
     if not (key_value or _is_fused(leaf, parent, out, inputs)):
         if leaf in _QUERY_KEY:
             return _query_key(out, inputs, siblings)
+        key, value = _number(parent, ("key_dim",)), _number(parent, ("val_dim",))
+        if leaf == "qkvs in a list" and key and value and out == 2 * key + value:  # EfficientViT, one for each head
+            return in_order({"q": key, "k": key, "v": value})
         return f"fused query-key-value of an unknown kind ({leaf})" if _LIKE_FUSED.search(leaf) else []
     if leaf == "query_key_value" or classes_of(parent) & (_BY_HEADS | _BY_KEY_HEADS):
         return _by_heads(out, parent, by_key_heads=bool(classes_of(parent) & _BY_KEY_HEADS))

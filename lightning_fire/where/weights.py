@@ -235,7 +235,7 @@ def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[W
 
 def _passed_over(module: nn.Module, known: Collection[nn.Parameter]) -> list[str]:
     """List the trained parameters that may be weights of layers that are not known: of an LSTM, stacks of experts, …"""
-    found = {}
+    found: dict[nn.Parameter, str] = {}
     for path, owner in module.named_modules():
         if "Embed" in type(owner).__name__ or "Norm" in type(owner).__name__:
             continue

@@ -290,7 +290,7 @@ def test_diagnose_lists_every_tensor_on_request(tmp_path, capsys):
     main(["diagnose", str(path), "--all"])
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split() == ["embed.weight", "9×4", "9×4", "embedding"] for line in lines)
-    assert "3 weight matrices taken" in lines
+    assert "3 of 3 weight matrices taken, preset cnn" in lines
 
 
 # comparison with new weights or a reference

@@ -174,10 +174,13 @@ def test_a_projection_inside_a_wrapper_has_the_wrappers_name():
         setattr(unfused, name, nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8)))
     assert [view.role for view in Weights("cnn").select(unfused)] == ["q", "k", "v"]
     several = nn.Module()
-    several.qkv = nn.ModuleList([nn.Linear(8, 24), nn.Linear(8, 24)])  # EfficientViT: one for each head
+    several.qkv = nn.ModuleList([nn.Linear(8, 24), nn.Linear(8, 24)])
     several.head = nn.Linear(8, 8)
     assert [view.name for view in Weights("cnn").select(several)] == ["head.weight"]
     assert reason_of(several, "qkv.1").startswith("fused query-key-value of an unknown kind")
+    several.qkvs = nn.ModuleList([Conv(8, 24), Conv(8, 24)])  # EfficientViT: one for each head
+    several.key_dim, several.val_dim = 4, 16
+    assert rows_of(several, "qkvs.1.conv") == blocks(q=4, k=4, v=16)
 
 
 def own_rows(module: nn.Module, leaf: str, *inputs: torch.Tensor) -> dict[str, list[int]]:
