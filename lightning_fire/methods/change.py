@@ -178,8 +178,8 @@ def require_finite(tensors: Mapping[str, Tensor], by_ranks: bool = False) -> Non
 
     Of sharded ones, each rank looks at its part. `by_ranks`: each rank has something finite for those it does not see.
     """
-    flags = [~_is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
-    flags = torch.stack([flag.to(flags[0].device) for flag in flags]).int()
+    found = [~_is_finite(tensor) for tensor in tensors.values()]  # on the devices of the tensors
+    flags = torch.stack([flag.to(found[0].device) for flag in found]).int()
     if by_ranks or any(is_sharded(tensor) for tensor in tensors.values()):
         distributed.all_reduce(flags)
     if broken := [name for name, flag in zip(tensors, flags.tolist(), strict=True) if flag]:

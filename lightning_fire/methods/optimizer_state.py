@@ -24,8 +24,11 @@ def listed(optimizers: Optimizers) -> list[Optimizer]:
     Raises:
         TypeError: If something else is among them.
     """
-    several = isinstance(optimizers, Iterable) and not isinstance(optimizers, str | Tensor | nn.Module | Optimizer)
-    given = list(optimizers.values() if isinstance(optimizers, Mapping) else optimizers) if several else [optimizers]
+    given: list[Any] = [optimizers]
+    if not _is_optimizer(optimizers) and isinstance(optimizers, Mapping):
+        given = list(optimizers.values())
+    elif not _is_optimizer(optimizers) and isinstance(optimizers, Iterable):
+        given = [optimizers] if isinstance(optimizers, str | Tensor | nn.Module) else list(optimizers)
     for wrong in (each for each in given if not _is_optimizer(each)):
         advice = "An optimizer has `param_groups`, and a dict `state` with the state of each parameter."
         if isinstance(wrong, LRScheduler):

@@ -38,9 +38,10 @@ class Weights(ByName):
     """Selects weight matrices of a model by a preset, narrowed by names.
 
     A weight is taken if the preset takes it, some pattern of `include` (if given) matches its name, and none of
-    `exclude` does. A tied weight is taken once. Never taken: weights that are frozen, belong to a target network beside
-    its original or overlap others in memory, depthwise convolutions, low-rank factors of adapters (LoRA), fused
-    projections in an unknown order (unless `splits` gives it), and weights of one row or column (unless `vectors`).
+    `exclude` does. A tied weight is taken once. Never taken: weights that are frozen (or, in a method that knows the
+    optimizers, trained by none), belong to a target network beside its original or overlap others in memory, depthwise
+    convolutions, low-rank factors of adapters (LoRA), fused projections in an unknown order (unless `splits` gives it),
+    and weights of one row or column (unless `vectors`).
 
     Args:
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear

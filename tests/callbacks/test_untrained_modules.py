@@ -8,7 +8,7 @@ from small_training import PlainData, PlainModule, fitted, state_of, trainer
 from test_compiled import METHODS
 from torch import nn
 
-from lightning_fire import AtEpochs, FIRECallback, FullReset, Parameters, ShrinkAndPerturb, Weights
+from lightning_fire import AtEpochs, FIRECallback, FullReset, OptimizerReset, Parameters, ShrinkAndPerturb, Weights
 from lightning_fire.methods.fire import plan_fire
 
 
@@ -86,6 +86,16 @@ def test_an_optimizer_of_another_model_is_an_error_before_training():
 
     with pytest.raises(ValueError, match=r"the given optimizers \(Adam\) train no parameter of Other"):
         fitted(FIRECallback(AtEpochs([1])), module=Other(), data=PlainData(), max_epochs=2)
+
+
+def test_a_reset_of_optimizers_acts_beside_an_optimizer_of_copies():
+    class Copies(PlainModule):
+        def configure_optimizers(self):
+            return torch.optim.Adam([parameter.detach().clone() for parameter in self.parameters()])
+
+    callback = OptimizerReset(AtEpochs([1]))
+    fitted(callback, module=Copies(), data=PlainData(), max_epochs=2)
+    assert callback.num_events == 1
 
 
 def test_a_module_that_steps_by_itself_is_changed_by_requires_grad():

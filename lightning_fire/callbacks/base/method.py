@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -107,7 +107,12 @@ class MethodCallback(Callback):
         self.progress.return_to_epoch_end(checkpoint)
 
     def selecting(self, trainer: Trainer, pl_module: LightningModule) -> AbstractContextManager[Any]:
-        """Context manager: selections take only what the optimizers of the Trainer train."""
+        """Context manager: selections take only what the optimizers of the Trainer train.
+
+        A method that replaces no weights, such as a reset of optimizers, also acts beside optimizers that keep copies.
+        """
+        if not getattr(self, "replaces_weights", True):
+            return nullcontext()
         return trained_by(pl_module, trainer.optimizers, self._paused)
 
     def untrained(self, pl_module: LightningModule) -> Sequence[str]:
