@@ -22,12 +22,19 @@ _LINEAR = re.compile(
     r"(^|_)(fc\d*|lin(ear)?\d*|dense\d*|proj(ection|ector)?|head|out(put)?s?|logits?|classifier|pred(ictor|ictions?)?"
     r"|decoder|score|final|last|gate|router|policy|value|actor|critic|mlp|ffn?|w[a-z]?\d?|W?[qkvo]+|attn|query|key|\d+)(_|$)"
 )
-
+_PROJECTION = re.compile(r"(^|_)(proj(ect(ion)?)?|mapping|linear|dense|fc\d*)(_|$)")  # a Linear on or in an embedding
 _FEWEST = 16  # rows of a table; output layers of fewer are frequent
 
 
 def is_named_embedding(layer: str, parent: str) -> bool:
-    """Return whether the names of a layer and of the module that holds it are those of an embedding."""
+    """Return whether the names of a layer and of the module that holds it are those of an embedding.
+
+    Example:
+        >>> is_named_embedding("word_embeddings", "bert"), is_named_embedding("embedding_projection", "bert")
+        (True, False)
+    """
+    if _PROJECTION.search(layer):
+        return False
     return bool(_WHOLE.fullmatch(layer) or _NAMED.search(layer) or _NAMED.search(parent))
 
 

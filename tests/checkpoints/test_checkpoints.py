@@ -41,6 +41,9 @@ from lightning_fire.nets import ResNet
         ("patch_embed.proj.weight", (8, 3, 4, 4), "F32", "taken"),  # a convolution that cuts patches
         ("normals_head.weight", (4, 3), "F32", "taken"),
         ("embed_out.weight", (9, 4), "F32", "taken"),  # the output layer of GPT-NeoX
+        ("embeds.proj.weight", (8, 48), "F32", "taken"),  # of patches, in timm's NaFlexViT
+        ("encoder.embedding_hidden_mapping_in.weight", (8, 4), "F32", "taken"),  # of ALBERT
+        ("value_embedding.value_projection.weight", (8, 15), "F32", "taken"),  # of a time series transformer
         ("fc.bias", (4,), "F32", "not a matrix"),
         ("fc.weight", (4, 3), "F8_E4M3", "quantised or complex (F8_E4M3)"),
         ("fc.weight", (4, 3), "I8", "quantised or complex (I8)"),
