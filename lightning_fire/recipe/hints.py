@@ -1,10 +1,13 @@
 """Hints on mistakes in a recipe, printed before the message of jsonargparse."""
 
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -25,6 +28,9 @@ def hint(message: str) -> str | None:
     value = re.search(r"(?:Given|Got) value: (.+)", message)
     key = re.match(r'Parser key "([\w.]+)":', message)
     place = f"{key[1]}: " if key else ""
+    if (found := re.search(r"No module named '([\w.]+)'", message)) and "pip install" not in message:
+        known = [*(path.stem for path in Path().glob("*.py")), "lightning_fire"]
+        return f"{place}there is no module {found[1]}" + _nearest(found[1], known)
     if found := re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message):
         known = [name for name, kind in vars(sys.modules.get(found[1], re)).items() if inspect.isclass(kind)]
         return f"{place}{found[1]} has no class {found[2]}" + _nearest(found[2], known)
@@ -35,8 +41,7 @@ def hint(message: str) -> str | None:
         if option[1].rpartition(".")[2] == "class_path":
             given = f", got {value[1]}" if value else ""
             return f"{place}the arguments of a class belong under init_args, beside its class_path{given}"
-        kind = _class(name)
-        arguments = list(inspect.signature(kind).parameters) if kind else []
+        arguments = _arguments(_class(found[1]))
         return f"{place}{name} has no argument {option[1]}" + _nearest(option[1], arguments)
     if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
@@ -53,9 +58,28 @@ def hint(message: str) -> str | None:
     return None
 
 
-def _class(path: str) -> type | None:
-    name = path.rpartition(".")[2]
-    return next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
+def _class(path: str) -> Any:
+    """Return a class of this package or another by its short name, or any by its path; None if there is none."""
+    module, _, name = path.rpartition(".")
+    short = next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
+    try:
+        return pkgutil.resolve_name(path) if module else short
+    except (ImportError, AttributeError, ValueError):
+        return short
+
+
+def _arguments(kind: Any) -> list[str]:
+    """Return the names of the arguments of a class, with those of its bases that it hands its `**options` on to."""
+    names: list[str] = []
+    for constructor in (
+        [vars(base).get("__init__") for base in inspect.getmro(kind)] if inspect.isclass(kind) else [kind]
+    ):
+        if inspect.isfunction(constructor):
+            parameters = inspect.signature(constructor).parameters.values()
+            names += [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return [name for name in names if name != "self"]
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Misspelt names in a recipe: the error is one line that names what was meant."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,4 +34,44 @@ def test_a_mistake_is_one_line_that_names_what_was_meant(tmp_path, monkeypatch, 
     Path("odd.yaml").write_text("trainer: {':': 3}")
     Path("flat.yaml").write_text("method: {class_path: FIRECallback, steps: 3, when: {class_path: AtNewData, at: 1}}")
     (line,) = error_of(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
+    assert message in line
+
+
+OWN = """
+from lightning_fire.callbacks import FullReset
+from lightning_fire.data import SmallFashionMNISTDataModule
+
+class Own(FullReset):
+    def __init__(self, strength: float = 1.0):
+        super().__init__()
+
+class Data(SmallFashionMNISTDataModule):
+    def __init__(self, extra: int = 0, **options):
+        super().__init__(**options)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--method.class_path", "own_hints.Own", "--method.strenght", "3"],
+            "method: Own has no argument strenght; did",
+        ),
+        (["--method.class_path", "own_hints.Owm"], "own_hints has no class Owm; did you mean Own?"),
+        (["--method.class_path", "own_hnits.Own"], "there is no module own_hnits; did you mean own_hints?"),
+        # of a base class
+        (
+            ["--data.class_path", "own_hints.Data", "--data.batch_sise", "3"],
+            "argument batch_sise; did you mean batch_size?",
+        ),
+        (["--data.class_path", "own_hints.Data", "--data.extr", "3"], "Data has no argument extr; did you mean extra?"),
+    ],
+)
+def test_names_of_ones_own_classes_are_found(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("own_hints.py").write_text(OWN)
+    (line,) = error_of(["fit", str(tiny_recipe(tmp_path, {})), *words], capsys).partition("error: ")[2].splitlines()
+    sys.modules.pop("own_hints", None)
     assert message in line
