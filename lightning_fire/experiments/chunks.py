@@ -42,6 +42,11 @@ class Metric:
         known = {"val": "on the validation data", "train": "on the training data", "test": "on the test data"}
         return known.get(self.key.partition("/")[0], "as the module logs it")
 
+    @property
+    def logged_by(self) -> str:
+        """Stage of an epoch that logs it."""
+        return "training" if self.key.startswith("train/") else "a validation (see check_val_every_n_epoch)"
+
     def of(self, curves: Curves) -> Series:
         """Return its curve."""
         return curves.get(f"{self.key}_seen", curves.get(self.key, (np.array([]), np.array([]))))
@@ -157,7 +162,7 @@ class ChunkReport(Report):
 
     @classmethod
     def lacking(cls, curves: Curves, metric: Metric = Metric()) -> dict[str, str]:
-        needed = {_CHUNK: "PlasticityMonitor", **({} if len(metric.of(curves)[0]) else {metric.key: "validation"})}
+        needed = {_CHUNK: "PlasticityMonitor", **({} if len(metric.of(curves)[0]) else {metric.key: metric.logged_by})}
         return {key: who for key, who in needed.items() if key not in curves}
 
     @cached_property
