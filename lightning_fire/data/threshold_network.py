@@ -13,7 +13,7 @@ class ThresholdNetwork(NamedTuple):
     weights of −1, plus half its bias.
 
     Source: the target network of Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, as in
-    their code (shibhansh/loss-of-plasticity, `lop/nets/fix_ltu_net.py`). In the article S counts the weights alone.
+    their code (shibhansh/loss-of-plasticity, `lop/nets/fix_ltu_net.py`). The comment there counts the weights alone.
 
     Attributes:
         weights: Weights of the units, (hidden_units, bits).
