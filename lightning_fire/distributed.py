@@ -1,6 +1,8 @@
 """Several processes: sharded tensors (DTensor, of FSDP2 and tensor parallelism), and reductions over ranks."""
 
+import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -107,7 +109,22 @@ def assign(costs: Sequence[int], ranks: int) -> list[int]:
     return owners
 
 
-def warn(message: str) -> None:
-    """Warn once, on rank 0."""
-    if rank() == 0:
-        warnings.warn(message, stacklevel=3)
+_warned: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
+
+
+def warn(message: str, owner: object) -> None:
+    """Warn on rank 0, once for each owner, such as a model or an optimizer.
+
+    Python by itself shows a line once in a process, also if it is about another model.
+    """
+    seen = _warned.setdefault(owner, set())
+    if rank() == 0 and message not in seen:
+        show_warning(message, depth=3)
+    seen.add(message)
+
+
+def show_warning(message: str, category: type[Warning] = UserWarning, depth: int = 2) -> None:
+    """Issue a warning, as at the caller `depth` frames above, also if the same one has been shown there before."""
+    frame = sys._getframe(depth)
+    place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
+    warnings.warn_explicit(message, category, *place)  # without a registry of what has been shown

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from lightning_utilities.core.rank_zero import rank_zero_only
 
+from lightning_fire.distributed import show_warning
+
 logger = logging.getLogger("lightning_fire")
 logger.setLevel(logging.INFO)
 if not logging.getLogger().hasHandlers():  # as Lightning's own: shown, unless the program configures logging
@@ -17,6 +19,12 @@ if not logging.getLogger().hasHandlers():  # as Lightning's own: shown, unless t
 def inform(message: str) -> None:
     """Log a message at level INFO, on rank 0 alone."""
     logger.info(message)
+
+
+@rank_zero_only
+def rank_zero_warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn on rank 0 alone. Lightning's own function shows a line once in a process, also in another training."""
+    show_warning(message, category, depth=3)  # behind the decorator
 
 
 _told: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()

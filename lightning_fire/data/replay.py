@@ -10,12 +10,11 @@ import torch
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.contracts import HasAct, HasNStep, offers
-from lightning_fire.messages import inform
+from lightning_fire.messages import inform, rank_zero_warn
 
 if TYPE_CHECKING:
     from lightning_fire.experience.rounds import Evaluation, Rounds

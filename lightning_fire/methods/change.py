@@ -11,7 +11,7 @@ from typing import ParamSpec
 import torch
 from torch import Tensor, distributed, nn
 
-from lightning_fire.distributed import assign, is_sharded, local, put, rank, sum_over_ranks, warn, world_size
+from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
 from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.report import COLUMNS, Report, difference, report_of
@@ -49,8 +49,8 @@ class Change:
 
         Warns of what is left out.
         """
-        for sentence in self.left_out:
-            warn(f"the change {sentence}")
+        for sentence in self.left_out if rank() == 0 else ():
+            show_warning(f"the change {sentence}", depth=3)
         to_the_end(self.make)
         return self.report
 

@@ -69,7 +69,7 @@ def plan_fire(
 
     change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work, measure)
     if zeros := change.report.zeros:
-        warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}")
+        warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
     return replace(change, left_out=left_out)
 
 

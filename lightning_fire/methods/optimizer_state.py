@@ -76,7 +76,8 @@ def reset_optimizer_state(
         if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen):
             warn(
                 f"{type(optimizer).__name__} keeps tensors as large as its parameters in {', '.join(kept)}, outside of"
-                " their state: they are not dropped at an event."
+                " their state: they are not dropped at an event.",
+                optimizer,
             )
 
 

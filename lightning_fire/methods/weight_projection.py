@@ -49,7 +49,8 @@ class WeightProjection:
         if not normalization_layers(model):
             warn(
                 f"{type(model).__name__} has no normalisation layer: fixing the norms of its weights limits what it can"
-                " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity."
+                " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity.",
+                model,
             )
 
     @torch.no_grad()

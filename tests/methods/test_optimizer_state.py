@@ -246,6 +246,7 @@ def test_warns_of_state_that_cannot_be_reached(where):
     match = f"Hidden keeps tensors as large as its parameters in {name}, outside of their state: they are not dropped"
     with pytest.warns(UserWarning, match=match):
         follow_policy("touched", [optimizer], [net[2].weight])
+    net, optimizer = stepped(lambda parameters: Hidden(parameters, where), steps=0)  # another: each is warned of once
     with pytest.warns(UserWarning, match=match) if where != "state" else warnings.catch_warnings():
         follow_policy("all", [optimizer], [])
     follow_policy("keep", [optimizer], [net[2].weight])

@@ -5,7 +5,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
@@ -21,7 +20,7 @@ from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues, V
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
-from lightning_fire.messages import inform
+from lightning_fire.messages import inform, rank_zero_warn, tell_once
 from lightning_fire.methods.change import Change, to_the_end
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.methods.report import in_words
@@ -246,7 +245,7 @@ class EventCallback(MethodCallback):
                     "they are the initial values, with which the first fit of this callback began; if that fit"
                     " continued from weights trained before, use fresh_seed=0"
                 )
-            rank_zero_warn(f"{name} has changed no weight: {why}.")
+            tell_once(trainer, f"{name} has changed no weight: {why}.", rank_zero_warn)
         log_now(trainer, {f"{self.name}/event": float(self.num_events), **values})
         mark_event(trainer, self.name, values, sentence)
 

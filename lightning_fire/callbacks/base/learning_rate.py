@@ -1,7 +1,8 @@
 """Warning where the learning rate stays near 0 after an event."""
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lightning_fire.messages import rank_zero_warn
 
 _STEPS = 100  # to wait for the end of a warm-up
 _NEAR_0 = 0.01  # of the initial or, of a cycle, the highest learning rate

@@ -8,12 +8,11 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.nn import Parameter
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
-from lightning_fire.messages import inform
+from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import HiddenUnits

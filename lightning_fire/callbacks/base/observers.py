@@ -3,7 +3,6 @@
 import time
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_fire._lightning import is_a
@@ -11,7 +10,7 @@ from lightning_fire.callbacks.base.log import step_of_logs
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.validation import validation_metrics
-from lightning_fire.messages import tell_once
+from lightning_fire.messages import rank_zero_warn, tell_once
 from lightning_fire.methods.change import Change
 from lightning_fire.where import Weights
 

@@ -4,11 +4,11 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,7 +19,7 @@ from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ra
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
-from lightning_fire.messages import tell_once
+from lightning_fire.messages import rank_zero_warn, tell_once
 
 _HALF = (torch.float16, torch.bfloat16)
 _AT_LEAST = 4  # products: a first vector close to an eigenvector of another eigenvalue must not stop the iteration
@@ -179,7 +179,7 @@ class UpcomingBatch:
         except Exception as error:  # a measurement must not end training
             kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
             message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) switches it off."
-            rank_zero_warn(message, category=RuntimeWarning)
+            tell_once(self._trainer, message, partial(rank_zero_warn, category=RuntimeWarning))
             return {}
         return {key: found.value, f"{key}_residual": found.residual}
 

@@ -1,0 +1,62 @@
+"""Warnings are shown for each model and each training, under the filter with which Python shows a line once."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from small_training import GrowingData, PlainModule, trainer
+from torch import nn
+
+from lightning_fire import FIRECallback, WhenMetric, fire_, methods
+from lightning_fire.messages import rank_zero_warn
+
+
+@pytest.fixture
+def caught():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+        yield found
+
+
+def about(caught, words):
+    return [warning for warning in caught if words in str(warning.message)]
+
+
+def test_once_for_each_model(caught):
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    for model in (models[0], models[0], models[1]):
+        nn.init.zeros_(model.weight)
+        fire_(model)
+    assert len(about(caught, "FIRE leaves all-zero matrices at zero")) == 2
+
+
+def test_once_for_each_optimizer(caught):
+    class WithCopies(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            self.copies = [parameter.clone() for group in self.param_groups for parameter in group["params"]]
+
+    for _ in range(2):
+        model = nn.Linear(2, 2)
+        optimizer = WithCopies(model.parameters())
+        for _ in range(2):
+            methods.reset_optimizer_state(optimizer)
+    assert len(about(caught, "WithCopies keeps tensors as large as its parameters")) == 2
+
+
+def test_once_for_each_training(caught):
+    for _ in range(2):
+        fit = trainer(FIRECallback(WhenMetric("not_logged", above=1)), max_epochs=1)
+        fit.fit(PlainModule(), GrowingData())
+    assert len(about(caught, "FIRECallback waits for not_logged")) == 2
+
+
+def test_a_warning_is_shown_where_it_is_raised_and_can_be_an_error(caught):
+    for _ in range(2):
+        rank_zero_warn("look", RuntimeWarning)
+    assert [(w.category, Path(w.filename).name) for w in caught] == [(RuntimeWarning, Path(__file__).name)] * 2
+    warnings.simplefilter("error")
+    with pytest.raises(UserWarning, match="look"):
+        rank_zero_warn("look")
