@@ -22,7 +22,7 @@ from lightning_fire import (
 from lightning_fire.functional import srank
 
 AT_HALF = AtFraction(0.5)
-OF = {"dqn": (small_dqn, Corridor, Weights("cnn")), "sac": (small_sac, Slope, Weights("sac"))}
+OF = {"dqn": (small_dqn, Corridor, Weights("cnn")), "sac": (small_sac, Slope, Weights("sac", vectors=True))}
 
 
 def exact_lambda_max(module, batch) -> float:
