@@ -1,6 +1,7 @@
 """`lightning-fire compare`."""
 
 import argparse
+import importlib
 import json
 import os
 import pkgutil
@@ -142,7 +143,10 @@ def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path,
     recipe = find_recipe(options.recipe)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     extra = merged(find_overlay(options.config) if options.config else {}, nested(options.set))
-    return recipe, options.output or Path("runs", f"{recipe.name}{ending}"), seeds, extra
+    output = options.output or Path("runs", f"{recipe.name}{ending}")
+    if output.is_file():
+        raise ValueError(f"--output {output} is a file: name a folder")
+    return recipe, output, seeds, extra
 
 
 def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "Engine":
@@ -279,8 +283,10 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
     here = os.getcwd()
     sys.path.insert(0, here)  # as the program that trains has it
     try:
-        short = "." not in path  # one of ours, or unknown here
-        kind = getattr(pkgutil.resolve_name("lightning_fire.data"), path, None) if short else pkgutil.resolve_name(path)
+        if "." in path:
+            kind = pkgutil.resolve_name(path)
+        else:
+            kind = getattr(importlib.import_module("lightning_fire.data"), path, None)
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
     finally:

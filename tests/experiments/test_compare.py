@@ -309,6 +309,14 @@ def test_unknown_recipe(tmp_path, capsys):
     assert f"unknown recipe {tmp_path}: neither a file nor a name of `lightning-fire recipes`" in error
 
 
+@pytest.mark.parametrize("words", [["compare"], ["ablation"], ["sweep", "--method", "fire", "--space", "space.yaml"]])
+def test_an_output_that_is_a_file_is_refused_before_training(recipe, words, capsys):
+    Path("taken").touch()
+    with pytest.raises(SystemExit) as error:
+        main([words[0], str(recipe), *words[1:], "--output", "taken"])
+    assert error.value.code == 2 and "--output taken is a file: name a folder" in capsys.readouterr().err
+
+
 def test_files_of_others_are_not_removed(recipe, tmp_path, capsys):
     precious = tmp_path / "out/vanilla/seed0/thesis.txt"
     precious.parent.mkdir(parents=True)
