@@ -7,6 +7,7 @@ king_james_python_small_gpt. FIRE, five steps, acts between them on every Linear
 all scales.
 """
 
+import argparse
 import copy
 import time
 from collections.abc import Sequence
@@ -258,7 +259,7 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     """Draw how far the paper's scale ends above Procrustes', by the ratio of norms; points are seeds."""
     figure, axes = plt.subplots(figsize=(7.2, 4.2))
     for (net, std, rate, first, second), own in gains(runs).groupby(CASE, sort=False):
-        label = f"{NETS_IN_WORDS[net]}, std {std:g}, rate {rate:g}, {first} + {second} steps"
+        label = f"{NETS_IN_WORDS[net].strip('`')}, std {std:g}, rate {rate:g}, {first} + {second} steps"
         axes.plot(own.ratio, own.gain, "os"[net != "GPT"], label=label, markersize=4, alpha=0.8)
     axes.axhline(0, color="grey", linewidth=1)
     axes.axvline(1, color="grey", linewidth=1)
@@ -269,14 +270,22 @@ def draw(runs: pd.DataFrame, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
+def more_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this study."""
+    parser.add_argument("--root", default="data", help="folder with text/kjv.txt")
+    parser.add_argument("--others", action="store_true", help="also a lower rate, and a longer phase 2")
+
+
 def main() -> None:
     """Run the study."""
-    options = arguments(__doc__, "language_scale", lambda parser: parser.add_argument("--root", default="data"))
-    start, parts = time.perf_counter(), settings(options.seed_range, options.root)
-    runs = pd.concat([run(part, options.folder, options.jobs, run_batch) for part in parts], ignore_index=True)
+    options, start, parts = arguments(__doc__, "language_scale", more_arguments), time.perf_counter(), []
+    usual, others = settings(options.seed_range, options.root)
+    for part in (usual, others) if options.others else (usual,):
+        parts.append(run(part, options.folder, options.jobs, run_batch))
+        print(f"\n{table(parts[-1])}\n")
+    runs = pd.concat(parts, ignore_index=True)
     means = gains(runs).groupby(CASE)[["ratio", "gain"]].mean()
-    print(table(runs))
-    print(f"\nrank correlation of ratio and gain over {len(means)} cases: {means.corr('spearman').ratio.gain:.2f}")
+    print(f"rank correlation of ratio and gain over {len(means)} cases: {means.corr('spearman').ratio.gain:.2f}")
     draw(runs, options.folder / "language_scale.png")
     finish(runs, start)
 

@@ -39,7 +39,8 @@ class FIRECallback(EventCallback):
         coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
         scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
             smallest Frobenius error for each matrix; `auto`: `paper` for weights followed by a normalization layer,
-            otherwise `procrustes`.
+            otherwise `procrustes`. For an MLP in classification, or a language model after a short first training, try
+            `procrustes` (docs/which_scale.md, docs/language_scale.md).
         optimizer: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights, `all`
             everything, as the paper does in vision and language (where `OptimizerReset` does it for every method).
         log: What to log. Default: `Log()`.

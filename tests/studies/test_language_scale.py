@@ -107,7 +107,7 @@ def test_the_table_pairs_seeds(tmp_path):
 def test_the_study_ends_with_its_table_and_its_figure(tiny, tmp_path, capsys, monkeypatch):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "kjv.txt").write_bytes(bytes(range(97, 123)) * 100)
-    words = [str(tmp_path / "out"), "--root", str(tmp_path), "--seeds", "2", "--jobs", "1"]
+    words = [str(tmp_path / "out"), "--others", "--root", str(tmp_path), "--seeds", "2", "--jobs", "1"]
     monkeypatch.setattr(sys, "argv", ["language_scale", *words])
     threads = torch.get_num_threads()
     study.main()
