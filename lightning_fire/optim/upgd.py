@@ -1,6 +1,7 @@
 """Optimizer: utility-based perturbed gradient descent (Elsayed & Mahmood, ICLR 2024)."""
 
 from collections.abc import Callable, Iterable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -59,8 +60,9 @@ class UPGD(Optimizer):
             loss = None if closure is None else closure()
         stepped = [(group, p) for group in self.param_groups for p in group["params"] if p.grad is not None]
         utilities = [self._updated_utility(group, parameter) for group, parameter in stepped]
-        maxima = [utility.max().to(utilities[0].device) for utility in utilities]
-        largest = torch.stack(maxima).max().item() if maxima else 0.0
+        dtype = reduce(torch.promote_types, (utility.dtype for utility in utilities), torch.float32)
+        maxima = [utility.max().to(utilities[0].device, dtype) for utility in utilities]
+        largest = torch.stack(maxima).max() if maxima else torch.zeros(())  # not read, which would wait for a GPU
         first = self.param_groups[0]
         seed = first["seed"] + 1_000_003 * (first["num_steps"] + 1)  # far from that of another run
         generators = {d: Generator(d).manual_seed(seed) for d in {parameter.device for _, parameter in stepped}}
@@ -78,10 +80,12 @@ class UPGD(Optimizer):
         state["step"] += 1
         return state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)  # type: ignore[no-any-return]
 
-    def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: float, generator: Generator) -> None:
+    def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: Tensor, generator: Generator) -> None:
         state = self.state[parameter]
         utility = state["utility"] / (1 - group["utility_decay"] ** state["step"])
-        scaled = (utility / largest).sigmoid_() if largest else torch.full_like(utility, 0.5)
+        largest = largest.to(utility.device)
+        ratio = utility / largest  # of the dtype of the utility, as `largest` has no dimensions
+        scaled = torch.where(largest == 0, torch.zeros_like(ratio), ratio).sigmoid_()
         noise = torch.empty_like(parameter).normal_(generator=generator) * group["noise"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_((parameter.grad + noise) * (1 - scaled), alpha=-group["lr"])

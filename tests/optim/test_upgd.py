@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import PlainModule, assert_same_weights, fitted
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fire import UPGD
 from lightning_fire.methods.initial_values import seed_of_draw
@@ -128,3 +129,23 @@ def test_an_optimizer_reset_drops_utilities():
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
         UPGD([nn.Parameter(torch.ones(1))], **options)
+
+
+class NothingRead(TorchDispatchMode):
+    """Fails where a value of a tensor becomes a Python number, for which a program waits for a GPU."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        assert operator is not torch.ops.aten._local_scalar_dense.default
+        return operator(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("gradient", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_reads_no_value(gradient, dtype):
+    weights = [nn.Parameter(torch.ones(2, 3, dtype=dtype)), nn.Parameter(torch.ones(2))]
+    optimizer = UPGD(weights)
+    for weight in weights:
+        weight.grad = torch.full_like(weight, gradient)
+    with NothingRead():
+        optimizer.step()
+    assert all(weight.isfinite().all() for weight in weights)
