@@ -11,18 +11,20 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.change import Change
 from lightning_fire.methods.optimizer_state import with_inner
 
+_COUNTS = ("num_steps", "step", "k")  # of steps, that optimizers keep in their groups, as UPGD does for its noise
+
 
 class RestartSchedulers(EventCallback):
     """Restarts the learning-rate schedules when new data arrives, by calling `configure_optimizers` again.
 
     Schedulers and the settings of parameter groups (learning rate, momentum, weight decay) are then those of a new
     training, also for `OneCycleLR`, `ReduceLROnPlateau` and schedules of other libraries. Parameters that were trained
-    before keep their optimizer state (moments, step counts); new ones, as of a larger head, are added. Groups that were
-    added to an optimizer later, as `BackboneFinetuning` does, are not changed.
+    before keep their optimizer state (moments, step counts, also those that are kept by group); new ones, as of a
+    larger head, are added. Groups that were added to an optimizer later, as `BackboneFinetuning` does, do not change.
 
     A schedule in optimizer steps gets its length from `configure_optimizers`, which runs with the new data loaded:
-    `self.trainer.num_training_batches` is an epoch of it, `self.trainer.estimated_stepping_batches` is `max_epochs`
-    times that.
+    `self.trainer.estimated_stepping_batches` is `max_epochs` times an epoch of it. `self.trainer.num_training_batches`
+    is that epoch only at an event: at the first call, before training, no data is loaded and it is `inf`.
 
     `Classifier` and `LanguageModel` restart their learning rates by themselves and do not need this callback.
 
@@ -65,6 +67,8 @@ def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
         for old in with_inner(before):
             if type(old) is type(new):
                 new.state.update({parameter: state for parameter, state in old.state.items() if parameter in own})
+                for group, earlier in zip(new.param_groups, old.param_groups, strict=False):
+                    group.update({name: earlier[name] for name in _COUNTS if name in group and name in earlier})
 
 
 def _settings(optimizer: Optimizer) -> list[dict[str, Any]]:

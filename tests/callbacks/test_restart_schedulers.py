@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import BackboneFinetuning, ModelCheckpoint
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, resumed_from, trainer
 from torch.optim import lr_scheduler
 
-from lightning_fire import FIRECallback, RestartSchedulers
+from lightning_fire import UPGD, FIRECallback, RestartSchedulers
 
 EPOCHS = 2  # of each chunk; 2, 4 and 6 batches an epoch
 
@@ -192,3 +192,15 @@ def test_a_larger_head_is_taken_in():
     grows = Grows()
     module = fitted(grows, RestartSchedulers(), module=scheduled("cosine"))
     assert (module.net[5].weight[:3] - grows.start[:3]).abs().min() > 0
+
+
+def test_the_noise_of_upgd_is_not_repeated():
+    """It follows from the number of the step, which continues in the new optimizer."""
+
+    class WithUPGD(PlainModule):
+        def configure_optimizers(self):
+            return UPGD(self.parameters())
+
+    fit = trainer(RestartSchedulers(), max_epochs=4)
+    fit.fit(WithUPGD(), GrowingData((2, 2)))
+    assert [group["num_steps"] for group in fit.optimizers[0].param_groups] == [fit.global_step] == [12]
