@@ -1,6 +1,6 @@
 """Several processes: sharded tensors (DTensor, of FSDP2 and tensor parallelism), and reductions over ranks."""
 
-import sys
+import inspect
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -125,6 +125,6 @@ def warn(message: str, owner: object) -> None:
 
 def show_warning(message: str, category: type[Warning] = UserWarning, depth: int = 2) -> None:
     """Issue a warning, as at the caller `depth` frames above, also if the same one has been shown there before."""
-    frame = sys._getframe(depth)
+    frame = inspect.stack(0)[depth].frame
     place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
     warnings.warn_explicit(message, category, *place)  # without a registry of what has been shown

@@ -12,7 +12,7 @@ EVERYWHERE = {"_lightning", "contracts"}  # every room may import these two, whi
 MAY_IMPORT = {
     "_lightning": set(),
     "contracts": set(),
-    "messages": set(),
+    "messages": {"distributed"},
     "functional": {"functional"},
     "when": set(),
     "distributed": set(),

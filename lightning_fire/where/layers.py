@@ -248,7 +248,7 @@ def _is_usual_layer(module: object) -> bool:
 
 def _linear_layout(module: nn.Module) -> Layout | None:
     """Return how a Linear layer of another library stores its weight, by the sizes that it declares; else None."""
-    weight = dict.get(module._parameters, "weight")
+    weight = dict(nn.Module.named_parameters(module, recurse=False)).get("weight")
     if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return None
     for names in _LINEAR_SIZES:

@@ -114,7 +114,9 @@ def test_observations_of_training_alone_count(tmp_path):
 
 
 AFTER = {
-    "fire": lambda: FIRECallback(AtFraction(0.5), Weights("sac", vectors=True), log=Log(curvature=False), optimizer="all"),
+    "fire": lambda: FIRECallback(
+        AtFraction(0.5), Weights("sac", vectors=True), log=Log(curvature=False), optimizer="all"
+    ),
     "full_reset": lambda: FullReset(AtFraction(0.5), log=Log(curvature=False), where=Parameters()),
 }
 
