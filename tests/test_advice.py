@@ -32,8 +32,6 @@ def evidence_of(entry):
     if "minus" in entry:
         return SCRIPT["estimate"](entry)
     text = SCRIPT["cell"](entry["link"], entry["row"], entry["column"], entry["table"])
-    if "part" in entry:
-        text = re.search(rf"; {entry['part']} ([-+\d][^;]*)", text)[1]
     middle, *ends = SCRIPT["numbers"](text)[:3]
     return middle, tuple(ends) if len(ends) == 2 else None
 
