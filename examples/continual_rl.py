@@ -23,12 +23,13 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from lightning_fire import EveryNSteps, Parameters, fire_, full_reset_, initial_values, shrink_and_perturb_
+from lightning_fire import EveryNSteps, Parameters, Weights, fire_, full_reset_, initial_values, shrink_and_perturb_
 from lightning_fire.functional import dormant_fraction
 from lightning_fire.integrations.stable_baselines3 import ReinitCallback
 from lightning_fire.methods import ReDo, Report, reset_optimizer_state
 
 RESETS = ("reset_optimizer", "reset_head", "full_reset", "shrink_and_perturb", "redo")
+EVERY_MATRIX = Weights(vectors=True)  # with the head of values, of one row
 METHODS = ("vanilla", *RESETS, "fire", "fire_procrustes")
 ENVIRONMENTS, STEPS, ROLLOUTS = 32, 64, 15  # side by side, steps of each in a rollout, rollouts in a task
 TIMESTEPS = ENVIRONMENTS * STEPS * ROLLOUTS  # of a task: 30,720
@@ -190,8 +191,8 @@ def callbacks_of(method: str, agent: PPO, results: Results) -> list[BaseCallback
         "full_reset": partial(full_reset_, target=initial),
         "shrink_and_perturb": partial(shrink_and_perturb_, target=initial, strength=0.8),
         "redo": redo,
-        "fire": fire_,
-        "fire_procrustes": partial(fire_, scale="procrustes"),
+        "fire": partial(fire_, where=EVERY_MATRIX),
+        "fire_procrustes": partial(fire_, where=EVERY_MATRIX, scale="procrustes"),
     }
     return [ReinitCallback(acts[method], EveryNSteps(TIMESTEPS))]
 

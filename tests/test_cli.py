@@ -443,7 +443,7 @@ def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, caps
     for place in ("mine.py", "mine.py/below"):
         with pytest.raises(SystemExit) as error:
             main(["init", place])
-        assert error.value.code == 2 and "mine.py cannot be written: " in capsys.readouterr().err.splitlines()[-1]
+        assert error.value.code == 2 and f"{place} cannot be written: " in capsys.readouterr().err.splitlines()[-1]
     for number in range(6):
         for part in ("train", "test"):
             place = tmp_path / "images" / part / f"class{number % 2}"

@@ -38,7 +38,7 @@ def test_blocks_are_taken(page, monkeypatch, tmp_path, capsys):
 )
 def test_commands_in_sentences_are_taken(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    for command in IN_TEXT.findall(page.read_text()):
+    for command in dict.fromkeys(IN_TEXT.findall(page.read_text())):
         words = shlex.split(command.partition(r"\|")[0])
         if len(words) > 2:  # `lightning-fire compare` alone names a command
             try:

@@ -35,8 +35,8 @@ class DASH(EventCallback):
         minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
         num_batches: Number of batches of new data, at most one epoch. Default: so many that earlier batches would have
             less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
-        where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
-            convolution weight.
+        where: The weights to shrink; their biases go with them. Default:
+            `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
         optimizer: Whose optimizer state to drop: `keep`, `touched` or `all`.
         log: What to log. Default: `Log()`.
 
@@ -68,7 +68,7 @@ class DASH(EventCallback):
         check_policy(optimizer)
         self.alpha, self.minimum, self.optimizer = alpha, minimum, optimizer
         self.num_batches = num_batches or (1 if alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - alpha)))
-        self.where = checked(where, Weights(preset="cnn"))
+        self.where = checked(where, Weights(preset="cnn", vectors=True))
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         gradients = partial(gradients_on_new_data, trainer, pl_module, num_batches=self.num_batches)

@@ -18,7 +18,8 @@ class IsometryDecay(PenaltyCallback):
     Args:
         strength: λ (paper: 1e-3, with a learning rate of 1e-4).
         start_chunk: Number of changes of the data before which it does nothing.
-        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights to act on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -28,7 +29,7 @@ class IsometryDecay(PenaltyCallback):
 
     def __init__(self, strength: float, start_chunk: int = 0, where: Weights | None = None):
         super().__init__(strength, start_chunk)
-        self.where = checked(where, Weights(preset="cnn"))
+        self.where = checked(where, Weights(preset="cnn", vectors=True))
 
     def make(self, pl_module: LightningModule) -> methods.IsometryDecay:
         return methods.IsometryDecay(pl_module, self.strength, self.where)

@@ -17,7 +17,8 @@ class Parseval(PenaltyCallback):
         strength: λ, the factor of the penalty.
         scale: s: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
         start_chunk: Number of changes of the data before which it does nothing (paper, warm start: 1).
-        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights to act on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
         norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
             do in their code.
 
@@ -39,7 +40,7 @@ class Parseval(PenaltyCallback):
         if not scale > 0:
             raise ValueError(f"`scale` must be above 0, got {scale}")
         self.scale, self.norms = scale, norms
-        self.where = checked(where, Weights(preset="cnn"))
+        self.where = checked(where, Weights(preset="cnn", vectors=True))
 
     def show_selection(self, pl_module: LightningModule) -> str:
         scales = "\nand the scales of normalisation layers" if self.norms else ""

@@ -19,7 +19,8 @@ class SpectralRegularization(PenaltyCallback):
     Args:
         strength: λ, the factor of the penalty.
         start_chunk: Number of changes of the data before which it does nothing.
-        where: The weights to act on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights to act on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.
@@ -29,7 +30,7 @@ class SpectralRegularization(PenaltyCallback):
 
     def __init__(self, strength: float, start_chunk: int = 0, where: Weights | None = None):
         super().__init__(strength, start_chunk)
-        self.where = checked(where, Weights(preset="cnn"))
+        self.where = checked(where, Weights(preset="cnn", vectors=True))
         self.vectors: dict[str, Tensor] = {}  # estimates of singular vectors, which the method updates
 
     def show_selection(self, pl_module: LightningModule) -> str:

@@ -58,7 +58,7 @@ class Diagnosis:
 
     @property
     def dfi_ratio(self) -> float:
-        """Normalised DfI by that of the reference; NaN if that is 0, as that of a single row or column."""
+        """Normalised DfI by that of the reference; NaN if that is 0, as that of an isometry."""
         return self.value("dfi") / self.dfi_reference if self.dfi_reference > 1e-9 else nan
 
     def value(self, metric: str) -> float:
@@ -139,7 +139,7 @@ def mean_ratio(ratios: Iterable[float]) -> float:
 def _about_ratio(ratio: float, against_checkpoint: bool) -> str:
     """Format the mean ratio, with what it cannot show and the command that decides."""
     if isnan(ratio):
-        return "DfI has no reference: each weight is a single row or column, or not finite"
+        return "DfI has no reference: each weight is an isometry there, or not finite"
     reference = "the reference" if against_checkpoint else "new weights"
     return f"DfI × {ratio:.3g} that of {reference} (geometric mean)\n{_NO_CONCLUSION}"
 

@@ -44,8 +44,8 @@ def dash_(
             `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
         alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
         minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
-        where: The weights to shrink; their biases go with them. Default: `Weights(preset="cnn")`, every Linear and
-            convolution weight.
+        where: The weights to shrink; their biases go with them. Default:
+            `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
         optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is changed, `"all"` everything.
         measure: Whether to fill the report, which costs some matrix products.
@@ -98,7 +98,7 @@ def plan_dash(
     dash(torch.zeros(1), torch.zeros(1), minimum)  # raises if out of range
     check_policy(optimizer_state, "optimizer_state")
     with trained_by(model, optimizers) as optimizers:
-        weights, left_out = select_weights(model, where, Weights(preset="cnn"))
+        weights, left_out = select_weights(model, where, Weights(preset="cnn", vectors=True))
         biases = _biases_of(model, weights)
     require_finite({**{view.name: view.read() for view in weights}, **biases})
     parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))

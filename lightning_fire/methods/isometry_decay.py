@@ -17,7 +17,8 @@ class IsometryDecay(Parseval):
     Args:
         model: Any module.
         strength: λ, the factor of ‖WWᵀ − I‖_F², whose gradient the decay follows, at least 0.
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
 
     Raises:
         ValueError: If `strength` is below 0, or `where` matches no weight.

@@ -20,7 +20,8 @@ class Parseval(Penalty):
         model: Any module.
         strength: λ, the factor of the penalty, at least 0.
         scale: s, above 0: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
         norms: Also pull the scales γ of normalisation layers to ±1, by λ·Σ (γ² − 1)², as the authors of the FIRE paper
             do in their code.
 

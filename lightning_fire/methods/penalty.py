@@ -59,6 +59,6 @@ def views_of_weights(model: nn.Module, where: Weights | None) -> dict[str, list[
     names: dict[Parameter, str] = {}
     views: dict[str, list[WeightView]] = {}
     check_model(model)
-    for view in checked(where, Weights(preset="cnn")).select(model):
+    for view in checked(where, Weights(preset="cnn", vectors=True)).select(model):
         views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
     return views

@@ -26,7 +26,8 @@ class SpectralRegularization(Penalty):
     Args:
         model: Any module.
         strength: λ, the factor of the penalty, at least 0.
-        where: The weights it is on. Default: `Weights(preset="cnn")`, every Linear and convolution weight.
+        where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
+            convolution weight.
         vectors: Estimated right singular vectors by name of the weight, to continue from, see
             `functional.spectral_penalty`. Each step replaces them in this dict: keep it to resume. Default: new ones.
 

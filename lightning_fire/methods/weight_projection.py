@@ -43,7 +43,7 @@ class WeightProjection:
 
     def __init__(self, model: nn.Module, where: Weights | None = None):
         check_model(model)
-        default = Weights(preset="cnn")
+        default = Weights(preset="cnn", vectors=True)
         self.weights = weights_but_the_output(model) if where is None else checked(where, default).select(model)
         self.norms = {view.name: float(frobenius_norm(view.grid())) for view in self.weights}
         if not normalization_layers(model):
@@ -71,10 +71,10 @@ class WeightProjection:
 
 def weights_but_the_output(model: nn.Module) -> Sequence[WeightView]:
     """Return every Linear and convolution weight of a model but the last one in module order."""
-    weights = Weights(preset="cnn").select(model)
+    weights = Weights(preset="cnn", vectors=True).select(model)
     if len(weights) < 2:
         raise ValueError(
             f"{type(model).__name__} has no weight but {weights[0].name}, which is taken for its output layer: say"
-            ' which to rescale, where=Weights(preset="cnn")'
+            ' which to rescale, where=Weights(preset="cnn", vectors=True)'
         )
     return weights[:-1]

@@ -313,13 +313,18 @@ def test_the_mean_ratio_is_a_geometric_mean_of_what_is_known():
     assert math.isnan(mean_ratio([math.nan]))
 
 
-def test_a_single_row_has_no_reference(tmp_path, capsys):
-    path = write_safetensors(tmp_path / "model.safetensors", {"a.weight": torch.ones(1, 5)})
-    (row,) = main(["diagnose", str(path)])
+def test_an_isometry_is_no_reference(tmp_path, capsys):
+    path = write_safetensors(tmp_path / "model.safetensors", {"a.weight": draw(5, 5)})
+    isometry = write_safetensors(tmp_path / "isometry.safetensors", {"a.weight": torch.eye(5)})
+    (row,) = main(["diagnose", str(path), "--reference", str(isometry)])
     assert math.isnan(row.dfi_ratio)
-    text = capsys.readouterr().out
-    assert "a.weight  1×5    0.000  –            1.000" in text
-    assert "DfI has no reference: each weight is a single row or column" in text
+    assert "DfI has no reference: each weight is an isometry there, or not finite" in capsys.readouterr().out
+
+
+def test_weights_of_one_row_are_not_taken(tmp_path):
+    path = write_safetensors(tmp_path / "model.safetensors", {"a.weight": torch.ones(1, 5)})
+    with pytest.raises(SystemExit, match=r"1 one row or column: only its length would change \(a.weight\)"):
+        main(["diagnose", str(path)])
 
 
 @pytest.mark.parametrize("weight", [torch.eye(12), draw(12, 12), torch.ones(12, 12)], ids=["0.01", "1", "11"])

@@ -52,7 +52,7 @@ def test_a_tied_table_is_found(table):
     [
         {"attn.qkv.weight": (24, 8), "attn.out.weight": (8, 8), "mlp.weight": (8, 8)},
         {"actions.weight": (3, 8), "fc.weight": (8, 8)},
-        {"policy.weight": (30, 8), "value.weight": (1, 8), "fc.weight": (8, 8)},
+        {"policy.weight": (30, 8), "value.weight": (2, 8), "fc.weight": (8, 8)},
         {"body.weight": (16, 5), "mu.weight": (18, 16), "mu.bias": (18,), "log_std.weight": (18, 16)},
         {"attn.pos_proj.weight": (27, 8), "attn.linear_pos.weight": (27, 8), "fc.weight": (8, 8)},
         {"0.weight": (16, 5), "2.weight": (3, 16)},

@@ -66,7 +66,7 @@ class Validation:
 
     def _warn_of_chance(self, key: str, before: float, after: float) -> None:
         try:
-            outputs = Weights(preset="cnn").select(self._module)[-1].shape[0]
+            outputs = Weights(preset="cnn", vectors=True).select(self._module)[-1].shape[0]
         except ValueError:  # no weights
             return
         chance = 1 / max(2, outputs)
