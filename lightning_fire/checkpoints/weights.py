@@ -1,19 +1,19 @@
 """Selection of tensors of a file by name and shape: `lightning_fire.Weights` without a module."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch.nn import Parameter
 
 from lightning_fire.checkpoints.embeddings import embeddings_by_shape, is_named_embedding, is_of_tokens
-from lightning_fire.checkpoints.low_rank import low_rank_factors
 from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
 from lightning_fire.where.layers import LOW_RANK, Candidate, matrices_in, plain
+from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout
 from lightning_fire.where.weights import row_of
@@ -119,6 +119,13 @@ def select_tensors(tensors: Sequence[Stored], names: ByName, buffers: bool = Tru
     return taken
 
 
+def low_rank_factors_in_file(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """Return the `low_rank_factors` of tensors; all matrices, if these are pairs of factors, of an adapter alone."""
+    factors = low_rank_factors(shapes)
+    matrices = {name for name, shape in shapes.items() if len(shape) > 1}
+    return matrices if matrices <= factors.union(*(pair[:2] for pair in named_pairs(shapes))) else factors
+
+
 def _path_of(name: str) -> tuple[str, str, str]:
     """Split `h.0.attn.c_attn.weight` into the parents `h.0.attn`, the layer `c_attn` and the tensor `weight`."""
     *parents, layer, leaf = ["", *plain(name).split(".")]
@@ -127,7 +134,7 @@ def _path_of(name: str) -> tuple[str, str, str]:
 
 def _known_reasons(tensors: Sequence[Stored]) -> dict[str, str]:
     """Return reasons that only the tensors of a file together show."""
-    factors = low_rank_factors({stored.name: stored.shape for stored in tensors})
+    factors = low_rank_factors_in_file({stored.name: stored.shape for stored in tensors})
     return dict.fromkeys(embeddings_by_shape(tensors), EMBEDDING) | dict.fromkeys(factors, LOW_RANK)
 
 

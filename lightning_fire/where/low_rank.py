@@ -2,18 +2,24 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import permutations
 
-_NAMED = re.compile(r"(^|[._])((q|x|ada|dy|rs)?lora|loha|hada|lokr|vera|dora)(?=[._\dA-Z]|$)")
-_FIRST, _SECOND = ("A", "a", "down"), ("B", "b", "up")
+_NAMED = re.compile(
+    r"(?<![a-zA-Z])((q|x|g|ada|dy|rs)?lora|loha|hada|lokr|vera|dora)(?![a-z])|adapter_?(down|up)(?![a-z])"
+)
+_FIRST = re.compile(r"((?:.*_)?)(a$|u$|left$|down|(?<!_)[01]$)((?:_proj)?)", re.IGNORECASE)
+_SECOND = {"a": "b", "u": "v", "left": "right", "down": "up", "0": "1", "1": "2"}
+_BASES = ("", ".base_layer", ".base", ".linear", ".original", ".orig", ".wrapped", ".layer")
 
 
 def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[str] = ()) -> set[str]:
     """Return the names of weights that are factors of an adapter, whose product is a small correction of a weight.
 
-    These are: weights with "lora" (or another kind of adapter) in the name; two weights A (r, in) and B (out, r) of
-    one module, with r at most half of in and of out, if they are called A and B, or `…_a` and `…_b`, or down and up
-    and a weight (out, in) is beside them; or, whatever their names, if that weight is frozen and they are not.
+    One factor starts at 0 and stays near it: with the norm of a new weight, the correction would be a large one. These
+    are: weights with "lora" (or another kind of adapter) in the name; two weights A (r, in) and B (out, r), with r at
+    most half of in and of out, if they are called A and B, or if their names differ in one word (a and b, down and up,
+    …) and a weight (out, in) is beside or around them; or two trained weights of any name beside a frozen one.
 
     Args:
         shapes: The shape of each weight, `(out, in, *kernel)`, by names such as `layers.0.lora_down.weight`.
@@ -23,38 +29,49 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
         >>> shapes = {"q.weight": (64, 64), "q.down.weight": (4, 64), "q.up.weight": (64, 4), "head.weight": (9, 64)}
         >>> sorted(low_rank_factors(shapes))
         ['q.down.weight', 'q.up.weight']
+        >>> sorted(low_rank_factors({"encoder.weight": (4, 64), "decoder.weight": (64, 4)}))
+        []
     """
     found = {name for name in shapes if _NAMED.search(name)}
-    modules: dict[str, dict[str, str]] = defaultdict(dict)  # by its path, the weights of a module by their layers
-    for name, shape in shapes.items():
-        if len(shape) > 1:
-            parent, _, layer = name.removesuffix(".weight").rpartition(".")
-            modules[parent][layer] = name
-    for path, layers in modules.items():
-        bases = {shapes[name][:2] for name in layers.values()}
-        if whole := modules.get(path.rpartition(".")[0], {}).get(path.rpartition(".")[2]):  # a Linear with factors
-            bases.add(shapes[whole][:2])
-        trained = {layer: name for layer, name in layers.items() if name not in frozen and not layer.isdigit()}
-        fixed = {shapes[name][:2] for name in layers.values() if name in frozen}
-        for layer, name in trained.items():
-            for other in _others(layer, trained):
-                out, rank, inputs = shapes[trained[other]][0], shapes[name][0], shapes[name][1]
-                if shapes[trained[other]][1] != rank or 2 * rank > min(out, inputs):
-                    continue
-                named = _second_name(layer) == other
-                if (out, inputs) in (bases if named else fixed) or (named and layer == "A"):
-                    found |= {name, trained[other]}
+    layers = _layers(shapes)
+    modules: dict[str, set[str]] = defaultdict(set)  # by its path, the layers that a module holds
+    for layer in layers:
+        if not layer.rpartition(".")[2].isdigit():
+            modules[layer.rpartition(".")[0]].add(layer)
+    for a, b, module in named_pairs(shapes, numbers=True):
+        parents = module.split(".")
+        around = [".".join(parents[:end]) for end in range(len(parents), max(-1, len(parents) - 4), -1)]
+        bases = modules[module] | {f"{path}{base}".lstrip(".") for path in around for base in _BASES}
+        beside = {shapes[layers[base]][:2] for base in bases & set(layers)}
+        if a.removesuffix(".weight").endswith(".A") or (shapes[b][0], shapes[a][1]) in beside:
+            found |= {a, b}
+    for held in modules.values():
+        names = {layers[layer] for layer in held}
+        fixed = {shapes[name][:2] for name in names.intersection(frozen)}
+        for a, b in permutations(names.difference(frozen), 2) if fixed else ():
+            if _is_low_rank(shapes[a], shapes[b]) and (shapes[b][0], shapes[a][1]) in fixed:
+                found |= {a, b}
     return found
 
 
-def _others(layer: str, layers: Collection[str]) -> list[str]:
-    return [other for other in layers if other != layer]
+def named_pairs(shapes: Mapping[str, tuple[int, ...]], numbers: bool = False) -> Iterator[tuple[str, str, str]]:
+    """Yield the names of A (r, in) and B (out, r) that differ in a word (or number), and the module that holds both."""
+    layers = _layers(shapes)
+    for layer, a in layers.items():
+        words = layer.split(".")
+        for index, word in enumerate(words):
+            if (match := _FIRST.fullmatch(word)) and (numbers or not word.isdigit()):
+                before, first, after = match.groups()
+                second = _SECOND[first.lower()]
+                other = f"{before}{second.upper() if first.isupper() else second}{after}"
+                b = layers.get(".".join([*words[:index], other, *words[index + 1 :]]))
+                if b and _is_low_rank(shapes[a], shapes[b]):
+                    yield a, b, ".".join(words[:index])
 
 
-def _second_name(layer: str) -> str:
-    """Return the name of the second factor for that of the first one: `w_b` for `w_a`, `up` for `down`."""
-    for first, second in zip(_FIRST, _SECOND, strict=True):
-        name = re.sub(rf"(^|_){first}(?=$|_proj$)" if first == "down" else rf"(^|_){first}$", rf"\g<1>{second}", layer)
-        if name != layer:
-            return name
-    return ""
+def _layers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    return {name.removesuffix(".weight"): name for name, shape in shapes.items() if len(shape) > 1}
+
+
+def _is_low_rank(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    return len(a) == len(b) and a[0] == b[1] and 2 * a[0] <= min(a[1], b[0])

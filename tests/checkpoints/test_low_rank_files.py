@@ -7,7 +7,7 @@ from torch import nn
 
 from lightning_fire import Weights
 from lightning_fire.checkpoints import Stored, select_weights
-from lightning_fire.checkpoints.low_rank import low_rank_factors
+from lightning_fire.checkpoints.weights import low_rank_factors_in_file
 from lightning_fire.functional import fire
 
 NAMES = [  # of peft, kohya, diffusers, two adapters of one weight, and others
@@ -57,7 +57,7 @@ def test_factors_beside_their_weight_keep_their_values(tmp_path, names, base):
     ids=lambda shapes: next(iter(shapes)),
 )
 def test_layers_of_low_rank_are_not_adapters(shapes):
-    assert low_rank_factors(shapes) == set()
+    assert low_rank_factors_in_file(shapes) == set()
 
 
 def test_no_layer_of_common_networks_is_a_factor():
@@ -69,7 +69,9 @@ def test_no_layer_of_common_networks_is_a_factor():
         torchvision.models.MobileNetV2(width_mult=0.25),
         nn.Transformer(16, 2, 1, 1, 32, batch_first=True),
     ):
-        assert low_rank_factors({name: tuple(value.shape) for name, value in model.state_dict().items()}) == set()
+        assert (
+            low_rank_factors_in_file({name: tuple(value.shape) for name, value in model.state_dict().items()}) == set()
+        )
 
 
 def test_an_adapter_is_not_taken_by_its_name():
