@@ -80,7 +80,7 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     shared = _sharing_memory(named)
     targets = _target_networks({plain(path): module for path, module in modules.items()})
     shapes = {candidate.name: candidate.whole.shape for candidate in found.values()}
-    factors = low_rank_factors(shapes, {name for name, parameter in named.items() if not parameter.requires_grad})
+    factors = low_rank_factors(shapes, {name for name, parameter in named.items() if why_not_trained(parameter)})
     routers = _routers(shapes, {name: parameter for name, parameter in named.items() if parameter not in found})
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""

@@ -80,6 +80,15 @@ def test_fire_leaves_the_correction_as_it_is(names):
     assert torch.equal(model[0].correction(), before)
 
 
+def test_a_base_that_no_optimizer_trains_is_as_good_as_frozen():
+    model = nn.Sequential(Adapted("narrow", "wide").requires_grad_(True), nn.Linear(64, 8))
+    before = model[0].correction().clone()
+    trained = [*model[0].narrow.parameters(), *model[0].wide.parameters(), *model[1].parameters()]
+    with pytest.warns(UserWarning, match=r"leaves out 0\.base\.weight: no optimizer trains it"):
+        fire_(model, optimizers=torch.optim.SGD(trained, lr=0.1))
+    assert torch.equal(model[0].correction(), before)
+
+
 def test_a_projection_with_an_adapter_keeps_its_parts():
     """litgpt's LoRA: the fused layer is inside a wrapper that holds the factors."""
     attention = nn.Module()
