@@ -4,11 +4,21 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from small_training import PlainData, PlainModule, fitted, state_of, trainer
 from test_compiled import METHODS
 from torch import nn
 
-from lightning_fire import AtEpochs, FIRECallback, FullReset, OptimizerReset, Parameters, ShrinkAndPerturb, Weights
+from lightning_fire import (
+    AtEpochs,
+    EveryNEpochs,
+    FIRECallback,
+    FullReset,
+    OptimizerReset,
+    Parameters,
+    ShrinkAndPerturb,
+    Weights,
+)
 from lightning_fire.methods.fire import plan_fire
 
 
@@ -180,6 +190,34 @@ def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_
     assert {"critic.weight", "net.0.weight"} <= set(seen)
     assert all(torch.equal(value, backbone[key]) for key, value in module.backbone.state_dict().items())
     assert not module.critic.weight.requires_grad
+
+
+def test_it_is_also_changed_in_a_later_fit_after_an_error_and_after_a_resume(tmp_path):
+    """Each begins with the critic frozen, as the batch before has left it."""
+
+    class Watched(FIRECallback):
+        def plan(self, trainer, pl_module):
+            change = super().plan(trainer, pl_module)
+            self.names = {view.name for view in change.weights}
+            return change
+
+    class FailsIn(Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            if trainer.current_epoch == 2:
+                assert not copy.copy(callback)._stepped  # nor in a pickle
+                raise RuntimeError("in a batch")
+
+    module, callback = Gan(), Watched(EveryNEpochs(1))
+    fitted(callback, module=module, data=PlainData(), max_epochs=2).trainer.save_checkpoint(tmp_path / "end.ckpt")
+    every = callback.names
+    assert {"critic.weight", "net.0.weight"} <= every
+    with pytest.raises(RuntimeError, match="in a batch"):
+        trainer(callback, FailsIn(), max_epochs=3).fit(module, datamodule=PlainData(), ckpt_path=tmp_path / "end.ckpt")
+    assert callback.names == every and not callback._stepped
+    module.critic.requires_grad_(False)
+    resumed = Watched(EveryNEpochs(1))
+    fitted(resumed, module=module, data=PlainData(), max_epochs=3, ckpt_path=tmp_path / "end.ckpt")
+    assert resumed.names == every
 
 
 class FineTuned(PlainModule):

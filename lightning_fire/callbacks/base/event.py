@@ -34,6 +34,7 @@ from lightning_fire.when import (
     problem_of,
     watched_by,
 )
+from lightning_fire.where.layers import plain
 
 
 class EventCallback(MethodCallback):
@@ -162,9 +163,14 @@ class EventCallback(MethodCallback):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self._stepped:
-            self._paused = {parameter for parameter in self._stepped if not parameter.requires_grad}
-            self._stepped = set()
+            paused = {parameter for parameter in self._stepped if not parameter.requires_grad}
+            named = pl_module.named_parameters() if paused else ()
+            self._paused, self._stepped = [plain(name) for name, parameter in named if parameter in paused], set()
         super().on_train_batch_end(trainer, pl_module, *args)
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._stepped = set()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(self).__name__
@@ -258,12 +264,15 @@ class EventCallback(MethodCallback):
         source = data_source_of(trainer)
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_stepped": set()}
+
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "num_events": self.num_events}
+        return {**super().state_dict(), "num_events": self.num_events, "paused": list(self._paused)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.num_events = state_dict["num_events"]
+        self.num_events, self._paused = state_dict["num_events"], state_dict["paused"]
 
 
 def announce_new_data(trainer: Trainer) -> None:

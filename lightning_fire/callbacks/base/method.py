@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.nn import Parameter
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
@@ -16,6 +15,7 @@ from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import HiddenUnits
+from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import leaves_out
 
@@ -42,7 +42,7 @@ class MethodCallback(Callback):
         self.progress = Progress()
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
-        self._paused: Collection[Parameter] = ()  # trained, and frozen between batches
+        self._paused: Collection[str] = ()  # names of parameters that are trained, and frozen between batches
         self._module: Any = None  # weak reference to that of the last fit
         self._method: Any = None  # of `lightning_fire.methods`, during a fit
         self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
@@ -112,7 +112,8 @@ class MethodCallback(Callback):
         """
         if not getattr(self, "replaces_weights", True):
             return nullcontext()
-        return trained_by(pl_module, trainer.optimizers, self._paused)
+        paused = [p for name, p in pl_module.named_parameters() if plain(name) in self._paused]
+        return trained_by(pl_module, trainer.optimizers, paused)
 
     def untrained(self, pl_module: LightningModule) -> Sequence[str]:
         """Return the names of what this callback leaves out as no optimizer trains it; call it in `selecting`.
@@ -157,7 +158,7 @@ class MethodCallback(Callback):
 
     def _let_go(self) -> None:
         """Keep the state that a later fit of the same training needs, and drop references to the module."""
-        self._state, self._method, self._paused = self._state_of_method(), None, ()
+        self._state, self._method = self._state_of_method(), None
 
     def _state_of_method(self) -> Mapping[str, Any]:
         return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
@@ -174,7 +175,7 @@ class MethodCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module, and the method that refers to it, from copies and pickles."""
-        return {**vars(self), "_module": None, "_method": None, "_paused": (), "_state": self._state_of_method()}
+        return {**vars(self), "_module": None, "_method": None, "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""
