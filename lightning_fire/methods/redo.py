@@ -102,7 +102,7 @@ class ReDo:
             for layer, activity in zip(self.layers, activities, strict=True)
         ]
         optimizers = listed(optimizers)
-        chosen = trained_units(dormant_units, optimizers)
+        chosen = trained_units(dormant_units, self.layers, optimizers)
         seed = seed_of_draw(self.seed, number)
         report = Report(
             {

@@ -139,16 +139,19 @@ def plan_unit_resets(
 
 
 def trained_units(
-    chosen: Sequence[tuple[UnitLayer, Tensor]], optimizers: Optimizers
+    chosen: Sequence[tuple[UnitLayer, Tensor]], layers: Sequence[UnitLayer], optimizers: Optimizers
 ) -> Sequence[tuple[UnitLayer, Tensor]]:
-    """Return the chosen units, none of a layer with incoming or outgoing weights that no given optimizer trains."""
+    """Return the chosen units, none of a layer with incoming or outgoing weights that no given optimizer trains.
+
+    Raises a ValueError if the optimizers train none of all `layers`, chosen or not.
+    """
     if not listed(optimizers) or not any(len(units) for _, units in chosen):
         return chosen
     stepped = parameters_of(optimizers)
-    trained = [stepped.issuperset(layer.parameters()) for layer, _ in chosen]
-    if not any(trained):
+    trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
+    if not trained:
         raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
-    return [(layer, units if own else units[:0]) for (layer, units), own in zip(chosen, trained, strict=True)]
+    return [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
 
 
 class UnitStatistics(Protocol):
@@ -211,7 +214,7 @@ class StepwiseReset(Generic[S]):
             The number of units that are new.
         """
         optimizers = listed(optimizers)
-        chosen = trained_units(self.choose(), optimizers)
+        chosen = trained_units(self.choose(), self.layers, optimizers)
         number = sum(len(units) for _, units in chosen)
         if chosen:
             reset = plan_unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)

@@ -152,6 +152,30 @@ def test_a_computed_weight_of_a_teacher_is_no_obstacle_and_one_of_the_student_is
         methods.fire_(model, optimizers=optimizer_of(model.student))
 
 
+def test_a_step_at_which_only_units_of_a_teacher_are_due_changes_nothing():
+    """Its more numerous units are due more often."""
+
+    class Wide(Pair):
+        @staticmethod
+        def network() -> nn.Sequential:
+            return nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    model = Wide()
+    model.student = Pair.network()
+    optimizer = optimizer_of(model.student)
+    method = methods.ContinualBackprop(model, lambda: model(X), replacement_rate=1 / 32, maturity=0)
+    assert sorted(layer.size for layer in method.layers) == [8, 32]
+    numbers = []
+    for _ in range(8):
+        model(X).backward()
+        optimizer.step()
+        numbers.append(method.step(optimizer))
+    assert sum(numbers[:3]) == 0 and sum(numbers) > 0
+    other = optimizer_of(Pair())
+    with pytest.raises(ValueError, match="train no layer of these units"):
+        [method.step(other) for _ in range(8)]
+
+
 def test_a_partly_trained_head_keeps_the_rest_and_its_output():
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     before, output = copy.deepcopy(model.state_dict()), model(X)
