@@ -1,0 +1,9 @@
+"""Golden runs: digests of small trainings with every method, to the last bit, stored in `digests.json`.
+
+    python -m tests.golden                     write the digests again, after a change that is meant to change them
+    python -m tests.golden --check             compare all cases with the stored digests
+    python -m tests.golden --check fire redo   compare the cases whose names contain one of these words
+
+`constructors.py` is the only file that makes methods; `trainings.py` and `plain_loops.py` train, `cases.py` says what
+with. The state of callbacks in checkpoints is not part of a digest; that a resumed training continues well, is.
+"""

@@ -1,0 +1,124 @@
+"""The golden cases: which method runs in which training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lightning.pytorch import callbacks
+
+from . import trainings
+from .constructors import CALLBACKS, PLAIN, SCHEDULES, callback_of
+from .digests import Digests
+from .other_loops import huggingface_digests, plain_digests, stable_baselines3_digests
+from .trainings import SeveralFits, Training
+
+
+@dataclass(frozen=True)
+class Case:
+    """A golden run.
+
+    Args:
+        run: Function that trains and returns the digests.
+        like: Name of the case of the same training without a method; empty where there is none.
+        libraries: Installed libraries on whose versions the digests depend, beside torch and Lightning.
+    """
+
+    run: Callable[[], Digests]
+    like: str = ""
+    libraries: Sequence[str] = ()
+
+
+TRAININGS: dict[str, Training | SeveralFits] = {
+    "main": Training(),
+    "muon": Training(trainings.MuonModule),
+    "accumulated": Training(options={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, batches=(5, 8), ends=()),
+    "clipped": Training(options={"gradient_clip_val": 0.05}, ends=()),
+    "amp": Training(options={"precision": "bf16-mixed"}, ends=()),
+    # Lightning loads checkpoints of 64-true before it converts the module.
+    "double": Training(options={"precision": "64-true"}, batches=(), ends=()),
+    "two_optimizers": Training(trainings.TwoOptimizers, ends=()),
+    "stream": Training(trainings.classifier, trainings.stream, batches=(5,), ends=()),
+    "announced": Training(data=trainings.AnnouncingData, batches=()),
+    "several_fits": SeveralFits(),
+    "dqn": Training(trainings.dqn, trainings.cart_pole, 3, batches=(20,), ends=()),
+    "gpt": Training(trainings.gpt, trainings.texts, batches=(10,), ends=()),
+}
+# Methods in each training but the main one, which has all that do not need another.
+METHODS: dict[str, str] = {
+    "muon": "use_muon fire optimizer_reset redo",
+    "accumulated": "fire dash redo redo_gradient continual_backprop snr feature_rank l2_init isometry_decay"
+    " hare_and_tortoise weight_projection plasticity_monitor",
+    "clipped": "parseval l2_init spectral isometry_decay plasticity_monitor",
+    "amp": "fire dash redo_gradient redo_pre_activation continual_backprop feature_rank spectral plasticity_injection"
+    " plasticity_monitor",
+    "double": "fire shrink_and_perturb snr parseval",
+    "two_optimizers": "fire shrink_and_perturb dash redo_gradient continual_backprop snr parseval isometry_decay"
+    " feature_rank hare_and_tortoise weight_projection optimizer_reset plasticity_injection plasticity_monitor",
+    "stream": "fire shrink_and_perturb shrink_and_perturb_fresh full_reset full_reset_fresh dash redo_start_chunk"
+    " continual_backprop l2_init plasticity_injection plasticity_monitor",
+    "announced": "fire shrink_and_perturb l2_init_where restart_schedulers",
+    "several_fits": "fire shrink_and_perturb redo snr weight_projection hare_and_tortoise plasticity_injection spectral"
+    " plasticity_monitor",
+    "dqn": "fire shrink_and_perturb redo dash plasticity_injection_target continual_backprop plasticity_monitor",
+    "gpt": "fire shrink_and_perturb dash redo_high continual_backprop parseval hare_and_tortoise plasticity_monitor",
+}
+WHEN = {"dqn": SCHEDULES["at_fraction"]}
+ELSEWHERE = ("use_muon", "plasticity_injection_target")
+LIBRARIES = {"dqn": ("gymnasium", "numpy"), "gpt": ("numpy",)}
+
+
+def neighbours() -> list[Any]:
+    """Make other callbacks, which keep something of the network before an event."""
+    keep_best = callbacks.ModelCheckpoint(monitor="val/loss")
+    return [callbacks.EarlyStopping("val/loss", patience=9), keep_best, callbacks.EMAWeightAveraging(decay=0.5)]
+
+
+def trained(training: str, *names: str, when: Any = None, others: Callable[[], list[Any]] = list) -> Digests:
+    """Train with some methods, and other callbacks after them."""
+    when = when or WHEN.get(training)
+    return TRAININGS[training].digests(lambda: [*(callback_of(name, when) for name in names), *others()])
+
+
+def _cases() -> dict[str, Case]:
+    cases: dict[str, Case] = {}
+
+    def add(name: str, run: Callable[[], Digests], like: str = "", libraries: Sequence[str] = ()) -> None:
+        cases[name] = Case(run, like, libraries)
+
+    for training in TRAININGS:
+        libraries = LIBRARIES.get(training, ())
+        add(f"{training}/nothing", partial(trained, training), "", libraries)
+        names = METHODS[training].split() if training in METHODS else [n for n in CALLBACKS if n not in ELSEWHERE]
+        for name in names:
+            add(f"{training}/{name}", partial(trained, training, name), f"{training}/nothing", libraries)
+    for when, schedule in SCHEDULES.items():
+        add(f"{when}/fire_cnn", partial(trained, "main", "fire_cnn", when=schedule), "main/nothing")
+    for when in ("every_n_steps", "every_n_epochs"):  # draws at several events
+        run = partial(trained, "main", "shrink_and_perturb_fresh", when=SCHEDULES[when])
+        add(f"{when}/shrink_and_perturb_fresh", run, "main/nothing")
+    together = ("fire", "optimizer_reset", "redo", "continual_backprop", "l2_init", "parseval", "plasticity_monitor")
+    add("together/seven", partial(trained, "main", *together), "main/nothing")
+    names = ("fire", "redo_gradient", "snr", "l2_init")
+    add("together/two_optimizers", partial(trained, "two_optimizers", *names), "two_optimizers/nothing")
+    for name in ("fire", "redo", "full_reset_head"):
+        add(f"neighbours/{name}", partial(trained, "main", name, others=neighbours), "neighbours/nothing")
+    add("neighbours/nothing", partial(trained, "main", others=neighbours))
+    add("plain/nothing", partial(plain_digests, None))
+    for name in PLAIN:
+        add(f"plain/{name}", partial(plain_digests, name), "plain/nothing")
+    transformers = ("transformers", "accelerate")
+    for name, when in (("fire", "at_fraction"), ("shrink_and_perturb", "every_n_steps")):
+        add(f"huggingface/{name}_{when}", partial(huggingface_digests, name, SCHEDULES[when]), "", transformers)
+    add("huggingface/fire_three_trainings", partial(huggingface_digests, "fire", None, 3), "", transformers)
+    stable_baselines3 = ("stable-baselines3", "gymnasium", "numpy")
+    for algorithm in ("DQN", "PPO", "SAC"):
+        for name in ("fire", "shrink_and_perturb"):
+            run = partial(stable_baselines3_digests, name, algorithm, SCHEDULES["at_fraction"])
+            add(f"stable_baselines3/{name}_{algorithm}", run, "", stable_baselines3)
+    run = partial(stable_baselines3_digests, "fire", "PPO", SCHEDULES["every_n_steps"], continued=True)
+    add("stable_baselines3/fire_PPO_continued", run, "", stable_baselines3)
+    return cases
+
+
+CASES = _cases()
