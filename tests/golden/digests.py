@@ -20,8 +20,15 @@ _TIMES = ("seconds", "overhead", "per_second", "SPS", "mfu", "runtime", "time_el
 def environment(libraries: Sequence[str] = ()) -> str:
     """Return what the digests of a case depend on beside this repository."""
     cpu = torch.backends.cpu.get_cpu_capability()
-    versions = [f"{library} {metadata.version(library)}" for library in ("torch", "lightning", *libraries)]
+    versions = [f"{library} {_version(library)}" for library in ("torch", "lightning", *libraries)]
     return ", ".join([*versions, cpu, platform.machine()])
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return "missing"
 
 
 def digest(*values: Any) -> str:
