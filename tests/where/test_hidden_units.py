@@ -39,11 +39,25 @@ class Backwards(nn.Module):
         return self.policy(h), self.value(h)
 
 
+class OneDropout(nn.Module):
+    """Uses one Dropout, and one ReLU, after each layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.relu, self.dropout = nn.ReLU(), nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = self.dropout(self.relu(self.first(x)))
+        return self.third(self.dropout(self.relu(self.second(h))))
+
+
 MLP = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Dropout(0.5), nn.Linear(7, 6), nn.Linear(6, 2))
 NETS = {
     "mlp": (lambda: MLP, (4, 5), ["0", "4"]),
     "nature_cnn": (NatureCNN, (2, 4, 84, 84), ["0", "2", "4", "7"]),
     "backwards": (Backwards, (4, 5), ["first", "second"]),
+    "one_dropout": (OneDropout, (4, 5), ["first", "second"]),
     "resnet": (
         lambda: ResNet(widths=(4, 8), blocks=(1, 2), head_width=6),
         (2, 3, 8, 8),
@@ -138,7 +152,7 @@ def test_the_activation_is_that_of_the_unit_after_norm_and_nonlinearity(name):
         assert one.shape[1] == layer.size
         if not (name == "backwards" and layer.name == "first"):  # LayerNorm mixes its units
             assert (one != other).any(0).nonzero().flatten().tolist() == [unit], layer.name
-        if name in ("nature_cnn", "resnet", "vgg", "torchvision"):
+        if name in ("nature_cnn", "one_dropout", "resnet", "vgg", "torchvision"):
             assert one.min() >= 0, f"{layer.name} is not watched after its ReLU"
 
 
@@ -251,8 +265,24 @@ def test_passes_without_gradients_count_only_if_there_are_only_such():
         assert [(layer.name, layer.observed) for layer in found] == [("0", net[3]), ("3", net[5])]
         assert [layer.outgoing[0].view.name for layer in found] == ["3.weight", "5.weight"]
         assert [layer.with_gradients for layer in found] == [forward is not look] * 2
+        for grad in (True, False):
+            with torch.set_grad_enabled(grad):
+                assert [layer.counts_now() for layer in found] == [grad or forward is look] * 2
     with pytest.raises(ValueError, match="0: runs 2 times in one forward pass"):
         HiddenUnits().select(net, lambda: (look(), look()))
+
+
+def test_a_module_that_sees_the_units_once_with_gradients_and_once_without_is_watched():
+    """Each Dropout sees its layer twice, one of them in a pass that does not count."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 2))
+
+    def both():
+        with torch.no_grad():
+            net(torch.randn(3, 4))
+        return net(torch.randn(3, 4))
+
+    (found,) = HiddenUnits().select(net, both)
+    assert found.observed is net[2]
 
 
 def test_layers_that_read_units_without_gradients_are_outgoing():
