@@ -88,6 +88,10 @@ def begin_next_epoch(trainer: "Trainer") -> None:
         batch_loop.restarting = False
         batch_loop.reset_restart_stage()
         loop.reset_restart_stage()
+    if loop.restarted_on_epoch_end:  # with `max_steps`: one more batch would be trained on in the finished epoch
+        loop.epoch_progress.increment_completed()
+        loop._restarting = batch_loop.restarting = False
+        loop.reset_restart_stage()
     if loop.restarting and epochs.started == epochs.ready - 1:  # a callback failed at the start of an epoch
         progress.reset_on_run()
         progress.is_last_batch = False

@@ -97,6 +97,29 @@ def test_a_resume_from_the_last_batch_of_an_epoch_begins_the_next_one(tmp_path, 
     assert trained("event", ckpt_path=tmp_path / f"step={step}.ckpt").begun == list(range(epochs, 6))
 
 
+class WithSchedule(Hooks):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7)]
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
+@pytest.mark.parametrize("end", [{"max_epochs": 6}, {"max_epochs": -1, "max_steps": 24}], ids=str)
+def test_a_resume_from_the_end_of_an_epoch_is_the_whole_run(tmp_path, end, kind):
+    """With `max_steps` alone, Lightning trains on one more batch of the finished epoch."""
+
+    def run(*callbacks, **options):
+        torch.manual_seed(0)
+        return fitted(CALLBACKS[kind](), *callbacks, data=GrowingData(), module=WithSchedule(), **end, **options)
+
+    whole = run(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True))
+    for epoch in (0, 3):
+        resumed = run(ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        assert resumed.batches == [batch for batch in whole.batches if batch[0] > epoch]
+        assert resumed.begun == [begun for begun in whole.begun if begun > epoch]
+        assert_same_weights(resumed, whole)
+
+
 class FailsAtEpoch4(Callback):
     """Writes a checkpoint because of it."""
 
