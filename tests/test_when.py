@@ -1,7 +1,9 @@
 """`when`: each schedule over whole trainings, written out; never-due schedules; errors."""
 
+import math
 import re
 from dataclasses import dataclass, is_dataclass
+from itertools import permutations
 
 import pytest
 from hypothesis import given
@@ -20,6 +22,7 @@ from lightning_fire.when import (
     Reading,
     Schedule,
     WhenMetric,
+    idle_epochs,
     problem_of,
     watched_by,
 )
@@ -146,6 +149,57 @@ def test_a_schedule_that_may_be_due_has_problem_none(schedule, horizon):
 def test_errors(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+BATCHES = 4  # of an epoch
+LEAVES = [
+    *(AtNewData(skip) for skip in (True, False)),
+    *(AtEpochs(epochs) for epochs in ([0], [3], [5, 2], [1, 9])),
+    *(EveryNEpochs(n) for n in (1, 4)),
+    *(EveryNSteps(n) for n in (3, 9)),
+    *(AtFraction(fraction) for fraction in (0.2, 0.5, 0.75)),
+    WhenMetric("m", above=0.5),
+]
+NESTED = [AnyOf([one, AnyOf([other])]) for one, other in permutations(LEAVES, 2)]
+
+
+def readings_of_the_first_data(horizon):
+    """The clock at each of its readings in a training on one set, from its start to its end."""
+    before = horizon.progress(-1, -1)
+    for epoch in range(10 if horizon.max_epochs is None else horizon.max_epochs):
+        for reading in range(BATCHES + 1):  # at the start of the epoch, and of each batch
+            step = epoch * BATCHES + max(0, reading - 1)
+            if horizon.max_steps is not None and step >= horizon.max_steps:
+                return
+            now, metrics = horizon.progress(epoch, step), {"m": Reading(0.9, 0.1, 0.9)}
+            yield Clock(epoch, step, reading == 0, 0, reading == 0 and epoch == 0, now, before, metrics)
+            before = now
+
+
+def leaves_of(schedule):
+    parts = getattr(schedule, "schedules", None)
+    return [schedule] if parts is None else [leaf for part in parts for leaf in leaves_of(part)]
+
+
+def first_due_epoch(schedule, horizon):
+    return next((clock.epoch for clock in readings_of_the_first_data(horizon) if schedule.due(clock)), None)
+
+
+@pytest.mark.parametrize("max_steps", [None, 2, 14, 40])
+@pytest.mark.parametrize("max_epochs", [None, 1, 4, 7, 8])
+def test_idle_epochs_end_before_the_first_event(max_epochs, max_steps):
+    """A training that others share up to then must not go past it; it may end earlier only if times are unknown."""
+    horizon = Horizon(max_epochs, max_steps)
+    first = {leaf: first_due_epoch(leaf, horizon) for leaf in LEAVES}
+    for schedule in [*LEAVES, *NESTED]:
+        idle, parts = idle_epochs(schedule, horizon), leaves_of(schedule)
+        due = min((first[part] for part in parts if first[part] is not None), default=None)
+        assert due is None or idle <= due, schedule
+        by_epoch = all(isinstance(part, AtEpochs | EveryNEpochs | AtFraction) and first[part] for part in parts)
+        if by_epoch and max_epochs and not max_steps:
+            assert idle == due, schedule
+        if all(isinstance(part, AtNewData) and part.skip_first for part in parts):
+            assert idle == math.inf, schedule
 
 
 class Fibonacci(Schedule):

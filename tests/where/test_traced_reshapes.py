@@ -24,6 +24,7 @@ STEPS = {
     "mean of positions": lambda h: h.mean((2, 3)),
     "mean of columns": lambda h: h.mean(-1),
     "largest row": lambda h: h.amax(dim=2, keepdim=True),
+    "largest of the second": lambda h: h.amax(dim=1, keepdim=True),
     "first mean": lambda h: h.mean(1),
     "pooling": lambda h: F.avg_pool2d(h, 2),
 }
@@ -96,6 +97,7 @@ def test_the_inputs_of_a_unit_are_those_that_its_values_mark():
         ("flatten units and rows", "flatten"),
         ("pooling", "view as vectors"),
         ("unsqueeze", "squeeze", "flatten"),
+        ("unsqueeze", "largest of the second", "flatten"),
         ("transpose", "transpose", "flatten"),
         ("mean of positions",),
         ("largest row", "flatten"),
