@@ -67,7 +67,8 @@ class EpochBatchSampler(EpochSampler):
         self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter(self.order().split(self.batch_size))
+        order = self.order()
+        return iter(order.split(self.batch_size) if len(order) else ())  # without it, one batch of no samples
 
     def __len__(self) -> int:
         return num_batches(len(self.dataset), self.batch_size, self.num_replicas)
