@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from history import HISTORY
+from history import HISTORY, series
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,3 +43,48 @@ def test_a_higher_accuracy_takes_at_least_as_long(curve, one, other):
 )
 def test_epochs_to_a_value(target, values, expected):
     assert epochs_to(target, values) == expected
+
+
+# --- where chunks begin and end ----------------------------------------------------------------------------------------
+
+PLANS = [
+    [(3, 2), (2, 4), (2, 1)],  # epochs and steps of an epoch, of each chunk
+    [(1, 1), (1, 1), (1, 1)],  # as in a stream: a chunk is one step
+    [(1, 5), (4, 1), (1, 3), (2, 2)],
+]
+
+
+def logged(plan):
+    """Curves as a Trainer logs them: the chunk at the start of an epoch, metrics in the step of its last batch."""
+    step, epoch, chunks, values = 0, 0, [], []
+    for chunk, (epochs, steps) in enumerate(plan):
+        for _ in range(epochs):
+            chunks.append((step, chunk))
+            step, epoch = step + steps, epoch + 1
+            values.append((step - 1, epoch / 100))
+    return {
+        "plasticity/chunk": series(*chunks),
+        "val/accuracy": series(*values),
+        "other": series(*[(step, -value) for step, value in values]),
+    }
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_the_values_of_each_chunk_equal_the_slow_version(plan):
+    curves = logged(plan)
+    run = ChunkedRun(curves, Metric())
+    lengths = [epochs for epochs, _ in plan]
+    ends = [sum(lengths[: number + 1]) for number in range(len(plan))]
+    steps = [sum(epochs * steps for epochs, steps in plan[:number]) for number in range(len(plan) + 1)]
+    assert run.starts.tolist() == steps
+    expected = [
+        [epoch / 100 for epoch in range(end - length + 1, end + 1)] for end, length in zip(ends, lengths, strict=True)
+    ]
+    assert [part.tolist() for part in run.in_chunks(run.metric)] == expected
+    assert run.last_in_chunk(run.metric).tolist() == [end / 100 for end in ends]
+    assert run.at_chunk_ends("other").tolist() == [-end / 100 for end in ends[:-1]]
+    tasks, last = run.by_task("other")
+    assert tasks.tolist() == list(range(1, len(plan) + 1)) and last.tolist() == [-end / 100 for end in ends]
+    assert run.recoveries() == [1.0] * (len(plan) - 1)  # it rises all the time
+    at_new_data = {"val/accuracy_at_new_data": series(*[(step, 0.0) for step in steps[1:-1]])}
+    assert ChunkedRun(curves | at_new_data, Metric()).drops().tolist() == [end / 100 for end in ends[:-1]]
