@@ -45,7 +45,7 @@ def test_epochs_to_a_value(target, values, expected):
     assert epochs_to(target, values) == expected
 
 
-# --- where chunks begin and end ----------------------------------------------------------------------------------------
+# --- where chunks begin and end ---
 
 PLANS = [
     [(3, 2), (2, 4), (2, 1)],  # epochs and steps of an epoch, of each chunk

@@ -1,0 +1,137 @@
+"""Penalties, decay and feature rank on models: compiled, partly frozen, in place, with several optimizers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire.functional import l2_init_gradient, parseval_gradient
+from lightning_fire.methods import FeatureRank, IsometryDecay, L2Init, Parseval, SpectralRegularization
+
+PENALTIES = {
+    "l2_init": lambda model: L2Init(model, strength=0.3),
+    "parseval": lambda model: Parseval(model, strength=0.3),
+    "spectral": lambda model: SpectralRegularization(model, strength=0.3),
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
+
+
+def gradients_with(build, net, compiled):
+    method = build(torch.compile(net) if compiled else net)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.5).add_(0.1)
+    net(X).square().sum().backward()
+    method.add_gradients()
+    return {name: parameter.grad for name, parameter in net.named_parameters()}, method.penalty()
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_a_compiled_model_has_the_penalty_of_the_model_in_it(name):
+    found, penalty = gradients_with(PENALTIES[name], network(), compiled=True)
+    expected, same = gradients_with(PENALTIES[name], network(), compiled=False)
+    assert penalty == same > 0
+    assert all(torch.equal(found[key], gradient) for key, gradient in expected.items())
+
+
+def test_l2_init_pulls_each_parameter_to_its_own_start():
+    net = network()
+    start = copy.deepcopy(dict(net.named_parameters()))
+    found, penalty = gradients_with(PENALTIES["l2_init"], net, compiled=True)
+    net.zero_grad()
+    net(X).square().sum().backward()
+    for key, parameter in net.named_parameters():
+        expected = parameter.grad + 0.3 * l2_init_gradient(parameter.detach(), start[key].detach())
+        torch.testing.assert_close(found[key], expected, msg=key)
+    squares = sum(float((parameter - start[key]).detach().square().sum()) for key, parameter in net.named_parameters())
+    assert penalty == pytest.approx(0.3 * squares)
+
+
+class Scaled(nn.Linear):
+    """Has a vector that is not a bias, and a bias that is not a vector."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        self.gain = nn.Parameter(torch.ones(outputs))
+        self.table_bias = nn.Parameter(torch.ones(outputs, 2))
+
+
+def test_spectral_regularization_is_on_the_trained_biases_of_its_weights():
+    net = nn.ModuleDict(
+        {
+            "plain": nn.Linear(3, 3),
+            "frozen_bias": nn.Linear(3, 3),
+            "frozen_weight": nn.Linear(3, 3),
+            "norm": nn.LayerNorm(3),
+            "scaled": Scaled(3, 3),
+            "none": nn.Linear(3, 3, bias=False),
+            "attention": nn.MultiheadAttention(4, 2),
+        }
+    )
+    net["frozen_bias"].bias.requires_grad_(False)
+    net["frozen_weight"].weight.requires_grad_(False)
+    found = SpectralRegularization(net, strength=1.0).parameters
+    expected = {"plain.weight", "plain.bias", "frozen_bias.weight", "scaled.weight", "scaled.bias", "none.weight"}
+    attention = {"attention.in_proj_weight", "attention.in_proj_bias"}
+    output = {"attention.out_proj.weight", "attention.out_proj.bias"}
+    parameters = dict(net.named_parameters())
+    assert {id(parameter) for parameter in found.values()} == {
+        id(parameters[name]) for name in expected | attention | output
+    }
+
+
+def test_isometry_decay_moves_what_its_optimizer_steps_by_its_learning_rate():
+    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(5)))
+    for index in (0, 1, 2, 4):  # the fourth layer has no gradient
+        net[index].weight.grad = torch.ones(3, 3)
+    groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": [net[1].weight, net[3].weight], "lr": 0.02}]
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    torch.optim.SGD(net[2].parameters(), lr=1.0)  # of another optimizer
+    before = copy.deepcopy(net)
+    IsometryDecay(net, strength=0.7).decay(optimizer)
+    for index, rate in enumerate((0.1, 0.02, 0.0, 0.0, 0.0)):
+        weight = before[index].weight.detach()
+        expected = weight - rate * 0.7 * parseval_gradient(weight)
+        torch.testing.assert_close(net[index].weight.detach(), expected, rtol=1e-6, atol=1e-7)
+        assert torch.equal(net[index].bias, before[index].bias)
+        assert torch.equal(net[index].weight, weight) == (rate == 0.0)
+
+
+class Halved(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x):
+        return x.mul_(0.5) if self.in_place else x * 0.5
+
+
+@pytest.mark.parametrize("looks", [0, 2])
+def test_the_features_are_those_before_the_network_changes_them_in_place_and_with_gradients(looks):
+    """Passes under `no_grad` do not count."""
+
+    def stepped(in_place, looks):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), Halved(in_place), nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
+
+        def forward():
+            for _ in range(looks):
+                with torch.no_grad():
+                    net(10 * X)
+            net(X)
+
+        method = FeatureRank(net, lambda: net(X), lr=0.1)
+        return method.step(forward), method.step(forward), net
+
+    first, second, net = stepped(True, looks)
+    expected = stepped(False, 0)
+    assert (first, second) == expected[:2]
+    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), expected[2].parameters(), strict=True))
