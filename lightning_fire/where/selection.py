@@ -79,6 +79,10 @@ def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
     return separator.join(items[:most]) + more
 
 
+def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in names)
+
+
 class ByName:
     """Selection of names that match one of `include` (if given) and none of `exclude` (regular expressions)."""
 
@@ -98,13 +102,9 @@ class ByName:
 
     def reason(self, *names: str) -> str:
         """Return why something of these names is not taken; empty if it is. One excluded name excludes it."""
-        reasons = {self._reason(name) for name in names}
-        return "excluded" if "excluded" in reasons else "" if "" in reasons else "not included"
-
-    def _reason(self, name: str) -> str:
-        if self.include is not None and not any(re.search(pattern, name) for pattern in self.include):
+        if self.include is not None and not _matches(self.include, names):
             return "not included"
-        return "excluded" if any(re.search(pattern, name) for pattern in self.exclude or ()) else ""
+        return "excluded" if _matches(self.exclude or (), names) else ""
 
     def check(self, names: Sequence[str], thing: str = "weight") -> None:
         """Raise a ValueError if a pattern matches none of the names: it is misspelt."""
