@@ -105,13 +105,13 @@ def test_isometry_decay_moves_what_its_optimizer_steps_by_its_learning_rate():
         assert torch.equal(net[index].weight, weight) == (rate == 0.0)
 
 
-class Halved(nn.Module):
+class Raised(nn.Module):
     def __init__(self, in_place):
         super().__init__()
         self.in_place = in_place
 
     def forward(self, x):
-        return x.mul_(0.5) if self.in_place else x * 0.5
+        return x.add_(1.0) if self.in_place else x + 1.0
 
 
 @pytest.mark.parametrize("looks", [0, 2])
@@ -120,7 +120,7 @@ def test_the_features_are_those_before_the_network_changes_them_in_place_and_wit
 
     def stepped(in_place, looks):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), Halved(in_place), nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
+        net = nn.Sequential(nn.Linear(4, 6), nn.GELU(), Raised(in_place), nn.Linear(6, 5), nn.GELU(), nn.Linear(5, 3))
 
         def forward():
             for _ in range(looks):
