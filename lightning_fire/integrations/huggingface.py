@@ -61,7 +61,7 @@ class ReinitCallback(TrainerCallback):
             raise ValueError(
                 "ReinitCallback cannot act under DeepSpeed or FSDP1, which keep weights in pieces: use FSDP2"
             )
-        self._trainings += state.global_step == 0
+        self._trainings = max(1, self._trainings + (state.global_step == 0))  # one that is resumed was started before
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -127,6 +127,17 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, when):
         assert len(method.seen) == sum(event >= step for event in due)
 
 
+def test_a_training_after_a_resumed_one_is_on_new_data(tmp_path):
+    """In the process that resumes, the callback has not seen the start."""
+    trainer(tmp_path, save_strategy="steps", save_steps=2, save_only_model=False).train()
+    method = Watched()
+    callback, model = ReinitCallback(method), gpt2()
+    trainer(tmp_path / "resumed", callback, model=model).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert not method.seen
+    trainer(tmp_path / "next", callback, model=model, data=blocks(200)).train()
+    assert len(method.seen) == 1
+
+
 def test_a_logger_gets_what_an_event_did(tmp_path):
     training = trainer(tmp_path)
     training.add_callback(ReinitCallback(when=AtFraction(0.5), log=training.log))
