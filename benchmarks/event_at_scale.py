@@ -21,7 +21,7 @@ from paired import seconds
 
 from lightning_fire.distributed import assign
 from lightning_fire.functional import fire
-from lightning_fire.methods.change import cost
+from lightning_fire.methods.base.change import cost
 
 WIDTH_7B, MLP_7B = 4096, 11008
 WIDTH_70B, MLP_70B, KEYS_70B = 8192, 28672, 1024  # 8 key and value heads of 128

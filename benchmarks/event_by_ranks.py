@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from lightning_fire.functional import fire
-from lightning_fire.methods.change import change_weights
+from lightning_fire.methods.base.change import change_weights
 from lightning_fire.where import WeightView
 
 

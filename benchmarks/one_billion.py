@@ -28,8 +28,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from lightning_fire import Weights
 from lightning_fire.distributed import assign
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz
-from lightning_fire.methods.change import cost
-from lightning_fire.methods.report import difference
+from lightning_fire.methods.base.change import cost
+from lightning_fire.methods.base.report import difference
 from lightning_fire.modules.network_blocks import blocks_of
 from lightning_fire.nets import GPT
 

@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.units import UnitCallback
+from lightning_fire.methods.base.unit_reset import Output, check_output
 from lightning_fire.methods.continual_backprop import check
-from lightning_fire.methods.unit_reset import Output, check_output
 from lightning_fire.where import HiddenUnits
 
 

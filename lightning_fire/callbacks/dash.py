@@ -11,9 +11,9 @@ from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.probing.batches import gradients_on_new_data
 from lightning_fire.functional import dash
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.dash import plan_dash
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights
 from lightning_fire.where.argument import checked

@@ -11,9 +11,9 @@ from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.messages import inform
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.fire import plan_fire, scales_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.when import Schedule
 from lightning_fire.where import Weights
 from lightning_fire.where.argument import checked

@@ -7,10 +7,10 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.full_reset import isometric_values, plan_full_reset
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
-from lightning_fire.methods.selecting import trained_tensors
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters
 from lightning_fire.where.argument import checked

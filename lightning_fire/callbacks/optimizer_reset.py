@@ -5,8 +5,8 @@ from functools import partial
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.methods.change import Change
-from lightning_fire.methods.optimizer_state import reset_optimizer_state
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 
 
 class OptimizerReset(EventCallback):

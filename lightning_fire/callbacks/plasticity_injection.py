@@ -8,9 +8,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.plasticity_injection import frozen_copies_of, plan_injection, wrap_heads
 from lightning_fire.when import Schedule
 

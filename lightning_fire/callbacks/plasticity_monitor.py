@@ -28,9 +28,9 @@ from lightning_fire.functional import (
     stable_rank_of,
 )
 from lightning_fire.messages import inform
-from lightning_fire.methods.change import measurable
-from lightning_fire.methods.report import Report, health
-from lightning_fire.methods.unit_scores import mean_activities
+from lightning_fire.methods.base.change import measurable
+from lightning_fire.methods.base.report import Report, health
+from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
 from lightning_fire.where.argument import checked

@@ -12,8 +12,8 @@ from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.from_chunk import check_start_chunk
 from lightning_fire.callbacks.base.units import tell_units, units_shown_later
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
-from lightning_fire.methods.change import Change
-from lightning_fire.methods.unit_scores import Score, check_score, incoming_weights, mean_gradients
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.unit_scores import Score, check_score, incoming_weights, mean_gradients
 from lightning_fire.when import Clock, EveryNEpochs, Horizon, Schedule
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked

@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.methods.change import Change
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.shrink_and_perturb import plan_shrink_and_perturb
 from lightning_fire.when import Schedule
 from lightning_fire.where import Parameters

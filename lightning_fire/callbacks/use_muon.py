@@ -6,7 +6,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
 from lightning_fire.optim import Muon
 from lightning_fire.when import Clock, Horizon
 

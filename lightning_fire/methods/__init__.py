@@ -4,6 +4,8 @@ A function changes a model at once: `fire_(model, optimizers=optimizer)`. An obj
 each optimizer step, or `add_gradients()` or `decay()`, to be called before it; one that has a state has `state_dict()`.
 """
 
+from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
+from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import dash_
 from lightning_fire.methods.feature_rank import FeatureRank
@@ -13,11 +15,9 @@ from lightning_fire.methods.hare_and_tortoise import HareAndTortoise
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.isometry_decay import IsometryDecay
 from lightning_fire.methods.l2_init import L2Init
-from lightning_fire.methods.optimizer_state import reset_optimizer_state
 from lightning_fire.methods.parseval import Parseval
 from lightning_fire.methods.plasticity_injection import InjectedHead, inject_plasticity_, wrap_heads
 from lightning_fire.methods.redo import ReDo
-from lightning_fire.methods.report import Report
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
 from lightning_fire.methods.spectral_regularization import SpectralRegularization

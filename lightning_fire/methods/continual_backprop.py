@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
-from lightning_fire.methods.unit_reset import Forward, Output, StepwiseReset
+from lightning_fire.methods.base.unit_reset import Forward, Output, StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 

@@ -10,10 +10,10 @@ from torch.nn import Parameter
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
-from lightning_fire.methods.change import Change, change_weights, require_finite
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.report import Report
-from lightning_fire.methods.selecting import select_weights, trained_by
+from lightning_fire.methods.base.change import Change, change_weights, require_finite
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import select_weights, trained_by
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import why_not_trained

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
-from lightning_fire.methods.unit_reset import Forward, run_watched
+from lightning_fire.methods.base.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import UNTRAINED, why_not_trained

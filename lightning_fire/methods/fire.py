@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from lightning_fire.distributed import warn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
-from lightning_fire.methods.change import Change, change_weights, in_place
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.selecting import select_weights, trained_by
+from lightning_fire.methods.base.change import Change, change_weights, in_place
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.selecting import select_weights, trained_by
 from lightning_fire.where import Weights, WeightView, normalized_weights
 
 

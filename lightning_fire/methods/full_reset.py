@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
-from lightning_fire.methods.change import Change, change_values, in_place, measurable
+from lightning_fire.methods.base.change import Change, change_values, in_place, measurable
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.selecting import trained_by, trained_tensors
 from lightning_fire.methods.initial_values import check_values, tensors_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.selecting import trained_by, trained_tensors
 from lightning_fire.where import Parameters, Weights
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire._lightning import lerp_
-from lightning_fire.methods.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.base.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.initial_values import tensors_of
-from lightning_fire.methods.report import Report
-from lightning_fire.methods.selecting import trained_tensors
 from lightning_fire.where.argument import check_model
 
 

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
-from lightning_fire.methods.change import to_the_end
+from lightning_fire.methods.base.change import to_the_end
 from lightning_fire.where.argument import check_model
 
 

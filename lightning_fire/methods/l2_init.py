@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
+from lightning_fire.methods.base.penalty import Penalty
 from lightning_fire.methods.initial_values import initial_values
-from lightning_fire.methods.penalty import Penalty
 from lightning_fire.where import Parameters
 from lightning_fire.where.argument import check_model, checked
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.contracts import HasSyncTargets, offers
-from lightning_fire.methods.change import Change, in_place, require_finite
+from lightning_fire.methods.base.change import Change, in_place, require_finite
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy, follow_policy
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy, follow_policy
-from lightning_fire.methods.report import Report
-from lightning_fire.methods.selecting import trained_by
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
 

@@ -6,12 +6,11 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
-from lightning_fire.methods.change import Change
-from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.methods.optimizer_state import Optimizers, listed
-from lightning_fire.methods.report import Report
-from lightning_fire.methods.unit_reset import Forward, plan_unit_resets, select_units, trained_units
-from lightning_fire.methods.unit_scores import (
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.optimizer_state import Optimizers, listed
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.unit_reset import Forward, plan_unit_resets, select_units, trained_units
+from lightning_fire.methods.base.unit_scores import (
     Score,
     check_score,
     gradients_of,
@@ -20,6 +19,7 @@ from lightning_fire.methods.unit_scores import (
     mean_gradients,
     mean_pre_activations,
 )
+from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.where import HiddenUnits
 
 

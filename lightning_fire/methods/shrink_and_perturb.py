@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.methods.change import Change, change_values, in_place, measurable, require_finite
+from lightning_fire.methods.base.change import Change, change_values, in_place, measurable, require_finite
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.selecting import trained_by, trained_tensors
 from lightning_fire.methods.initial_values import check_values
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.selecting import trained_by, trained_tensors
 from lightning_fire.where import Parameters
 from lightning_fire.where.argument import checked
 from lightning_fire.where.trained import leaves_out

@@ -11,7 +11,7 @@ from lightning_fire.functional import (
     spectral_gradient,
     spectral_penalty,
 )
-from lightning_fire.methods.penalty import Penalty, views_of_weights
+from lightning_fire.methods.base.penalty import Penalty, views_of_weights
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.trained import why_not_trained
 

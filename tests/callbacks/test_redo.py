@@ -13,7 +13,7 @@ from torch import nn
 
 from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, ReDo, methods
 from lightning_fire.functional import dormant
-from lightning_fire.methods.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.unit_reset import plan_unit_resets
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 

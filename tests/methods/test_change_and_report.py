@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
 from lightning_fire.methods import fresh_values, reset_optimizer_state
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.fire import plan_fire
 
 

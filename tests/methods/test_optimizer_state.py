@@ -12,8 +12,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from lightning_fire import FIRECallback, HiddenUnits, Log, OptimizerReset
-from lightning_fire.methods.optimizer_state import follow_policy
-from lightning_fire.methods.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.optimizer_state import follow_policy
+from lightning_fire.methods.base.unit_reset import plan_unit_resets
 
 
 def stepped(build, steps: int = 3) -> tuple[nn.Sequential, Optimizer]:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fire import UPGD
+from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.methods.optimizer_state import reset_optimizer_state
 
 SHAPES = [(3, 2), (4,), (2, 1, 3, 3)]
 

@@ -21,10 +21,10 @@ from lightning_fire.callbacks.base.progress import Progress, data_source_of, hor
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
 from lightning_fire.messages import inform, rank_zero_warn, tell_once
-from lightning_fire.methods.change import Change, to_the_end
+from lightning_fire.methods.base.change import Change, to_the_end
+from lightning_fire.methods.base.report import in_words
+from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
-from lightning_fire.methods.report import in_words
-from lightning_fire.methods.selecting import trained_tensors
 from lightning_fire.when import (
     Clock,
     Horizon,

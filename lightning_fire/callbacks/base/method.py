@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.messages import inform, rank_zero_warn
-from lightning_fire.methods.selecting import trained_by
+from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.layers import plain

@@ -11,7 +11,7 @@ from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_no
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.validation import validation_metrics
 from lightning_fire.messages import rank_zero_warn, tell_once
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
 from lightning_fire.where import Weights
 
 

@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 from lightning_fire._lightning import loss_scaler, unscales_gradients
 from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.methods.penalty import Penalty
+from lightning_fire.methods.base.penalty import Penalty
 
 
 class PenaltyCallback(FromChunkCallback):

@@ -10,7 +10,7 @@ from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.probing.batches import forward_on_new_data
 from lightning_fire.messages import inform
-from lightning_fire.methods.unit_reset import StepwiseReset
+from lightning_fire.methods.base.unit_reset import StepwiseReset
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import checked
 from lightning_fire.where.trained import leaves_out

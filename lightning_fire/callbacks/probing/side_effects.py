@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fire._lightning import OWN_LINKS, attached_trainer, is_compiled, random_states, set_random_states
-from lightning_fire.methods.change import to_the_end
-from lightning_fire.methods.unit_reset import ignored_passes
+from lightning_fire.methods.base.change import to_the_end
+from lightning_fire.methods.base.unit_reset import ignored_passes
 
 _OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
 _LIBRARIES = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}

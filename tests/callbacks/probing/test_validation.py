@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire import EventCallback, FIRECallback, FullReset, Log, ReDo
-from lightning_fire.methods.change import Change
+from lightning_fire.methods.base.change import Change
 
 BATCHES = 3
 pytestmark = pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")

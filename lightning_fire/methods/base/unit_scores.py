@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lightning_fire.methods.unit_reset import Forward, Output, by_unit, run_watched, watch_output
+from lightning_fire.methods.base.unit_reset import Forward, Output, by_unit, run_watched, watch_output
 from lightning_fire.where import UnitLayer
 
 Score = Literal[Output, "gradient"]

@@ -13,8 +13,8 @@ from torch import Tensor, distributed, nn
 
 from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
 from lightning_fire.functional import as_matrices, singular_values
-from lightning_fire.methods.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
-from lightning_fire.methods.report import COLUMNS, Report, difference, report_of
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
+from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
 
 P = ParamSpec("P")

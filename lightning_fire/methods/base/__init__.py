@@ -1,0 +1,1 @@
+"""What all methods have in common."""
