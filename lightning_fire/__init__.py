@@ -1,9 +1,9 @@
 """Keep networks able to learn when their data grows or changes.
 
 A method is a pure function on tensors (`lightning_fire.functional`) applied to a selection of weights
-(`lightning_fire.where`): together a plain function on any model (`lightning_fire.methods`). A callback adds a schedule
-(`lightning_fire.when`). Data in chunks is in `lightning_fire.data`, the paper's networks and LightningModules in
-`lightning_fire.nets` and `lightning_fire.modules`.
+(`lightning_fire.where`): together a value, such as `FIRE(steps=5)` (`lightning_fire.methods`). `PlasticityCallback`
+adds a schedule (`lightning_fire.when`). Data in chunks is in `lightning_fire.data`, the paper's networks and
+LightningModules in `lightning_fire.nets` and `lightning_fire.modules`.
 """
 
 import importlib
@@ -12,37 +12,42 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lightning_fire import functional, methods
     from lightning_fire.callbacks import (
-        DASH,
-        ContinualBackprop,
-        EventCallback,
         FeatureRank,
         FIRECallback,
-        FullReset,
         HareAndTortoise,
-        IsometryDecay,
-        L2Init,
         Log,
-        OptimizerReset,
-        Parseval,
-        PlasticityInjection,
+        PlasticityCallback,
         PlasticityMonitor,
-        ReDo,
         RestartSchedulers,
-        SelfNormalizedReset,
-        ShrinkAndPerturb,
-        SpectralRegularization,
         UseMuon,
-        WeightProjection,
         announce_new_data,
         module_curvature,
     )
     from lightning_fire.methods import (
+        DASH,
+        FIRE,
+        METHODS,
+        Change,
+        ContinualBackprop,
+        EventMethod,
+        FullReset,
+        IsometryDecay,
+        L2Init,
+        Loop,
+        OptimizerReset,
+        Parseval,
+        PlasticityInjection,
+        ReDo,
+        SelfNormalizedReset,
+        ShrinkAndPerturb,
+        SpectralRegularization,
+        StepMethod,
+        WeightProjection,
         dash_,
         fire_,
         fresh_values,
         full_reset_,
         initial_values,
-        inject_plasticity_,
         shrink_and_perturb_,
         wrap_heads,
     )
@@ -63,13 +68,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DASH",
+    "FIRE",
+    "METHODS",
     "UPGD",
     "AnyOf",
     "AtEpochs",
     "AtFraction",
     "AtNewData",
+    "Change",
     "ContinualBackprop",
-    "EventCallback",
+    "EventMethod",
     "EveryNEpochs",
     "EveryNSteps",
     "FIRECallback",
@@ -81,10 +89,12 @@ __all__ = [
     "IsometryDecay",
     "L2Init",
     "Log",
+    "Loop",
     "Muon",
     "OptimizerReset",
     "Parameters",
     "Parseval",
+    "PlasticityCallback",
     "PlasticityInjection",
     "PlasticityMonitor",
     "ReDo",
@@ -93,6 +103,7 @@ __all__ = [
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "SpectralRegularization",
+    "StepMethod",
     "UseMuon",
     "WeightProjection",
     "Weights",
@@ -104,7 +115,6 @@ __all__ = [
     "full_reset_",
     "functional",
     "initial_values",
-    "inject_plasticity_",
     "methods",
     "module_curvature",
     "muon_groups",
@@ -126,8 +136,8 @@ def _imported(name: str) -> Any:
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
     for home in _HOMES:
-        if home == "methods" and not name.islower():
-            continue  # its classes have the names of callbacks
+        if home == "methods" and name in ("FeatureRank", "HareAndTortoise"):
+            continue  # the callbacks of these names
         try:
             module = importlib.import_module(f"lightning_fire.{home}")
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError

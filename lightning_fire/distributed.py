@@ -123,8 +123,13 @@ def warn(message: str, owner: object) -> None:
     seen.add(message)
 
 
-def show_warning(message: str, category: type[Warning] = UserWarning, depth: int = 2) -> None:
-    """Issue a warning, as at the caller `depth` frames above, also if the same one has been shown there before."""
-    frame = inspect.stack(0)[depth].frame
+def show_warning(message: str, category: type[Warning] = UserWarning, depth: int | None = None) -> None:
+    """Issue a warning, also if the same one has been shown before, as at the caller `depth` frames above.
+
+    Default: the first caller outside of this package.
+    """
+    frames = [each.frame for each in inspect.stack(0)[1:]]
+    outside = (each for each in frames if not each.f_globals.get("__name__", "").startswith("lightning_fire."))
+    frame = next(outside, frames[-1]) if depth is None else frames[depth - 1]
     place = frame.f_code.co_filename, frame.f_lineno, frame.f_globals.get("__name__")
     warnings.warn_explicit(message, category, *place)  # without a registry of what has been shown

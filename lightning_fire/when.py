@@ -278,6 +278,14 @@ class WhenMetric(Schedule):
         return sign * reading.value > sign * threshold and (reading.events == 0 or sign * extreme <= sign * back)
 
 
+class Never(Schedule):
+    """At no time: of methods that act at every step instead of at events."""
+
+    def due(self, clock: Clock) -> bool:
+        """Return False."""
+        return False
+
+
 class AnyOf(Schedule):
     """At the times when at least one of several schedules is due.
 

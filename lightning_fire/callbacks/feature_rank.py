@@ -7,17 +7,19 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire import methods
-from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
-from lightning_fire.callbacks.base.units import tell_units, units_shown_later
+from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_output
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
+from lightning_fire.messages import inform
+from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
 from lightning_fire.methods.feature_rank import check
+from lightning_fire.when import Horizon
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked
 
 
-class FeatureRank(FromChunkCallback):
+class FeatureRank(MethodCallback):
     """Gradient ascent on the mean entropy rank of the hidden features, a step every `every_n_batches` batches.
 
     Combined with an optimizer with an L2 penalty, such as `torch.optim.Adam(…, weight_decay=1e-4)`, it is L2-ER. Logs
@@ -47,15 +49,21 @@ class FeatureRank(FromChunkCallback):
         self._batches: list[Any] = []  # since the last step
         self._rank = math.nan
 
+    def idle_epochs(self, horizon: Horizon) -> float:
+        return math.inf if self.start_chunk >= 1 else 0
+
+    def describe(self) -> str:
+        return f"start_chunk={self.start_chunk}, {self.where!r}"
+
     def show_selection(self, pl_module: LightningModule) -> str:
-        return units_shown_later(self)
+        return units_shown_later(self.title, self.where)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
         with self.selecting(trainer, pl_module):
             self._method = methods.FeatureRank(pl_module, run, self.lr, self.where)
-        tell_units(self, self._method.layers)
+        inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)

@@ -1,47 +1,84 @@
 """Methods on any `nn.Module`, for any training loop. Imports torch only.
 
-A function changes a model at once: `fire_(model, optimizers=optimizer)`. An object has a `step()`, to be called after
-each optimizer step, or `add_gradients()` or `decay()`, to be called before it; one that has a state has `state_dict()`.
+A method is a value: `FIRE(steps=5)` says what to change, with its numbers. An `EventMethod` changes a model at once:
+`FIRE(steps=5)(model, Loop(optimizers=optimizer))`, or in its plain form `fire_(model, optimizers=optimizer, steps=5)`.
+A `StepMethod` acts at each step: `L2Init(0.01).attach(model, Loop(…))` returns an object whose `before_step()` and
+`after_step()` are called around each optimizer step.
 """
 
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.method import Attached, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.continual_backprop import ContinualBackprop
-from lightning_fire.methods.dash import dash_
+from lightning_fire.methods.dash import DASH, dash_
 from lightning_fire.methods.feature_rank import FeatureRank
-from lightning_fire.methods.fire import fire_
-from lightning_fire.methods.full_reset import full_reset_, isometric_values
+from lightning_fire.methods.fire import FIRE, fire_
+from lightning_fire.methods.full_reset import FullReset, full_reset_, isometric_values
 from lightning_fire.methods.hare_and_tortoise import HareAndTortoise
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.isometry_decay import IsometryDecay
 from lightning_fire.methods.l2_init import L2Init
+from lightning_fire.methods.optimizer_reset import OptimizerReset
 from lightning_fire.methods.parseval import Parseval
-from lightning_fire.methods.plasticity_injection import InjectedHead, inject_plasticity_, wrap_heads
+from lightning_fire.methods.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
 from lightning_fire.methods.redo import ReDo
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
-from lightning_fire.methods.shrink_and_perturb import shrink_and_perturb_
+from lightning_fire.methods.shrink_and_perturb import ShrinkAndPerturb, shrink_and_perturb_
 from lightning_fire.methods.spectral_regularization import SpectralRegularization
 from lightning_fire.methods.weight_projection import WeightProjection
 
+METHODS: tuple[type[Method], ...] = (
+    FIRE,
+    ShrinkAndPerturb,
+    FullReset,
+    DASH,
+    ReDo,
+    PlasticityInjection,
+    OptimizerReset,
+    ContinualBackprop,
+    SelfNormalizedReset,
+    L2Init,
+    Parseval,
+    SpectralRegularization,
+    IsometryDecay,
+    WeightProjection,
+)
+"""All methods, from which tests, tables of the docs and the check of recipes are made."""
+
 __all__ = [
+    "DASH",
+    "FIRE",
+    "METHODS",
+    "Attached",
+    "Change",
     "ContinualBackprop",
+    "EventMethod",
     "FeatureRank",
+    "FullReset",
     "HareAndTortoise",
     "InjectedHead",
     "IsometryDecay",
     "L2Init",
+    "Loop",
+    "Method",
+    "OptimizerReset",
     "Parseval",
+    "PlasticityInjection",
     "ReDo",
     "Report",
     "SelfNormalizedReset",
+    "ShrinkAndPerturb",
     "SpectralRegularization",
+    "StepMethod",
+    "Training",
     "WeightProjection",
     "dash_",
     "fire_",
     "fresh_values",
     "full_reset_",
     "initial_values",
-    "inject_plasticity_",
     "isometric_values",
     "reset_optimizer_state",
     "shrink_and_perturb_",

@@ -1,28 +1,29 @@
 """Continual backprop (Dohare et al., Nature 2024)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
-from lightning_fire.methods.base.unit_reset import Forward, Output, StepwiseReset
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
-class ContinualBackprop(StepwiseReset["_Statistics"]):
+@dataclass(frozen=True)
+class ContinualBackprop(UnitMethod):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
     The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|, h its output. At
     each step a layer accumulates the fraction `replacement_rate` of its units older than `maturity` steps; for each
     whole unit, the one with the least utility is re-initialized as by `ReDo`. Its mean output goes into the bias of the
-    next layers.
+    next layers. Logs `units`, the units replaced so far.
 
     Args:
-        model: Any module.
-        forward: Runs it once, on any batch, to find its units.
         replacement_rate: ρ, fraction of the mature units replaced at each step, in [0, 1] (FIRE paper: tuned, 1e-4 or
             1e-5; its tables call it τ).
         maturity: m, steps for which a new unit is safe, at least 0 (FIRE paper: tuned, 100 or 1000).
@@ -30,42 +31,61 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
         compensate: Add the mean output of a replaced unit, after normalisation and nonlinearity, to the bias of the
             layers after it, where they have one.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
+        seed: Seed of the new weights, the same on every rank.
         score: The output in the utility: `"activation"`, after normalisation and nonlinearity (continual backprop);
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
-        ValueError: If an argument is out of range, or `where` finds no units.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
 
     Example:
+        >>> from lightning_fire.methods import Loop
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> optimizer, x = torch.optim.Adam(model.parameters()), torch.rand(16, 2)
-        >>> method = ContinualBackprop(model, lambda: model(x), replacement_rate=0.1, maturity=0)
+        >>> loop = Loop(optimizer, forward=lambda: model(x))
+        >>> method = ContinualBackprop(replacement_rate=0.1, maturity=0).attach(model, loop)
         >>> for _ in range(3):
         ...     model(x).square().mean().backward()
         ...     optimizer.step()
-        ...     _ = method.step(optimizer)
-        >>> method.num_reset
-        2
+        ...     method.after_step()
+        >>> method.metrics()
+        {'units': 2.0}
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        forward: Forward,
-        replacement_rate: float = 1e-4,
-        maturity: int = 100,
-        decay: float = 0.99,
-        compensate: bool = True,
-        where: HiddenUnits | None = None,
-        seed: int = 0,
-        score: Output = "activation",
-    ):
-        check(replacement_rate, maturity, decay)
-        self.replacement_rate, self.maturity = replacement_rate, maturity
-        self.decay, self.compensate = decay, compensate
-        super().__init__(model, forward, where, seed, score)
-        if compensate and score != "activation":
+    name: ClassVar[str] = "continual_backprop"
+
+    replacement_rate: float = 1e-4
+    maturity: int = 100
+    decay: float = 0.99
+    compensate: bool = True
+    where: HiddenUnits | None = None
+    seed: int = 0
+    score: Output = "activation"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.replacement_rate <= 1:
+            raise ValueError(f"`replacement_rate` must be in [0, 1], got {self.replacement_rate}")
+        if self.maturity < 0:
+            raise ValueError(f"`maturity` must be at least 0, got {self.maturity}")
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"`decay` must be in [0, 1), got {self.decay}")
+        check_output(self.score)
+        _ = self.selection
+
+    def begin(self, model: nn.Module, training: Training) -> "_Replacement":
+        """Find the units, and begin to watch them."""
+        return _Replacement(self, model, training)
+
+
+class _Replacement(StepwiseReset["_Statistics"]):
+    """Continual backprop at work on a model."""
+
+    def __init__(self, method: ContinualBackprop, model: nn.Module, training: Training):
+        self.rate, self.maturity, self.decay = method.replacement_rate, method.maturity, method.decay
+        self.compensate = method.compensate
+        super().__init__(model, training, method.where, method.seed, method.score)
+        if method.compensate and method.score != "activation":
             self.watch("activation", _Statistics.add_activity)
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
@@ -82,7 +102,7 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
         chosen = []
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
             statistics.end_step(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)
-            units = statistics.choose(self.replacement_rate, self.maturity, self.decay)
+            units = statistics.choose(self.rate, self.maturity, self.decay)
             if len(units):
                 chosen.append((layer, units))
         return chosen
@@ -96,16 +116,6 @@ class ContinualBackprop(StepwiseReset["_Statistics"]):
             bias.add_(output)
         for statistics, _, units in found:
             statistics.forget(units)
-
-
-def check(replacement_rate: float, maturity: int, decay: float) -> None:
-    """Check the arguments of `ContinualBackprop`."""
-    if not 0 <= replacement_rate <= 1:
-        raise ValueError(f"`replacement_rate` must be in [0, 1], got {replacement_rate}")
-    if maturity < 0:
-        raise ValueError(f"`maturity` must be at least 0, got {maturity}")
-    if not 0 <= decay < 1:
-        raise ValueError(f"`decay` must be in [0, 1), got {decay}")
 
 
 class _Statistics:

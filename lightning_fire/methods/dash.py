@@ -1,8 +1,10 @@
 """DASH: direction-aware shrinking (Shin et al., NeurIPS 2024)."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,44 +13,115 @@ from torch.nn import Parameter
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
 from lightning_fire.methods.base.change import Change, change_weights, require_finite
+from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import select_weights, trained_by
+from lightning_fire.methods.base.selecting import select_weights
+from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import why_not_trained
 
-Gradients = Callable[[Sequence[Parameter]], Iterable[Sequence[Tensor]]]
+_NEGLIGIBLE = 1e-4
+
+
+@dataclass(frozen=True)
+class DASH(EventMethod):
+    """Shrinks the weights that are not aligned with the negative gradient on new data.
+
+    The direction g of each weight is the exponential moving average (EMA) of its negative gradients on batches of new
+    data, g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a
+    matrix and each bias. Nothing else changes: normalisation layers keep their statistics.
+
+    Args:
+        alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
+        minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
+        num_batches: Number of batches of new data, at most one epoch. Default: so many that earlier batches would have
+            less than 1e-4 of the weight in the average, 26 for α = 0.3 and 88 for α = 0.1.
+        where: The weights to shrink; their biases go with them. Default:
+            `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
+        optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
+    """
+
+    name: ClassVar[str] = "dash"
+    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+    measures_curvature: ClassVar[bool] = True
+
+    alpha: float = 0.3
+    minimum: float = 0.3
+    num_batches: int | None = None
+    where: Weights | None = None
+    optimizer_state: OptimizerPolicy = "touched"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha <= 1:
+            raise ValueError(f"`alpha` must be in (0, 1], got {self.alpha}")
+        if self.num_batches is not None and self.num_batches < 1:
+            raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
+        dash(torch.zeros(1), torch.zeros(1), self.minimum)  # checks it
+        check_policy(self.optimizer_state, "optimizer_state")
+        _ = self.selection
+
+    @property
+    def batches(self) -> int:
+        """Number of batches of new data that it asks for."""
+        enough = 1 if self.alpha == 1 else math.ceil(math.log(_NEGLIGIBLE) / math.log(1 - self.alpha))
+        return self.num_batches or enough
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Compute the shrunk weights and biases."""
+        weights, left_out = select_weights(model, self.where, self.default_where)
+        biases = _biases_of(model, weights)
+        require_finite({**{view.name: view.read() for view in weights}, **biases})
+        parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
+        average = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
+        batches = 0
+        with _requiring_gradients(parameters):
+            for batch in training.gradients(parameters, self.batches):
+                batches += 1
+                for mean, gradient in zip(average, batch, strict=True):
+                    mean.lerp_(-gradient.float(), self.alpha)
+        reduced = [mean_over_ranks(mean) for mean in average]
+        if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
+            raise ValueError(
+                "NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed."
+            )
+        directions = dict(zip(parameters, reduced, strict=True))
+
+        def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+            return dash(weight, view.of(directions[view.parameter]).read(), self.minimum)
+
+        shrunk = {bias: dash(bias.detach(), directions[bias], self.minimum) for bias in biases.values()}
+        change = change_weights(weights, new_weight, measure=training.measure, others=shrunk)
+        report = replace(change.report, values={**change.report.values, "batches": float(batches)})
+        return replace(change, report=report, left_out=left_out)
 
 
 def dash_(
     model: nn.Module,
-    losses: Iterable[Tensor],
+    losses: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
     alpha: float = 0.3,
     minimum: float = 0.3,
     where: Weights | None = None,
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-    measure: bool = True,
 ) -> Report:
-    """Shrink in place the weights of a model that are not aligned with the negative gradient on new data.
-
-    The direction g of each weight is the exponential moving average (EMA) of its negative gradients,
-    g ← (1 − α)·g + α·(−∇). Then w ← w · clamp(cos(w, g), λ, 1), for each kernel of a convolution, each row of a matrix
-    and each bias. Other parameters and all buffers stay.
+    """Shrink in place the weights of a model that are not aligned with the negative gradient: `DASH` at once.
 
     Args:
         model: Any module.
         losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
             `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
-        alpha: α in (0, 1] (paper: tuned, 0.1 or 0.3).
-        minimum: λ in [0, 1], the smallest fraction of a weight that is kept (paper: tuned, 0.05 to 0.3).
-        where: The weights to shrink; their biases go with them. Default:
-            `Weights(preset="cnn", vectors=True)`, every Linear and convolution weight.
+        alpha: See `DASH`, as all that follow but `optimizers`.
+        minimum: The smallest fraction of a weight that is kept.
+        where: The weights to shrink; their biases go with them.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is changed, `"all"` everything.
-        measure: Whether to fill the report, which costs some matrix products.
+        optimizer_state: Whose optimizer state to drop.
 
     Returns:
         What happened to the weights, see `fire_`, and `batches`, the number of losses.
@@ -65,62 +138,10 @@ def dash_(
         5.0
     """
     check_model(model)
-    if isinstance(losses, Tensor) or not isinstance(losses, Iterable):
+    if isinstance(losses, Tensor) or not (callable(losses) or isinstance(losses, Iterable)):
         raise TypeError(f"`losses` must be several losses, one of each batch, got {type(losses).__name__}")
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def gradients(parameters: Sequence[Parameter]) -> Iterator[list[Tensor]]:
-        for loss in losses:
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
-            yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
-
-    try:
-        change = plan_dash(model, gradients, alpha, minimum, where, optimizers, optimizer_state, measure)
-    finally:
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    return change.apply()
-
-
-def plan_dash(
-    model: nn.Module,
-    gradients: Gradients,
-    alpha: float,
-    minimum: float,
-    where: Weights | None,
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-    measure: bool,
-) -> Change:
-    """Compute what `dash_` does, and change nothing yet; `gradients` yields those of parameters on each batch."""
-    if not 0 < alpha <= 1:
-        raise ValueError(f"`alpha` must be in (0, 1], got {alpha}")
-    dash(torch.zeros(1), torch.zeros(1), minimum)  # raises if out of range
-    check_policy(optimizer_state, "optimizer_state")
-    with trained_by(model, optimizers) as optimizers:
-        weights, left_out = select_weights(model, where, Weights(preset="cnn", vectors=True))
-        biases = _biases_of(model, weights)
-    require_finite({**{view.name: view.read() for view in weights}, **biases})
-    parameters = list(dict.fromkeys([*(view.parameter for view in weights), *biases.values()]))
-    average = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
-    batches = 0
-    with _requiring_gradients(parameters):
-        for batch in gradients(parameters):
-            batches += 1
-            for mean, gradient in zip(average, batch, strict=True):
-                mean.lerp_(-gradient.float(), alpha)
-    reduced = [mean_over_ranks(mean) for mean in average]
-    if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
-        raise ValueError("NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed.")
-    directions = dict(zip(parameters, reduced, strict=True))
-
-    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-        return dash(weight, view.of(directions[view.parameter]).read(), minimum)
-
-    others: dict[Tensor, Tensor] = {bias: dash(bias.detach(), directions[bias], minimum) for bias in biases.values()}
-    change = change_weights(weights, new_weight, optimizers, optimizer_state, False, measure, others)
-    report = replace(change.report, values={**change.report.values, "batches": float(batches)})
-    return replace(change, report=report, left_out=left_out)
+    method = DASH(alpha, minimum, None, where, optimizer_state)
+    return method(model, Loop(optimizers, losses=losses))
 
 
 @contextmanager

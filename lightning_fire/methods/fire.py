@@ -1,21 +1,88 @@
 """FIRE: Frobenius-isometry reinitialization (ICLR 2026)."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import warn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
-from lightning_fire.methods.base.change import Change, change_weights, in_place
+from lightning_fire.methods.base.change import Change, change_weights
+from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.base.selecting import select_weights, trained_by
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import select_weights
+from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
+from lightning_fire.where.selection import some
 
 
-def plan_fire(
+@dataclass(frozen=True)
+class FIRE(EventMethod):
+    """Replaces selected weights by the nearest orthogonal ones.
+
+    Args:
+        where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
+            transformers the query and key projections, otherwise every Linear and convolution weight.
+        steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `exact` for the limit.
+        coefficients: Of the Newton–Schulz polynomial: `cubic` (paper, Algorithm 1), `quintic` or `muon`.
+        scale: `paper`: √(out / in) / kernel positions; `none`: singular values near 1; `procrustes`: the scale with the
+            smallest Frobenius error for each matrix; `auto`: `paper` for weights followed by a normalization layer,
+            otherwise `procrustes`. For an MLP in classification, or a language model after a short first training, try
+            `procrustes` (docs/which_scale.md, docs/language_scale.md).
+        optimizer_state: Whose optimizer state to drop: `keep` drops nothing, `touched` that of the replaced weights,
+            `all` everything, as the paper does in vision and language (where `OptimizerReset` does it for every
+            method).
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
+    """
+
+    name: ClassVar[str] = "fire"
+    default_where: ClassVar[Weights] = Weights()
+    acts_on_shards: ClassVar[bool] = True
+    measures_curvature: ClassVar[bool] = True
+
+    where: Weights | None = None
+    steps: int | Literal["exact"] = 10
+    coefficients: Coefficients = "cubic"
+    scale: Scale | Literal["auto"] = "paper"
+    optimizer_state: OptimizerPolicy = "touched"
+
+    def __post_init__(self) -> None:
+        few = min(self.steps, 1) if isinstance(self.steps, int) else self.steps
+        fire(torch.eye(1), few, self.coefficients, "paper" if self.scale == "auto" else self.scale)  # checks them
+        check_policy(self.optimizer_state, "optimizer_state")
+        _ = self.selection
+
+    def selected(self, model: nn.Module, training: Training) -> str:
+        """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
+        weights = self.selection.select(model)
+        number = getattr(weights, "summary", f"{len(weights)} weight matrices")
+        names = " … ".join(dict.fromkeys([weights[0].name, weights[-1].name]))
+        scales = f", {_in_words(scales_of(model, weights))}" if self.scale == "auto" else ""
+        return f"{number} ({names}){scales}"
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Compute the nearest orthogonal weights."""
+        weights, left_out = select_weights(model, self.where, self.default_where)
+        given = dict.fromkeys((view.name for view in weights), self.scale)
+        scales = scales_of(model, weights) if self.scale == "auto" else given
+
+        def new_weight(view: WeightView, weight: Tensor) -> Tensor:
+            return fire(weight, self.steps, self.coefficients, scales[view.name], view.groups)
+
+        change = change_weights(weights, new_weight, training.share_work, training.measure)
+        if change.report and (zeros := change.report.zeros):
+            warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
+        return replace(change, left_out=left_out)
+
+
+def fire_(
     model: nn.Module,
     where: Weights | None = None,
     steps: int | Literal["exact"] = 10,
@@ -24,23 +91,17 @@ def plan_fire(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-    share_work: bool = False,
-    measure: bool = True,
-) -> Change:
-    """Replace selected weights of a model by the nearest orthogonal ones, in place.
+) -> Report:
+    """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once.
 
     Args:
-        where: The weights to replace. Default: `Weights()`: of a causal language model every Linear weight, of other
-            transformers the query and key projections, otherwise every Linear and convolution weight.
-        steps: Newton–Schulz steps (paper: 10 in vision, 5 for GPT), or `"exact"` for the limit.
-        coefficients: Of the Newton–Schulz polynomial, see `functional.orthogonalize`.
-        scale: Scale of the new weights, see `functional.fire`; `"auto"`: see `scales_of`.
-        optimizers: The optimizers that train the model, one or several. Weights that none of them trains, such as those
-            of a teacher, stay, with a warning. Without them every trainable weight may be selected.
-        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of new weights, `"all"` everything.
-        share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
-            All ranks must call this and have the same weights. Without it they compute the same values on their own.
-        measure: Whether to fill the report, which costs some matrix products.
+        model: Any module.
+        where: See `FIRE`, as all that follow but `optimizers`.
+        steps: Newton–Schulz steps.
+        coefficients: Of the Newton–Schulz polynomial.
+        scale: Scale of the new weights.
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay.
+        optimizer_state: Whose optimizer state to drop.
 
     Returns:
         Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
@@ -51,29 +112,13 @@ def plan_fire(
             weights, or a weight has a NaN or Inf. The model is unchanged then.
 
     Example:
-        >>> import torch
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
         >>> optimizer = torch.optim.Adam(model.parameters())
         >>> report = fire_(model, optimizers=optimizer)
         >>> report["dfi_normalized_after"] < report["dfi_normalized_before"]
         True
     """
-
-    check_policy(optimizer_state, "optimizer_state")
-    with trained_by(model, optimizers) as optimizers:
-        weights, left_out = select_weights(model, where, Weights())
-    scales = scales_of(model, weights) if scale == "auto" else dict.fromkeys((view.name for view in weights), scale)
-
-    def new_weight(view: WeightView, weight: Tensor) -> Tensor:
-        return fire(weight, steps, coefficients, scales[view.name], view.groups)
-
-    change = change_weights(weights, new_weight, optimizers, optimizer_state, share_work, measure)
-    if zeros := change.report.zeros:
-        warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
-    return replace(change, left_out=left_out)
-
-
-fire_ = in_place(plan_fire)
+    return FIRE(where, steps, coefficients, scale, optimizer_state)(model, Loop(optimizers))
 
 
 def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scale]:
@@ -91,3 +136,15 @@ def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scal
     """
     normalized = normalized_weights(model, weights)
     return {view.name: "paper" if view.name in normalized else "procrustes" for view in weights}
+
+
+def _in_words(scales: Mapping[str, Scale]) -> str:
+    """Describe which weights have which scale, and the reason."""
+    reasons = {"paper": "normalized later", "procrustes": "not normalized later"}
+    found = {scale: [name for name, own in scales.items() if own == scale] for scale in reasons}
+    parts = [
+        f"{scale} for the {len(names)} that are {reasons[scale]} ({some(names, most=3)})"
+        for scale, names in found.items()
+        if names
+    ]
+    return f"scale {' and '.join(parts)}"

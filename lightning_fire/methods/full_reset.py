@@ -1,41 +1,111 @@
 """Full reset: back to the initial values, or to a fresh draw."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
-from lightning_fire.methods.base.change import Change, change_values, in_place, measurable
+from lightning_fire.methods.base.change import Change, new_values
+from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.base.selecting import trained_by, trained_tensors
-from lightning_fire.methods.initial_values import check_values, tensors_of
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import trained_tensors
+from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.initial_values import check_resettable, check_values, target_of, tensors_of
 from lightning_fire.where import Parameters, Weights
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out
 
 
-def plan_full_reset(
+@dataclass(frozen=True)
+class FullReset(EventMethod):
+    """Resets every parameter and buffer, except what is frozen or trained by no optimizer.
+
+    Other methods raise an error on weights with a NaN or Inf. This one restores a network that has diverged, except
+    with `optimizer_state="keep"`, as the moments of the optimizer have diverged too.
+
+    Args:
+        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
+            the same on every rank. Default: the target is the values of the model when it was new, as in the paper.
+        optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
+        where: The parameters to reset, such as those of a head. Default: every trainable parameter, and the buffers
+            beside them: those of a part whose parameters are all frozen, or trained by no optimizer, stay.
+        target: `initial`, or `isometry`: the weights that FIRE would replace become the nearest isometries of their
+            initial values, with the paper's scale: a control for FIRE that ignores the trained weights.
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
+    """
+
+    name: ClassVar[str] = "full_reset"
+    measures_curvature: ClassVar[bool] = True
+
+    fresh_seed: int | None = None
+    optimizer_state: OptimizerPolicy = "touched"
+    where: Parameters | None = None
+    target: Literal["initial", "isometry"] = "initial"
+
+    def __post_init__(self) -> None:
+        check_policy(self.optimizer_state, "optimizer_state")
+        if self.target not in ("initial", "isometry"):
+            raise ValueError(f"`target` must be 'initial' or 'isometry', got {self.target!r}")
+        _ = self.selection
+
+    @property
+    def selection(self) -> Parameters | None:
+        """The parameters to reset; None: every one, and buffers."""
+        return None if self.where is None else checked(self.where, Parameters())
+
+    @property
+    def acts_on_shards(self) -> bool:
+        """Whether it can act on sharded weights: layers draw whole ones."""
+        return self.fresh_seed is None
+
+    needs_initial_values = acts_on_shards
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check that something is selected, and that it can be drawn if it is to be."""
+        tensors, untrained = trained_tensors(model, self.where)
+        if self.fresh_seed is not None:
+            check_resettable(model, tensors.values())
+        return super().check(model) if self.where is not None else leaves_out(untrained)
+
+    def table(self, model: nn.Module) -> str:
+        """Return a table of the parameters, or their number."""
+        if self.where is not None:
+            return super().table(model)
+        return f"FullReset acts on every parameter and buffer, {len(trained_tensors(model)[0])} tensors."
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Compute the values of the reset."""
+        values = target_of(self.fresh_seed, model, training)
+        values = isometric_values(model, values) if self.target == "isometry" else values
+        tensors, left_out = trained_tensors(model, self.where)
+        return Change(new_values((t, values[name]) for name, t in tensors.items()), left_out=leaves_out(left_out))
+
+
+def full_reset_(
     model: nn.Module,
     target: Mapping[str, Tensor],
     where: Parameters | None = None,
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-    measure: bool = True,
-) -> Change:
+) -> Report:
     """Reset parameters and buffers of a model to given values, in place; what is frozen stays.
 
     Args:
+        model: Any module.
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
-        where: The parameters to reset, such as those of a head. Default: every trainable parameter, and the buffers
-            beside them: those of a part whose parameters are all frozen, or trained by no optimizer, stay.
+        where: The parameters to reset, see `FullReset`.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is reset, `"all"` everything.
-        measure: Whether to fill the report, which costs some matrix products.
+        optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.
@@ -54,16 +124,8 @@ def plan_full_reset(
         >>> bool((model.weight == initial["weight"]).all())
         True
     """
-    check_policy(optimizer_state, "optimizer_state")
     check_values(target)
-    with trained_by(model, optimizers) as optimizers:
-        tensors, left_out = trained_tensors(model, where)
-        pairs = [(tensor, target[name]) for name, tensor in tensors.items()]
-        weights = measurable(model, set(tensors.values())) if measure else ()
-    return replace(change_values(pairs, weights, optimizers, optimizer_state), left_out=leaves_out(left_out))
-
-
-full_reset_ = in_place(plan_full_reset)
+    return FullReset(None, optimizer_state, where)(model, Loop(optimizers, initial=target))
 
 
 @torch.no_grad()

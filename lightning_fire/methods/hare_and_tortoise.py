@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire._lightning import lerp_
-from lightning_fire.methods.base.change import Change, change_values, measurable, require_finite
+from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.initial_values import tensors_of
@@ -70,9 +70,8 @@ class HareAndTortoise:
         """Compute what `reset_` does, and change nothing yet."""
         require_finite(self.tortoise)
         tensors = tensors_of(self.model)
-        pairs = [(tensors[name], value) for name, value in self.tortoise.items()]
-        weights = measurable(self.model, {tensor for tensor, _ in pairs}) if measure else ()
-        return change_values(pairs, weights, (), "keep")
+        values = new_values((tensors[name], value) for name, value in self.tortoise.items())
+        return measured(Change(values), self.model, measure)
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -1,6 +1,6 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.base.change import to_the_end
+from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 
 
@@ -117,6 +118,20 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     copies = [f"{name}." for name, part in model.named_modules() if getattr(part, "is_frozen_copy", False)]
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}
+
+
+def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
+    """Raise a ValueError if some of the chosen parameters cannot be drawn by their layers."""
+    if stuck := not_resettable(model, set(chosen)):
+        raise ValueError(
+            f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
+            " give it one, use the initial values, or leave it out by `where`"
+        )
+
+
+def target_of(fresh_seed: int | None, model: nn.Module, training: Training) -> Mapping[str, Tensor]:
+    """Return the values to reset to at this event: new random values from a seed, or with None the initial values."""
+    return training.initial() if fresh_seed is None else fresh_values(model, fresh_seed + training.event)
 
 
 def check_values(values: Mapping[str, Tensor]) -> None:

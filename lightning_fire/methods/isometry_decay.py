@@ -1,49 +1,77 @@
 """Isometry decay: a decoupled pull of weights towards isometries, the O of AdamO (Rosseau et al., ICML 2026)."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_fire.methods.parseval import Parseval
+from lightning_fire.methods.base.method import StepMethod
+from lightning_fire.methods.base.penalty import check_strength
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.parseval import IsometryPenalty
 from lightning_fire.where import Weights
 
 
-class IsometryDecay(Parseval):
+@dataclass(frozen=True)
+class IsometryDecay(StepMethod):
     """Moves the selected weights towards isometries at each optimizer step: W ← W − lr·λ·4(WWᵀ − I)W.
 
     The decoupled form of `Parseval`, as AdamW decouples weight decay: the moments use only the gradient of the loss.
-    Combined with Adam it is AdamO.
+    Combined with Adam it is AdamO. Logs `penalty`, λ·Σ ‖WWᵀ − I‖_F².
 
     Args:
-        model: Any module.
-        strength: λ, the factor of ‖WWᵀ − I‖_F², whose gradient the decay follows, at least 0.
+        strength: λ, the factor of ‖WWᵀ − I‖_F², whose gradient the decay follows, at least 0 (paper: 1e-3, with a
+            learning rate of 1e-4).
         where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
             convolution weight.
 
     Raises:
-        ValueError: If `strength` is below 0, or `where` matches no weight.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If `strength` is below 0.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([2.0, 1.0])))
         >>> optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         >>> model(torch.zeros(1, 2)).sum().backward()
-        >>> IsometryDecay(model, strength=0.5).decay(optimizer)
+        >>> IsometryDecay(strength=0.5).attach(model).before_step(optimizer)
         >>> model.weight.data
         tensor([[1.8800, 0.0000],
                 [0.0000, 1.0000]])
     """
 
-    def __init__(self, model: nn.Module, strength: float, where: Weights | None = None):
-        super().__init__(model, strength, where=where)
+    name: ClassVar[str] = "isometry_decay"
+    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+
+    strength: float
+    where: Weights | None = None
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        _ = self.selection
+
+    def begin(self, model: nn.Module, training: Training) -> "_Decay":
+        """Select the weights."""
+        return _Decay(model, self.strength, self.selection, training)
+
+
+class _Decay(IsometryPenalty):
+    """Isometry decay at work on a model."""
+
+    def __init__(self, model: nn.Module, strength: float, where: Weights, training: Training):
+        super().__init__(model, strength, 1.0, where)
+        self._training = training
 
     @torch.no_grad()
-    def decay(self, optimizer: Optimizer) -> None:
-        """Move the weights that an optimizer is about to step; to be called before each of its steps.
-
-        Weights without a gradient are not stepped, and stay.
-        """
-        rates = {parameter: group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
+        """Move the weights that an optimizer is about to step; those without a gradient stay."""
+        stepping: Sequence[Optimizer] = self._training.optimizers if optimizer is None else [optimizer]
+        if not stepping:
+            raise ValueError("isometry decay needs the optimizer, for its learning rates: before_step(optimizer)")
+        rates = {p: group["lr"] for each in stepping for group in each.param_groups for p in group["params"]}
         for name, parameter in self.parameters.items():
             if parameter in rates and parameter.grad is not None and self.strength:
                 parameter.sub_(self.gradient_of(name, parameter) * (rates[parameter] * self.strength))

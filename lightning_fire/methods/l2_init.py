@@ -1,47 +1,65 @@
 """L2 Init: a penalty that pulls parameters towards their initial values (Kumar et al., 2023)."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
-from lightning_fire.methods.base.penalty import Penalty
-from lightning_fire.methods.initial_values import initial_values
+from lightning_fire.methods.base.method import StepMethod
+from lightning_fire.methods.base.penalty import Penalty, check_strength
+from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Parameters
-from lightning_fire.where.argument import check_model, checked
 
 
-class L2Init(Penalty):
-    """Adds λ·‖θ − θ₀‖² to the loss, θ₀ being the initial values.
+@dataclass(frozen=True)
+class L2Init(StepMethod):
+    """Adds λ·‖θ − θ₀‖² to the loss, θ₀ being the values of the model when it was new. Logs `penalty`, λ included.
 
     Args:
-        model: Any module.
-        strength: λ, the factor of ‖θ − θ₀‖², at least 0.
+        strength: λ, the factor of ‖θ − θ₀‖², at least 0. The FIRE paper's tuned values belong to λ/2 in its authors'
+            code: halve them.
         where: The parameters it is on. Default: `Parameters()`, all.
-        initial: θ₀ by name, see `initial_values`. Default: the present values.
 
     Raises:
-        ValueError: If `strength` is below 0, or `where` matches no parameter.
-        KeyError: If `initial` lacks a parameter.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If `strength` is below 0.
 
     Example:
+        >>> from lightning_fire.methods import Loop, initial_values
         >>> model = nn.Linear(2, 2)
-        >>> penalty = L2Init(model, strength=0.5)
-        >>> _ = nn.init.constant_(model.bias, 0.0), penalty.targets["bias"].fill_(1.0)
-        >>> penalty.penalty()
-        1.0
+        >>> penalty = L2Init(strength=0.5).attach(model, Loop(initial=initial_values(model)))
+        >>> _ = nn.init.constant_(model.bias, 1.0), penalty.targets["bias"].fill_(0.0)
+        >>> penalty.metrics()
+        {'penalty': 1.0}
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strength: float,
-        where: Parameters | None = None,
-        initial: Mapping[str, Tensor] | None = None,
-    ):
-        check_model(model)
-        super().__init__(checked(where, Parameters()).select(model), strength)
-        initial = initial_values(model) if initial is None else initial
+    name: ClassVar[str] = "l2_init"
+    default_where: ClassVar[Parameters] = Parameters()
+    needs_initial_values: ClassVar[bool] = True
+
+    strength: float
+    where: Parameters | None = None
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        _ = self.selection
+
+    def begin(self, model: nn.Module, training: Training) -> "_Pull":
+        """Select the parameters and their initial values."""
+        return _Pull(model, self.strength, self.selection, training.initial())
+
+
+class _Pull(Penalty):
+    """L2 Init at work on a model.
+
+    Attributes:
+        targets: θ₀ by name.
+    """
+
+    def __init__(self, model: nn.Module, strength: float, where: Parameters, initial: Mapping[str, Tensor]):
+        super().__init__(where.select(model), strength)
         owned = {parameter: name for name, parameter in model.named_parameters()}
         self.targets = {name: initial[owned[p]].to(p.device) for name, p in self.parameters.items()}
 

@@ -1,23 +1,28 @@
 """Parseval regularization: a penalty that pulls weights towards orthogonal rows (Chung et al., NeurIPS 2024)."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
 from lightning_fire._lightning import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
-from lightning_fire.methods.base.penalty import Penalty, views_of_weights
+from lightning_fire.methods.base.method import StepMethod
+from lightning_fire.methods.base.penalty import Penalty, check_strength, views_of_weights
+from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights
 from lightning_fire.where.trained import why_not_trained
 
 _NORMS = (RunningNorms, nn.LayerNorm, nn.GroupNorm)
 
 
-class Parseval(Penalty):
-    """Adds λ·Σ ‖WWᵀ − s·I‖_F² to the loss, over the selected weights.
+@dataclass(frozen=True)
+class Parseval(StepMethod):
+    """Adds λ·Σ ‖WWᵀ − s·I‖_F² to the loss, over the selected weights. Logs `penalty`, λ included.
 
     Args:
-        model: Any module.
         strength: λ, the factor of the penalty, at least 0.
         scale: s, above 0: the squared singular value that the rows are pulled to. Paper: 1. The method's authors: 2.
         where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
@@ -26,33 +31,50 @@ class Parseval(Penalty):
             do in their code.
 
     Raises:
-        ValueError: If an argument is out of range, or `where` matches no weight.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
         >>> _ = nn.init.eye_(model.weight)
-        >>> parseval = Parseval(model, strength=0.5, scale=2.0)
-        >>> parseval.penalty()
-        1.0
+        >>> parseval = Parseval(strength=0.5, scale=2.0).attach(model)
+        >>> parseval.metrics()
+        {'penalty': 1.0}
         >>> model(torch.zeros(1, 2)).sum().backward()
-        >>> parseval.add_gradients()
+        >>> parseval.before_step()
         >>> model.weight.grad
         tensor([[-2.,  0.],
                 [ 0., -2.]])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strength: float,
-        scale: float = 1.0,
-        where: Weights | None = None,
-        norms: bool = False,
-    ):
-        if not scale > 0:
-            raise ValueError(f"`scale` must be above 0, got {scale}")
-        self.scale = scale
-        self._views = views_of_weights(model, where)
+    name: ClassVar[str] = "parseval"
+    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+
+    strength: float
+    scale: float = 1.0
+    where: Weights | None = None
+    norms: bool = False
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        if not self.scale > 0:
+            raise ValueError(f"`scale` must be above 0, got {self.scale}")
+        _ = self.selection
+
+    def table(self, model: nn.Module) -> str:
+        """Return the weights, and whether the scales of normalisation layers go with them."""
+        return super().table(model) + ("\nand the scales of normalisation layers" if self.norms else "")
+
+    def begin(self, model: nn.Module, training: Training) -> Penalty:
+        """Select the weights."""
+        return IsometryPenalty(model, self.strength, self.scale, self.selection, self.norms)
+
+
+class IsometryPenalty(Penalty):
+    """The penalty of `Parseval` at work on a model."""
+
+    def __init__(self, model: nn.Module, strength: float, scale: float, where: Weights, norms: bool = False):
+        self._views, self._scale = views_of_weights(model, where), scale
         weights = {name: views[0].parameter for name, views in self._views.items()}
         super().__init__(weights | (_scales_of(model) if norms else {}), strength)
 
@@ -60,7 +82,7 @@ class Parseval(Penalty):
         """Return the penalty of one weight or scale of a normalisation layer, a scalar."""
         if name not in self._views:
             return unit_scale_penalty(weight)
-        penalties = [parseval_penalty(view.read(), self.scale, view.groups) for view in self._views[name]]
+        penalties = [parseval_penalty(view.read(), self._scale, view.groups) for view in self._views[name]]
         return sum(penalties[1:], penalties[0])
 
     def gradient_of(self, name: str, weight: Tensor) -> Tensor:
@@ -69,7 +91,7 @@ class Parseval(Penalty):
             return unit_scale_gradient(weight)
         gradient = torch.zeros_like(weight)
         for view in self._views[name]:
-            view.of(gradient).write(parseval_gradient(view.read(), self.scale, view.groups))
+            view.of(gradient).write(parseval_gradient(view.read(), self._scale, view.groups))
         return gradient
 
 

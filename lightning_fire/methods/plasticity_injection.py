@@ -2,80 +2,118 @@
 
 import copy
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from inspect import ismethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.contracts import HasSyncTargets, offers
-from lightning_fire.methods.base.change import Change, in_place, require_finite
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy, follow_policy
+from lightning_fire.methods.base.change import Change, require_finite
+from lightning_fire.methods.base.method import EventMethod
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
 from lightning_fire.methods.base.report import Report
-from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.initial_values import fresh_values, not_resettable, seed_of_draw, tensors_of
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
 
 
-def plan_injection(
-    model: nn.Module,
-    heads: Sequence[str],
-    seed: int = 0,
-    *,
-    optimizers: Optimizers = (),
-    optimizer_state: OptimizerPolicy = "touched",
-) -> Change:
-    """Freeze heads of a model and add new ones, in place, without a change of the output: see `InjectedHead`.
+@dataclass(frozen=True)
+class PlasticityInjection(EventMethod):
+    """Freezes a head of a model and adds a new one, without changing the output: see `InjectedHead`.
 
-    Parameters of a head that are frozen, or trained by none of the given optimizers, keep their values.
+    Parameters of the head that are frozen, or trained by no optimizer, keep their values. Reports
+    `frozen_parameters`, the number of parameters that the head holds beside its trained ones.
 
     Args:
-        heads: Names of its heads, such as `["head"]`; with a target network, also that of its copy of the head, which
-            gets the same new weights. Each is wrapped in an `InjectedHead`.
+        head: Name of the head in the model, such as `net.head`; a whole network is fine.
+        target: Name of the target network's copy of the head, if there is one. It gets the same new weights, and its
+            output does not change either. It also needs the frozen copies of the head, which are buffers:
+            `load_state_dict` copies them.
+        optimizer_state: Whose optimizer state to drop: `touched` that of the head, `keep` nothing, `all` everything.
         seed: Seed of the new weights, the same on every rank.
-        optimizers: The optimizers that train the model, one or several.
-        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of the first head, `"all"` everything.
-
-    Returns:
-        `frozen_parameters`, the parameters that the first head holds beside its trained ones.
 
     Raises:
-        TypeError: If an argument is of another kind.
-        ValueError: As `wrap_heads`, or if an argument is out of range, the first head is not trained, or a parameter of
-            a head has a NaN or Inf. No value is changed then.
+        ValueError: If `optimizer_state` is unknown.
 
     Example:
         >>> model, x = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1)), torch.ones(1, 2)
         >>> before = model(x)
-        >>> report = inject_plasticity_(model, ["2"], seed=1)
+        >>> report = PlasticityInjection("2")(model)
         >>> torch.allclose(model(x), before, atol=1e-6), report["frozen_parameters"]
         (True, 18.0)
     """
-    check_policy(optimizer_state, "optimizer_state")
-    with trained_by(model, optimizers) as optimizers:
-        wrappers = wrap_heads(model, heads)
-        reasons = {name: why_not_trained(each) for name, each in wrappers[0].trained.named_parameters()}
+
+    name: ClassVar[str] = "plasticity_injection"
+    changes_output: ClassVar[bool] = False
+
+    head: str
+    target: str | None = None
+    optimizer_state: OptimizerPolicy = "touched"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_policy(self.optimizer_state, "optimizer_state")
+
+    def prepare(self, model: nn.Module) -> None:
+        """Wrap the head, so that a checkpoint of an injected one can be loaded.
+
+        Raises:
+            ValueError: As `wrap_heads`, or if the model has a target network whose copy of the head is not named.
+        """
+        if self.target is None and (copies := frozen_copies_of(model, self.head)):
+            raise ValueError(
+                f"{type(model).__name__} has a target network of {self.head!r}, which needs the same injection:"
+                f" PlasticityInjection(head={self.head!r}, target={copies[0]!r})"
+            )
+        wrap_heads(model, self._heads)
+
+    def table(self, model: nn.Module) -> str:
+        """Return the head."""
+        (wrapper,) = wrap_heads(copy.deepcopy(model), [self.head])
+        return f"{type(self).__name__}(head={self.head!r})\n{wrapper.trained}"
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Draw the new head."""
+        return _injection(model, self._heads, seed_of_draw(self.seed, training.event))
+
+    @property
+    def identity(self) -> str:
+        """The name of the head."""
+        return repr(self.head)
+
+    @property
+    def _heads(self) -> list[str]:
+        return [self.head] if self.target is None else [self.head, self.target]
+
+
+def _injection(model: nn.Module, heads: Sequence[str], seed: int) -> Change:
+    """Plan an injection into heads; the first is trained, another is its copy in a target network."""
+    wrappers = wrap_heads(model, heads)
+    trained = wrappers[0].trained
+    reasons = {name: why_not_trained(each) for name, each in trained.named_parameters()}
     kept = {name for name, reason in reasons.items() if reason}
     if len(kept) == len(reasons):
         raise ValueError(f"{heads[0]!r} cannot be re-initialized: it is {', '.join(sorted({*reasons.values()}))}")
     for head, wrapper in zip(heads, wrappers, strict=True):
         require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
     injections = [wrapper.prepared_injection(seed, kept) for wrapper in wrappers]
-    trained = wrappers[0].trained
 
-    def change() -> None:
-        for inject in injections:
-            inject()
-        follow_policy(optimizer_state, optimizers, trained.parameters())
+    def inject() -> None:
+        for each in injections:
+            each()
 
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]
-    return Change(Report({"frozen_parameters": float(held)}), then=change, left_out=leaves_out(left_out))
-
-
-inject_plasticity_ = in_place(plan_injection)
+    return Change(
+        report=Report({"frozen_parameters": float(held)}),
+        then=inject,
+        left_out=leaves_out(left_out),
+        touched=list(trained.parameters()),
+    )
 
 
 class InjectedHead(nn.Module):

@@ -1,78 +1,100 @@
 """SNR: self-normalized resets (Farias and Jozefiak, ICLR 2025)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import sum_over_ranks
 from lightning_fire.functional import NEVER, inter_firing_threshold
-from lightning_fire.methods.base.unit_reset import Forward, Output, StepwiseReset
+from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
-class SelfNormalizedReset(StepwiseReset["_Statistics"]):
+@dataclass(frozen=True)
+class SelfNormalizedReset(UnitMethod):
     """Re-initializes hidden units that have not fired for longer than their own past makes likely.
 
     A unit fires on a batch if its output is above 0 at any sample and position. Its inter-firing intervals, in samples,
     are recorded. After an optimizer step a unit is re-initialized if the time a since it fired last is improbable by
-    its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`.
+    its own past, P(interval ≥ a) ≤ τ, in the same way as by `ReDo`. Logs `units`, the units reset so far, and
+    `threshold`, the largest allowed inter-firing interval in samples, mean over the units.
 
     Args:
-        model: Any module.
-        forward: Runs it once, on any batch, to find its units.
         rejection: τ, in (0, 1) (FIRE paper: tuned, 0.01 to 0.08; the SNR paper calls it η).
         refresh_every: Optimizer steps after which each unit's threshold is taken from the intervals since the last time
             (FIRE's authors: 16; SNR's: a task). Memory grows with it: 8 bytes a unit and step.
         max_silence: Largest threshold, in samples; half of it is the first one (FIRE's authors: 20000).
         expansion: Factor by which a threshold grows if more than the fraction τ of the intervals is longer.
         where: The units to act on. Default: `HiddenUnits()`, all that can be resolved.
-        seed: Seed of the new draws, the same on every rank.
+        seed: Seed of the new weights, the same on every rank.
         score: The output by which a unit fires: `"activation"`, after normalisation and nonlinearity (SNR);
             `"pre_activation"`, before both (the code of the FIRE paper's authors).
 
     Raises:
-        ValueError: If an argument is out of range, or `where` finds no units.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
 
     Example:
+        >>> from lightning_fire.methods import Loop
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> _ = nn.init.constant_(model[0].bias, -100.0)
         >>> optimizer, x = torch.optim.SGD(model.parameters()), torch.rand(16, 2)
-        >>> method = SelfNormalizedReset(model, lambda: model(x), max_silence=64)
+        >>> loop = Loop(optimizer, forward=lambda: model(x))
+        >>> method = SelfNormalizedReset(max_silence=64).attach(model, loop)
         >>> for _ in range(3):
         ...     model(x).square().mean().backward()
         ...     optimizer.step()
-        ...     _ = method.step(optimizer)
-        >>> method.num_reset
-        8
+        ...     method.after_step()
+        >>> method.metrics()["units"]
+        8.0
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        forward: Forward,
-        rejection: float = 0.02,
-        refresh_every: int = 16,
-        max_silence: int = 20000,
-        expansion: float = 2.0,
-        where: HiddenUnits | None = None,
-        seed: int = 0,
-        score: Output = "activation",
-    ):
-        check(rejection, refresh_every, max_silence, expansion)
-        self.rejection, self.refresh_every = rejection, refresh_every
-        self.max_silence, self.expansion = max_silence, expansion
-        super().__init__(model, forward, where, seed, score)
+    name: ClassVar[str] = "snr"
 
-    @property
-    def mean_threshold(self) -> float:
-        """Largest allowed inter-firing interval in samples, mean over the units."""
-        return float(torch.cat([each.threshold for each in self.statistics]).float().mean())
+    rejection: float = 0.02
+    refresh_every: int = 16
+    max_silence: int = 20000
+    expansion: float = 2.0
+    where: HiddenUnits | None = None
+    seed: int = 0
+    score: Output = "activation"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rejection < 1:
+            raise ValueError(f"`rejection` must be between 0 and 1, got {self.rejection}")
+        if self.refresh_every < 1:
+            raise ValueError(f"`refresh_every` must be at least 1, got {self.refresh_every}")
+        if self.max_silence < 2:
+            raise ValueError(f"`max_silence` must be at least 2, got {self.max_silence}")
+        if self.expansion < 1:
+            raise ValueError(f"`expansion` must be at least 1, got {self.expansion}")
+        check_output(self.score)
+        _ = self.selection
+
+    def begin(self, model: nn.Module, training: Training) -> "_Resets":
+        """Find the units, and begin to watch them."""
+        return _Resets(self, model, training)
+
+
+class _Resets(StepwiseReset["_Statistics"]):
+    """SNR at work on a model."""
+
+    def __init__(self, method: SelfNormalizedReset, model: nn.Module, training: Training):
+        self.method = method
+        super().__init__(model, training, method.where, method.seed, method.score)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the units reset so far, and the mean of the largest allowed inter-firing intervals, in samples."""
+        thresholds = torch.cat([each.threshold for each in self.statistics]).float()
+        return {**super().metrics(), "threshold": float(thresholds.mean())}
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics(layer.size, device, state, self.max_silence // 2)
+        return _Statistics(layer.size, device, state, self.method.max_silence // 2)
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the intervals after a step; return the units to re-initialize."""
@@ -83,8 +105,8 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
         silent_too_long = []
         for statistics, on_any_rank, samples in zip(self.statistics, fired, counts.long(), strict=True):
             statistics.end_step(on_any_rank > 0, samples)
-            if statistics.steps == self.refresh_every:
-                statistics.refresh(self.rejection, self.expansion, self.max_silence)
+            if statistics.steps == self.method.refresh_every:
+                statistics.refresh(self.method.rejection, self.method.expansion, self.method.max_silence)
             silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
         if not torch.cat(silent_too_long).any():  # one GPU synchronization per step, not per layer
             return []
@@ -94,18 +116,6 @@ class SelfNormalizedReset(StepwiseReset["_Statistics"]):
         """Begin the intervals of the chosen units again."""
         for statistics, (_, units) in zip(self.statistics, chosen, strict=True):
             statistics.forget(torch.zeros_like(statistics.fired).index_fill(0, units, True))
-
-
-def check(rejection: float, refresh_every: int, max_silence: int, expansion: float) -> None:
-    """Check the arguments of `SelfNormalizedReset`."""
-    if not 0 < rejection < 1:
-        raise ValueError(f"`rejection` must be between 0 and 1, got {rejection}")
-    if refresh_every < 1:
-        raise ValueError(f"`refresh_every` must be at least 1, got {refresh_every}")
-    if max_silence < 2:
-        raise ValueError(f"`max_silence` must be at least 2, got {max_silence}")
-    if expansion < 1:
-        raise ValueError(f"`expansion` must be at least 1, got {expansion}")
 
 
 class _Statistics:

@@ -1,22 +1,85 @@
 """Shrink and perturb (Ash & Adams, NeurIPS 2020)."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
-from lightning_fire.methods.base.change import Change, change_values, in_place, measurable, require_finite
+from lightning_fire.methods.base.change import Change, new_values, require_finite
+from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
-from lightning_fire.methods.base.selecting import trained_by, trained_tensors
-from lightning_fire.methods.initial_values import check_values
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import trained_tensors
+from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.initial_values import check_resettable, check_values, target_of
 from lightning_fire.where import Parameters
-from lightning_fire.where.argument import checked
 from lightning_fire.where.trained import leaves_out
 
 
-def plan_shrink_and_perturb(
+@dataclass(frozen=True)
+class ShrinkAndPerturb(EventMethod):
+    """Moves parameters towards their initial values, or towards new random values: θ ← (1 − λ)·θ + λ·θ₀.
+
+    It moves every trainable parameter, with norm scales and biases, not buffers.
+
+    Args:
+        strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
+        perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1, fresh_seed=0`.
+        where: The parameters to move. Default: `Parameters()`, all.
+        fresh_seed: Seed of new values by each layer's `reset_parameters`, to which the number of the event is added;
+            the same on every rank. Default: the target is the values of the model when it was new, as in the paper.
+        optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
+
+    Raises:
+        TypeError: If `where` is another kind of selection.
+        ValueError: If an argument is out of range.
+    """
+
+    name: ClassVar[str] = "shrink_and_perturb"
+    default_where: ClassVar[Parameters] = Parameters()
+    measures_curvature: ClassVar[bool] = True
+
+    strength: float = 0.8
+    perturb: float | None = None
+    where: Parameters | None = None
+    fresh_seed: int | None = None
+    optimizer_state: OptimizerPolicy = "touched"
+
+    def __post_init__(self) -> None:
+        shrink_and_perturb(torch.zeros(1), torch.zeros(1), self.strength, self.perturb)  # checks them
+        check_policy(self.optimizer_state, "optimizer_state")
+        _ = self.selection
+
+    @property
+    def acts_on_shards(self) -> bool:
+        """Whether it can act on sharded weights: layers draw whole ones."""
+        return self.fresh_seed is None
+
+    needs_initial_values = acts_on_shards
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check that something is selected, and that it can be drawn if it is to be."""
+        if self.fresh_seed is not None:
+            check_resettable(model, trained_tensors(model, self.selection)[0].values())
+        return super().check(model)
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Compute the moved parameters."""
+        target = target_of(self.fresh_seed, model, training)
+        tensors, left_out = trained_tensors(model, self.selection)
+        require_finite(tensors)
+        moved = (
+            (tensor, shrink_and_perturb(gathered(tensor), target[name], self.strength, self.perturb))
+            for name, tensor in tensors.items()
+        )
+        return Change(new_values(moved), left_out=leaves_out(left_out))
+
+
+def shrink_and_perturb_(
     model: nn.Module,
     target: Mapping[str, Tensor],
     strength: float = 0.8,
@@ -25,19 +88,18 @@ def plan_shrink_and_perturb(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
-    measure: bool = True,
-) -> Change:
-    """Move parameters of a model towards given values, in place: θ ← (1 − λ)·θ + λ·θ₀. Buffers stay.
+) -> Report:
+    """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once.
 
     Args:
+        model: Any module.
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
-        strength: λ in [0, 1] (paper: 0.8 in all vision experiments).
-        perturb: Factor of the target instead of λ. Ash & Adams: `strength=0.6, perturb=0.1` and fresh values.
-        where: The parameters to move. Default: `Parameters()`, all.
+        strength: See `ShrinkAndPerturb`, as all that follow but `optimizers`.
+        perturb: Factor of the target.
+        where: The parameters to move.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: What to drop: `"keep"` nothing, `"touched"` the state of what is moved, `"all"` everything.
-        measure: Whether to fill the report, which costs some matrix products.
+        optimizer_state: Whose optimizer state to drop.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.
@@ -55,17 +117,6 @@ def plan_shrink_and_perturb(
         >>> sorted(report.values)
         ['dfi_normalized_after', 'dfi_normalized_before', 'seconds', 'sfe', 'sfe_normalized']
     """
-    check_policy(optimizer_state, "optimizer_state")
     check_values(target)
-    with trained_by(model, optimizers) as optimizers:
-        selected, left_out = trained_tensors(model, checked(where, Parameters()))
-        weights = measurable(model, set(selected.values())) if measure else ()
-    require_finite(selected)
-    moved = (
-        (parameter, shrink_and_perturb(gathered(parameter), target[name], strength, perturb))
-        for name, parameter in selected.items()
-    )
-    return replace(change_values(moved, weights, optimizers, optimizer_state), left_out=leaves_out(left_out))
-
-
-shrink_and_perturb_ = in_place(plan_shrink_and_perturb)
+    method = ShrinkAndPerturb(strength, perturb, where, optimizer_state=optimizer_state)
+    return method(model, Loop(optimizers, initial=target))

@@ -1,5 +1,9 @@
 """Spectral regularization: a penalty that pulls largest singular values towards 1 (Lewandowski et al., ICLR 2025)."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -11,56 +15,75 @@ from lightning_fire.functional import (
     spectral_gradient,
     spectral_penalty,
 )
-from lightning_fire.methods.base.penalty import Penalty, views_of_weights
+from lightning_fire.methods.base.method import StepMethod
+from lightning_fire.methods.base.penalty import Penalty, check_strength, views_of_weights
+from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.trained import why_not_trained
 
 _FIRST_ITERATIONS = 10
 
 
-class SpectralRegularization(Penalty):
+@dataclass(frozen=True)
+class SpectralRegularization(StepMethod):
     """Adds λ·Σ ((σ₁(W)² − 1)² + ‖b‖⁴) to the loss, over the selected weights W and the biases b of their layers.
 
     The largest singular value σ₁ is estimated with one power iteration a step, which continues from the last step.
+    Logs `penalty`, λ included.
 
     Args:
-        model: Any module.
         strength: λ, the factor of the penalty, at least 0.
         where: The weights it is on. Default: `Weights(preset="cnn", vectors=True)`, every Linear and
             convolution weight.
-        vectors: Estimated right singular vectors by name of the weight, to continue from, see
-            `functional.spectral_penalty`. Each step replaces them in this dict: keep it to resume. Default: new ones.
 
     Raises:
-        ValueError: If `strength` is below 0, or `where` matches no weight.
+        TypeError: If `where` is another kind of selection.
+        ValueError: If `strength` is below 0.
 
     Example:
         >>> model = nn.Linear(2, 2, bias=False)
         >>> _ = model.weight.data.copy_(torch.diag(torch.tensor([2.0, 0.0])))
-        >>> method = SpectralRegularization(model, strength=0.5)
-        >>> method.penalty()
-        4.5
+        >>> method = SpectralRegularization(strength=0.5).attach(model)
+        >>> method.metrics()
+        {'penalty': 4.5}
         >>> model(torch.zeros(1, 2)).sum().backward()
-        >>> method.add_gradients()
+        >>> method.before_step()
         >>> model.weight.grad
         tensor([[12.,  0.],
                 [ 0.,  0.]])
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        strength: float,
-        where: Weights | None = None,
-        vectors: dict[str, Tensor] | None = None,
-    ):
+    name: ClassVar[str] = "spectral"
+    default_where: ClassVar[Weights] = Weights(preset="cnn", vectors=True)
+
+    strength: float
+    where: Weights | None = None
+
+    def __post_init__(self) -> None:
+        check_strength(self.strength)
+        _ = self.selection
+
+    def table(self, model: nn.Module) -> str:
+        """Return the weights, and that the biases of their layers go with them."""
+        return super().table(model) + "\nand the biases of their layers"
+
+    def begin(self, model: nn.Module, training: Training) -> "_SpectralPenalty":
+        """Select the weights, and make the first estimates."""
+        return _SpectralPenalty(model, self.strength, self.selection)
+
+
+class _SpectralPenalty(Penalty):
+    """Spectral regularization at work on a model.
+
+    Attributes:
+        vectors: Estimated right singular vectors by name of the weight, see `functional.spectral_penalty`.
+    """
+
+    def __init__(self, model: nn.Module, strength: float, where: Weights):
         self._views = views_of_weights(model, where)
         weights = {name: views[0].parameter for name, views in self._views.items()}
         super().__init__(weights | _biases_beside(model, set(weights.values())), strength)
-        self.vectors = {} if vectors is None else vectors
-        for view in (view for views in self._views.values() for view in views):
-            known = self.vectors.get(view.name)
-            self.vectors[view.name] = _first_vector(view) if known is None else known.to(view.parameter.device)
+        self.vectors = {view.name: _first_vector(view) for views in self._views.values() for view in views}
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
         """Return the penalty of one weight or bias, a scalar."""
@@ -80,6 +103,16 @@ class SpectralRegularization(Penalty):
             self.vectors[view.name] = vector = power_iteration(matrix, self.vectors[view.name], view.groups)
             view.of(gradient).write(spectral_gradient(matrix, vector, view.groups))
         return gradient
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the estimates, on the CPU."""
+        return {"vectors": {name: vector.cpu().clone() for name, vector in self.vectors.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from the estimates that `state_dict` returned."""
+        for name, vector in state.get("vectors", {}).items():
+            if name in self.vectors:
+                self.vectors[name] = vector.to(self.vectors[name].device, copy=True)
 
 
 def _first_vector(view: WeightView) -> Tensor:

@@ -1,72 +1,102 @@
 """Weight projection, the second half of Normalize-and-Project (Lyle et al., NeurIPS 2024)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 
 from lightning_fire.distributed import warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
+from lightning_fire.methods.base.method import Attached, StepMethod
+from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.argument import checked
 from lightning_fire.where.normalized import normalization_layers
 
 
-class WeightProjection:
+@dataclass(frozen=True)
+class WeightProjection(StepMethod):
     """Rescales each weight to its initial Frobenius norm after each optimizer step.
 
     Where a normalisation layer follows, the size of a weight does not change the output, but a larger weight has a
-    smaller gradient, and so a lower effective learning rate. The normalisation is the network's part.
+    smaller gradient, and so a lower effective learning rate. The normalisation is the network's part: together they
+    are Normalize-and-Project. Logs nothing.
 
     Args:
-        model: Any module; warns if it has no normalisation layer.
         where: The weights to rescale. Default: every Linear and convolution weight but the last one in module order,
             which is taken for the output layer.
 
-    Attributes:
-        weights: The weights, as views.
-        norms: Their norms at the start, by name.
-
     Raises:
-        ValueError: If it finds no weights to rescale.
+        TypeError: If `where` is another kind of selection.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3, bias=False), nn.LayerNorm(3), nn.ReLU(), nn.Linear(3, 1))
-        >>> projection = WeightProjection(model)
+        >>> projection = WeightProjection().attach(model)
         >>> before = model[0].weight.norm()
         >>> with torch.no_grad():
         ...     _ = model[0].weight.mul_(2.0)  # an optimizer step
-        >>> projection.step()
+        >>> projection.after_step()
         >>> bool(torch.isclose(model[0].weight.norm(), before))
         True
     """
 
-    def __init__(self, model: nn.Module, where: Weights | None = None):
-        check_model(model)
-        default = Weights(preset="cnn", vectors=True)
-        self.weights = weights_but_the_output(model) if where is None else checked(where, default).select(model)
-        self.norms = {view.name: float(frobenius_norm(view.grid())) for view in self.weights}
+    name: ClassVar[str] = "weight_projection"
+
+    where: Weights | None = None
+
+    def __post_init__(self) -> None:
+        _ = self.selection
+
+    @property
+    def selection(self) -> Weights | None:
+        """The weights to rescale; None: all but the output layer's."""
+        return None if self.where is None else checked(self.where, Weights())
+
+    def table(self, model: nn.Module) -> str:
+        """Return the weights that it rescales."""
+        if self.where is not None:
+            return super().table(model)
+        return f"WeightProjection rescales {', '.join(view.name for view in weights_but_the_output(model))}"
+
+    def begin(self, model: nn.Module, training: Training) -> "_Projection":
+        """Select the weights and measure their norms; warn if no normalisation layer is there."""
         if not normalization_layers(model):
             warn(
                 f"{type(model).__name__} has no normalisation layer: fixing the norms of its weights limits what it can"
                 " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity.",
                 model,
             )
+        return _Projection(weights_but_the_output(model) if self.where is None else self.where.select(model))
+
+
+class _Projection(Attached):
+    """Weight projection at work on a model.
+
+    Attributes:
+        weights: The weights, as views.
+        norms: Their norms at the start, by name.
+    """
+
+    def __init__(self, weights: Sequence[WeightView]):
+        self.weights = weights
+        self.norms = {view.name: float(frobenius_norm(view.grid())) for view in weights}
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Rescale the weights, in place; to be called after each optimizer step."""
+    def after_step(self) -> None:
+        """Rescale the weights, in place."""
         for view in self.weights:
             grid = view.grid()
             grid.copy_(project_to_norm(grid, self.norms[view.name]))
 
-    def state_dict(self) -> dict[str, float]:
-        """Return the norms by name."""
-        return dict(self.norms)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the norms."""
+        return {"norms": dict(self.norms)}
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Restore what `state_dict` returned. Weights not in it keep their present norms."""
-        self.norms |= {name: norm for name, norm in state.items() if name in self.norms}
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the norms. Weights not in the state keep their present ones."""
+        self.norms |= {name: norm for name, norm in state.get("norms", {}).items() if name in self.norms}
 
 
 def weights_but_the_output(model: nn.Module) -> Sequence[WeightView]:

@@ -5,12 +5,10 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.event_log import Log
-from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.method import MethodCallback
@@ -23,11 +21,10 @@ from lightning_fire.distributed import reshard
 from lightning_fire.messages import inform, rank_zero_warn, tell_once
 from lightning_fire.methods.base.change import Change, to_the_end
 from lightning_fire.methods.base.report import in_words
-from lightning_fire.methods.base.selecting import trained_tensors
-from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.when import (
     Clock,
     Horizon,
+    Never,
     Schedule,
     idle_epochs,
     one_schedule,
@@ -55,6 +52,7 @@ class EventCallback(MethodCallback):
     Args:
         when: A schedule, or several of which any may be due. Default: `AtNewData()`.
         log: What to log. Default: `Log()`.
+        start_chunk: Number of changes of the data before which it does nothing, for subclasses that check it.
 
     Raises:
         TypeError: If `when` is not a schedule.
@@ -65,15 +63,14 @@ class EventCallback(MethodCallback):
     remakes_network = True
     logs_curvature = False
 
-    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None):
-        super().__init__()
+    def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None, start_chunk: int = 0):
+        super().__init__(start_chunk)
         self.logs = Log() if log is None else log  # Lightning sets `log` of each callback
         self.name = self.logs.name or type(self).name
         default = self.logs_curvature and self.logs.weights
         self.curvature = default if self.logs.curvature is None else self.logs.curvature
         self.when = one_schedule(when)
         self.progress = Progress(watched_by(self.when))
-        self.fresh_seed: int | None = None
         self.num_events = 0
         self._events_before = 0  # this fit
         self._first_chunk: int | None = None  # of this fit
@@ -121,23 +118,11 @@ class EventCallback(MethodCallback):
         if stage != "fit":
             return
         if not trainer.fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
-            raise MisconfigurationException(f"{type(self).__name__}(when={self.when}) can never act: {reason}.")
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_fit_start(trainer, pl_module)
-        if self.fresh_seed is None:
-            return
-        with self.selecting(trainer, pl_module):
-            chosen, _ = trained_tensors(pl_module, getattr(self, "where", None))
-        if stuck := not_resettable(pl_module, set(chosen.values())):
-            raise ValueError(
-                f"`fresh_seed` is given, but {', '.join(stuck)} has parameters and no reset_parameters();"
-                " give it one, use the initial values, or leave it out by `where`"
-            )
+            raise MisconfigurationException(f"{self.title}(when={self.when}) can never act: {reason}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        name, source, time = type(self).__name__, data_source_of(trainer), self.progress
+        name, source, time = self.title, data_source_of(trainer), self.progress
         num_chunks = num_chunks_of(source)
         self._awaits = awaits = awaits_new_data(self.when) and not time.has_seen_data
         self._events_before, self._first_chunk = self.num_events, chunk_of(source)
@@ -173,10 +158,10 @@ class EventCallback(MethodCallback):
         self._stepped = set()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        name = type(self).__name__
+        name = self.title
         if self._rate is not None:
             self._rate.is_judged(trainer, trainer.current_epoch, self.progress.step)
-        if self.num_events == self._events_before:
+        if self.num_events == self._events_before and not isinstance(self.when, Never):
             if self.num_events:
                 why = f"; in earlier fits it acted {self.num_events} time(s)."
             elif self._awaits and not self._idle:
@@ -195,22 +180,11 @@ class EventCallback(MethodCallback):
         super().on_fit_end(trainer, pl_module)
         if trainer.ckpt_path and not self.progress.fitting:
             inform(
-                f"{type(self).__name__} did not act, as no batch was trained: the checkpoint is at epoch"
+                f"{self.title} did not act, as no batch was trained: the checkpoint is at epoch"
                 f" {trainer.current_epoch}, step {trainer.global_step}, and the Trainer ends at"
                 f" max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps}, which count from the first fit:"
                 " raise the end."
             )
-
-    def aim_at(self, fresh_seed: int | None) -> None:
-        """Set the target values of events: new random values from a seed, or with None the initial values."""
-        self.fresh_seed = fresh_seed
-        self.initial = KeptInitialValues() if fresh_seed is None else None
-
-    def target(self, pl_module: LightningModule) -> Mapping[str, Tensor]:
-        """Return the target values of this event, by name; see `aim_at`."""
-        if self.fresh_seed is not None:
-            return fresh_values(pl_module, self.fresh_seed + self.num_events)
-        return self.initial.values
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
         """Act if due. An event that fails before it changes anything is not counted, here and in checkpoints."""
@@ -237,7 +211,7 @@ class EventCallback(MethodCallback):
         self.progress.note_event(clock)
         self.num_events += 1
         values = self.act(trainer, pl_module)
-        name, new = type(self).__name__, f", new data: chunk {clock.chunk}" if clock.new_data else ""
+        name, new = self.title, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         sentence = f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}"
         inform(sentence)
         if self._makes_another_network:
@@ -273,22 +247,6 @@ class EventCallback(MethodCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.num_events, self._paused = state_dict["num_events"], state_dict["paused"]
-
-
-def announce_new_data(trainer: Trainer) -> None:
-    """Notify each method of this Trainer that the data has changed: the next epoch to begin is the first to use it.
-
-    For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
-    that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
-    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it has no effect, as there is
-    no older data.
-
-    Args:
-        trainer: The Trainer whose callbacks are notified.
-    """
-    for callback in trainer.callbacks:
-        if isinstance(progress := getattr(callback, "progress", None), Progress):
-            progress.announce(trainer)
 
 
 def _summary(values: Mapping[str, float], name: str) -> str:

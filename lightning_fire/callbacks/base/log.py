@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
+from torch.optim import Optimizer
 
-from lightning_fire._lightning import batches_that_stepped, is_a
+from lightning_fire._lightning import batches_that_stepped, is_a, loss_scaler, unscales_gradients
 from lightning_fire.contracts import HasEnvironmentSteps, offers
 
 
@@ -54,3 +55,9 @@ def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentenc
                 logger.experiment.add_scalar(f"events/{name} {metric}", before, step - 1)
                 logger.experiment.add_scalar(f"events/{name} {metric}", values[f"{name}/{metric}_after"], step)
         logger.experiment.add_text(f"events/{name}", sentence, step)
+
+
+def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:
+    """Return the loss scale still contained in the gradients: fused optimizers remove it themselves."""
+    scaler = loss_scaler(trainer)
+    return scaler.get_scale() if scaler is not None and unscales_gradients(optimizer) else 1.0

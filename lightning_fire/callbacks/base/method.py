@@ -8,16 +8,14 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
-from lightning_fire.where import HiddenUnits
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import some
-from lightning_fire.where.trained import leaves_out
 
 _HIDING = {"FSDPStrategy", "DeepSpeedStrategy", "XLAFSDPStrategy"}  # weights flattened, or with a copy elsewhere
 
@@ -38,7 +36,10 @@ class MethodCallback(Callback):
     keeps_state = False
     name = "method"
 
-    def __init__(self) -> None:
+    def __init__(self, start_chunk: int = 0) -> None:
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        self.start_chunk = start_chunk
         self.progress = Progress()
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
@@ -53,10 +54,27 @@ class MethodCallback(Callback):
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hook: the end of a batch that made an optimizer step."""
 
+    @property
+    def title(self) -> str:
+        """Name in messages, and in the key of the state in checkpoints."""
+        return type(self).__name__
+
+    @property
+    def acts_now(self) -> bool:
+        """True once the data has changed `start_chunk` times."""
+        return self.chunk >= self.start_chunk
+
     def show_selection(self, pl_module: LightningModule) -> str:
         """Return a table of what this callback acts on; empty if it has no selection."""
-        where = getattr(self, "where", None)
-        return "" if where is None else f"{type(self).__name__}(where={where})\n{where.select(pl_module)}"
+        return ""
+
+    def check(self, pl_module: LightningModule) -> Sequence[str]:
+        """Check before training that it can act on a module, and return sentences on what it leaves out."""
+        return ()
+
+    def paused_parameters(self, pl_module: LightningModule) -> Sequence[Tensor]:
+        """Return the parameters that are trained, and frozen between batches."""
+        return [p for name, p in pl_module.named_parameters() if plain(name) in self._paused]
 
     def idle_epochs(self, horizon: Horizon) -> float:
         """Return the number of epochs of the first data during which it surely does nothing; Inf: all of them."""
@@ -73,7 +91,7 @@ class MethodCallback(Callback):
         self._check_strategy({kind.__name__ for kind in type(trainer.strategy).__mro__})
         if self._module is not None and self._module() is not pl_module:
             rank_zero_warn(
-                f"{type(self).__name__} was used in a fit of another module, and treats this fit as a continuation of"
+                f"{self.title} was used in a fit of another module, and treats this fit as a continuation of"
                 " it. For a new training make a new callback."
             )
         self._module = weakref.ref(pl_module)
@@ -89,14 +107,13 @@ class MethodCallback(Callback):
 
     def _check_strategy(self, kinds: set[str]) -> None:
         """Raise an error for strategies under which this callback cannot act, by the names of their classes."""
-        name = type(self).__name__
+        name = self.title
         if hiding := kinds & _HIDING:
             raise MisconfigurationException(
                 f"{name} cannot act under {hiding.pop()}, which keeps the weights in pieces or copies of its own. Use"
                 " strategy='ddp', a single device, or, where the callback allows it, ModelParallelStrategy (FSDP2)."
             )
-        draws = getattr(self, "fresh_seed", None) is not None  # layers draw whole weights
-        if "ModelParallelStrategy" in kinds and (draws or not self.acts_on_shards):
+        if "ModelParallelStrategy" in kinds and not self.acts_on_shards:
             raise MisconfigurationException(
                 f"{name} needs whole weights, which ModelParallelStrategy shards. Use strategy='ddp' or one device;"
                 " FIRECallback, and FullReset and ShrinkAndPerturb with initial values, act on sharded weights too."
@@ -112,26 +129,12 @@ class MethodCallback(Callback):
         """
         if not getattr(self, "replaces_weights", True):
             return nullcontext()
-        paused = [p for name, p in pl_module.named_parameters() if plain(name) in self._paused]
-        return trained_by(pl_module, trainer.optimizers, paused)
-
-    def untrained(self, pl_module: LightningModule) -> Sequence[str]:
-        """Return the names of what this callback leaves out as no optimizer trains it; call it in `selecting`.
-
-        Raises an error where nothing is selected.
-        """
-        where = getattr(self, "where", None)
-        if where is None or isinstance(where, HiddenUnits):  # units are selected on a batch
-            return ()
-        selection = where.select(pl_module)
-        if left_out := getattr(selection, "left_out", ()):
-            rank_zero_warn(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
-        return getattr(selection, "untrained", ())
+        return trained_by(pl_module, trainer.optimizers, self.paused_parameters(pl_module))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with self.selecting(trainer, pl_module):
-            for sentence in leaves_out(self.untrained(pl_module)):
-                inform(f"{type(self).__name__} {sentence}.")
+            for sentence in self.check(pl_module):
+                inform(f"{self.title} {sentence}.")
         if self.initial is not None and not trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)
 
@@ -171,7 +174,7 @@ class MethodCallback(Callback):
     @cached_property  # Lightning asks for it at each hook
     def state_key(self) -> str:
         """Key in the checkpoint, unique also among several callbacks of one class."""
-        return f"{type(self).__qualname__}({self.describe()})"
+        return f"{self.title}({self.describe()})"
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module, and the method that refers to it, from copies and pickles."""

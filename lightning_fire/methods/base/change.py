@@ -1,41 +1,40 @@
 """A change of a model: every new value is computed before the first is written."""
 
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial, wraps
-from inspect import signature
-from typing import ParamSpec
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, distributed, nn
 
 from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
 from lightning_fire.functional import as_matrices, singular_values
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, follow_policy
 from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
-
-P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a model that is computed and not yet made: new values by tensor, of its shape, sharded as it is.
+    """A change of a model that is computed and not yet made.
 
-    `then` runs after the values are written, for example to drop optimizer state. It must be idempotent, as it is
-    called a second time after Ctrl-C. `left_out` says what is not changed, and why.
+    Args:
+        values: New values by tensor, each of its shape and sharded as it is.
+        report: What to report. Default: deviation from isometry and squared Frobenius error of the weights in `values`.
+        weights: Views of the weights that `report` is about.
+        then: Runs after the values are written. It must be idempotent, as it is called a second time after Ctrl-C.
+        left_out: Sentences on what is not changed, and why.
+        touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
 
     Raises:
         ValueError: If a new value has another shape than its tensor.
     """
 
-    report: Report = field(default_factory=Report)
     values: Mapping[Tensor, Tensor] = field(default_factory=dict)
+    report: Report | None = None
     weights: Sequence[WeightView] = ()
     then: Callable[[], None] = lambda: None
     left_out: Sequence[str] = ()
+    touched: Collection[Tensor] | None = None
 
     def __post_init__(self) -> None:
         for tensor, new in self.values.items():
@@ -50,9 +49,9 @@ class Change:
         Warns of what is left out.
         """
         for sentence in self.left_out if rank() == 0 else ():
-            show_warning(f"the change {sentence}", depth=3)
+            show_warning(f"the change {sentence}")
         to_the_end(self.make)
-        return self.report
+        return self.report or Report()
 
     @torch.no_grad()
     def make(self) -> None:
@@ -65,22 +64,6 @@ class Change:
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return, before `apply`, the singular values of each finite weight before and after, by name, on the CPU."""
         return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
-
-
-def in_place(plan: Callable[P, Change]) -> Callable[P, Report]:
-    """Return the function that makes the change which another one computes."""
-    name, arguments = plan.__name__.removeprefix("plan_") + "_", signature(plan)
-
-    @wraps(plan)
-    def applied(*args: P.args, **options: P.kwargs) -> Report:
-        try:
-            arguments.bind(*args, **options)
-        except TypeError as error:
-            raise TypeError(f"{name}() {error}") from None
-        return plan(*args, **options).apply()
-
-    applied.__name__ = applied.__qualname__ = name
-    return applied
 
 
 def to_the_end(change: Callable[[], None]) -> None:
@@ -100,8 +83,6 @@ def to_the_end(change: Callable[[], None]) -> None:
 def change_weights(
     weights: Sequence[WeightView],
     new_weight: Callable[[WeightView, Tensor], Tensor],
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
     share_work: bool = False,
     measure: bool = True,
     others: Mapping[Tensor, Tensor] | None = None,
@@ -111,7 +92,7 @@ def change_weights(
     With `share_work` each rank computes some of them and sends them to the others; all ranks must call this then and
     have the same weights. `others` are new values of further tensors.
     """
-    start, ranks = time.perf_counter(), world_size() if share_work else 1
+    ranks = world_size() if share_work else 1
     own = rank() if share_work else 0
     owners = assign([cost(view.shape) for view in weights], ranks)
     # Sharded weights are gathered by all ranks together, before each goes its own way; others are not copied.
@@ -138,31 +119,32 @@ def change_weights(
     if ranks > 1:
         _exchange(copies, owners, own, kept)
         sum_over_ranks(rows)  # zeros from all but the owner
-    measured = weights if measure else ()
-    report = report_of(measured, rows, time.perf_counter() - start)
-    values |= others or {}
-    return Change(report, values, measured, partial(follow_policy, optimizer_state, optimizers, values))
+    looked_at = weights if measure else ()
+    return Change(values | dict(others or {}), report_of(looked_at, rows), looked_at)
 
 
 @torch.no_grad()
-def change_values(
-    pairs: Iterable[tuple[Tensor, Tensor]],
-    weights: Sequence[WeightView],
-    optimizers: Optimizers,
-    optimizer_state: OptimizerPolicy,
-) -> Change:
-    """Set new values of whole tensors, of any dtype and device, and compute the change of some weights."""
-    start, values = time.perf_counter(), {}
+def new_values(pairs: Iterable[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
+    """Return whole new values of tensors, of any dtype and device, as values of the same dtype, device and sharding."""
+    values: dict[Tensor, Tensor] = {}
     for tensor, whole in pairs:
         if tensor.shape != whole.shape:
             shapes = f"{tuple(whole.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
             raise ValueError(f"a new value of shape {shapes}; no value has been changed")
         values[tensor] = torch.empty_like(tensor)
         put(values[tensor], whole)
-    copies = _copies(weights, values)
+    return values
+
+
+@torch.no_grad()
+def measured(change: Change, model: nn.Module, measure: bool = True) -> Change:
+    """Return a change with a report on the weights of `Weights()` that it changes, unless it has a report already."""
+    if change.report is not None:
+        return change
+    weights = measurable(model, change.values) if measure and change.values else ()
+    copies = _copies(weights, change.values)
     rows = [difference(view.read(), copy.read(), view.groups) for view, copy in zip(weights, copies, strict=True)]
-    report = report_of(weights, rows, time.perf_counter() - start)
-    return Change(report, values, weights, partial(follow_policy, optimizer_state, optimizers, values))
+    return replace(change, report=report_of(weights, rows), weights=weights)
 
 
 def measurable(model: nn.Module, touched: Collection[Tensor]) -> Sequence[WeightView]:

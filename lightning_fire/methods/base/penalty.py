@@ -1,21 +1,20 @@
 """Penalties on weights whose gradients are added in closed form, without a graph."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
+from lightning_fire.methods.base.method import Attached
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.argument import check_model, checked
 
 
-class Penalty:
-    """A penalty λ·P on parameters of a model. A method subclasses it, and writes `penalty_of` and `gradient_of`."""
+class Penalty(Attached):
+    """A penalty λ·P at work on parameters of a model. A method subclasses it: `penalty_of` and `gradient_of`."""
 
     def __init__(self, parameters: Mapping[str, Parameter], strength: float):
-        if strength < 0:
-            raise ValueError(f"`strength` must be at least 0, got {strength}")
         self.parameters, self.strength = parameters, strength
 
     def penalty_of(self, name: str, weight: Tensor) -> Tensor:
@@ -27,24 +26,20 @@ class Penalty:
         raise NotImplementedError
 
     @torch.no_grad()
-    def penalty(self) -> float:
-        """Return λ·P, of all parameters together."""
+    def metrics(self) -> dict[str, float]:
+        """Return λ·P, of all parameters together, as `penalty`."""
         total = torch.zeros(())
         for penalty in (self.penalty_of(name, parameter) for name, parameter in self.parameters.items()):
             total = total.to(penalty.device) + penalty  # parameters may be on several devices
-        return self.strength * float(total)
+        return {"penalty": self.strength * float(total)}
 
     @torch.no_grad()
-    def add_gradients(self, of: Collection[Tensor] | None = None, gradient_scale: float = 1.0) -> None:
-        """Add the gradient of λ·P to `.grad`; to be called before each optimizer step.
+    def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
+        """Add the gradient of λ·P to `.grad`, which equals the penalty in the loss.
 
-        That equals the penalty in the loss. Call it after gradient accumulation and before gradient clipping. If none
-        of the parameters has a gradient, none is made.
-
-        Args:
-            of: The parameters that are about to be stepped. Default: all.
-            gradient_scale: Factor that is on the gradients, as of a `GradScaler` before `unscale_`.
+        If none of the parameters has a gradient, none is made.
         """
+        of = None if optimizer is None else {p for group in optimizer.param_groups for p in group["params"]}
         chosen = {name: p for name, p in self.parameters.items() if p.requires_grad and (of is None or p in of)}
         if not self.strength or all(parameter.grad is None for parameter in chosen.values()):
             return
@@ -54,11 +49,16 @@ class Penalty:
             parameter.grad.add_(self.gradient_of(name, parameter), alpha=self.strength * gradient_scale)
 
 
-def views_of_weights(model: nn.Module, where: Weights | None) -> dict[str, list[WeightView]]:
+def check_strength(strength: float) -> None:
+    """Raise a ValueError if the factor of a penalty is negative."""
+    if strength < 0:
+        raise ValueError(f"`strength` must be at least 0, got {strength}")
+
+
+def views_of_weights(model: nn.Module, where: Weights) -> dict[str, list[WeightView]]:
     """Return the views of each selected weight by its name: one, or the selected parts of a fused weight."""
     names: dict[Parameter, str] = {}
     views: dict[str, list[WeightView]] = {}
-    check_model(model)
-    for view in checked(where, Weights(preset="cnn", vectors=True)).select(model):
+    for view in where.select(model):
         views.setdefault(names.setdefault(view.parameter, view.name), []).append(view)
     return views

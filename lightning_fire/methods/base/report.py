@@ -85,7 +85,7 @@ def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
     return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
 
 
-def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor], seconds: float) -> Report:
+def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> Report:
     """Return the report of a change from the `difference` of each weight."""
     if not weights:
         return Report()
@@ -101,7 +101,6 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor], seco
             **{metric: means[metric] for metric in COLUMNS[2:4]},
             "sfe": sum(errors),
             "sfe_normalized": _relative(sum(errors), sum(norms)),
-            "seconds": seconds,
         },
         raw={metric: means[metric] for metric in COLUMNS[:2]},
         layers={metric: by_name[metric] for metric in (*COLUMNS[:5], "sfe_normalized")},

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._lightning import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
+from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of, with_inner
+from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import seed_of_draw, seeded
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.trained import leaves_out
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
@@ -97,6 +100,20 @@ def select_units(model: nn.Module, forward: Forward, where: HiddenUnits | None) 
     return layers
 
 
+def units_in_words(layers: Sequence[UnitLayer]) -> str:
+    """Return the number of units and layers."""
+    left_out = "".join(f", {sentence}" for sentence in leaves_out(getattr(layers, "untrained", ())))
+    return f"{sum(layer.size for layer in layers)} hidden units in {len(layers)} layers{left_out}"
+
+
+def units_shown_later(name: str, where: HiddenUnits) -> str:
+    """Return the text shown for the selection of a method on hidden units, which needs a batch."""
+    return (
+        f"{name}(where={where}) finds its units when training starts, by watching one batch."
+        f" In Python, print({where}.select(model, lambda: model(batch))) shows them."
+    )
+
+
 @torch.no_grad()
 def plan_unit_resets(
     chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers, keep_outgoing: bool = False
@@ -172,7 +189,21 @@ class UnitStatistics(Protocol):
 S = TypeVar("S", bound=UnitStatistics)
 
 
-class StepwiseReset(Generic[S]):
+class UnitMethod(StepMethod):
+    """Base class of step methods on hidden units, which are found by running the model."""
+
+    default_where: ClassVar[HiddenUnits] = HiddenUnits()
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check nothing yet: units are found by running the model."""
+        return ()
+
+    def table(self, model: nn.Module) -> str:
+        """Return how to show the units, which needs a batch."""
+        return units_shown_later(type(self).__name__, self.selection)
+
+
+class StepwiseReset(Attached, Generic[S]):
     """Watches the hidden units of a model during training, and re-initializes some after an optimizer step.
 
     A method subclasses it and writes `new_statistics` and `choose`. It scores units by one of two outputs, `score`, see
@@ -180,10 +211,9 @@ class StepwiseReset(Generic[S]):
     with gradients.
     """
 
-    def __init__(self, model: nn.Module, forward: Forward, where: HiddenUnits | None, seed: int, score: Output):
-        check_output(score)
-        self.layers = select_units(model, forward, where)
-        self.seed, self.num_reset, self.watching, self.score = seed, 0, True, score
+    def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
+        self.layers = select_units(model, partial(training.forward, 1), where)
+        self.training, self.seed, self.num_reset, self.score = training, seed, 0, score
         device = next(model.parameters()).device
         self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
@@ -203,25 +233,23 @@ class StepwiseReset(Generic[S]):
         """Begin the statistics of the chosen units again; called when their new values are known, before the reset."""
 
     @torch.no_grad()
-    def step(self, optimizers: Optimizers = ()) -> int:
-        """Update the statistics and re-initialize units; to be called after each optimizer step, on all ranks.
-
-        Args:
-            optimizers: The optimizers that train the model, one or several: the moments of new units are set to 0.
-                Layers that none of them trains are left alone. Default: every layer may be changed.
-
-        Returns:
-            The number of units that are new.
-        """
-        optimizers = listed(optimizers)
+    def after_step(self) -> None:
+        """Update the statistics and re-initialize units, but of layers that no optimizer trains."""
+        optimizers = listed(self.training.optimizers)
         chosen = trained_units(self.choose(), self.layers, optimizers)
-        number = sum(len(units) for _, units in chosen)
         if chosen:
             reset = plan_unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
             self.before_reset(chosen)
             reset()
-        self.num_reset += number
-        return number
+        self.num_reset += sum(len(units) for _, units in chosen)
+
+    def selected(self) -> str:
+        """Return the number of units and layers."""
+        return units_in_words(self.layers)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `units`, the number of units reset so far."""
+        return {"units": float(self.num_reset)}
 
     def close(self) -> None:
         """Remove the hooks from the model."""
@@ -237,7 +265,7 @@ class StepwiseReset(Generic[S]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned. Layers not in it begin with new statistics."""
-        self.num_reset, known = state["num_reset"], state["records"]
+        self.num_reset, known = state.get("num_reset", 0), state.get("records", {})
         self.statistics = [
             self.new_statistics(layer, layer.incoming.parameter.device, known.get(layer.name) or {})
             for layer in self.layers

@@ -1,0 +1,21 @@
+"""A word to the methods of a Trainer that its data has changed."""
+
+from lightning.pytorch import Trainer
+
+from lightning_fire.callbacks.base.progress import Progress
+
+
+def announce_new_data(trainer: Trainer) -> None:
+    """Notify each method of this Trainer that the data has changed: the next epoch to begin is the first to use it.
+
+    For data without a DataModule that has a `chunk` attribute: call it from `train_dataloader()`, or anywhere before
+    that epoch, for example before `fit(ckpt_path=…)`. A resumed run may call it again for the epoch in which it was
+    interrupted, from `train_dataloader()`: it counts once. Before the very first epoch it has no effect, as there is
+    no older data.
+
+    Args:
+        trainer: The Trainer whose callbacks are notified.
+    """
+    for callback in trainer.callbacks:
+        if isinstance(progress := getattr(callback, "progress", None), Progress):
+            progress.announce(trainer)

@@ -1,0 +1,56 @@
+"""What the fit of a Lightning Trainer lends a method."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
+
+
+class FitTraining:
+    """The `methods.Training` of a fit: the Trainer's optimizers, and batches of its upcoming data.
+
+    Args:
+        trainer: A Trainer during `fit`.
+        module: Its module.
+        callback: The `EventCallback` that acts, with the number of its event and the initial values.
+    """
+
+    share_work = True
+
+    def __init__(self, trainer: Trainer, module: LightningModule, callback: Any):
+        self._trainer, self._module, self._callback = trainer, module, callback
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Those of the Trainer, also after they have been replaced."""
+        return self._trainer.optimizers
+
+    @property
+    def paused(self) -> Sequence[Tensor]:
+        """Parameters that are trained, and frozen between batches."""
+        return self._callback.paused_parameters(self._module)
+
+    @property
+    def event(self) -> int:
+        """Number of the present event, from 1."""
+        return self._callback.num_events
+
+    @property
+    def measure(self) -> bool:
+        """Whether the weights are logged."""
+        return self._callback.logs.weights
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return the values of the module at the start of its first fit."""
+        return self._callback.initial.values
+
+    def forward(self, batches: int = 1) -> None:
+        """Run the module on the first batches of this epoch."""
+        forward_on_new_data(self._trainer, self._module, batches)
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield the gradients of the loss on the first batches of this epoch, each rank on its own."""
+        return gradients_on_new_data(self._trainer, self._module, of, batches)

@@ -1,0 +1,170 @@
+"""Any method as a Lightning callback."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from torch.optim import Optimizer
+
+from lightning_fire.callbacks.base.event import EventCallback
+from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.fit_training import FitTraining
+from lightning_fire.callbacks.base.initial_values import KeptInitialValues
+from lightning_fire.callbacks.base.log import log_now, loss_scale
+from lightning_fire.messages import inform
+from lightning_fire.methods import Change, EventMethod, Method, StepMethod
+from lightning_fire.methods.base.method import planned
+from lightning_fire.when import Clock, Horizon, Never, Schedule, idle_epochs
+from lightning_fire.where import Weights
+
+
+class PlasticityCallback(EventCallback):
+    """Applies a method to the module that a Trainer trains: at events, or at every step.
+
+    A method with events, such as `FIRE`, acts when the schedule is due: after the new data is loaded, before its first
+    batch. Logged are, under its name: `{name}/event`; for a change of weights the normalized deviation from isometry
+    before and after (`{name}/dfi_normalized_before`, `…_after`; the paper's, which depends on the scale, as
+    `{name}.raw/dfi_before`, `…_after`), the squared Frobenius error (`{name}/sfe`, `{name}/sfe_normalized`) and
+    `{name}/seconds`; the same per layer under `{name}.layers/`; what else the method reports; and for the network on
+    upcoming data the largest eigenvalue of the Hessian of its loss before and after, `{name}/lambda_max_before` and
+    `{name}/lambda_max_after`.
+
+    A method that acts at every step, such as `L2Init`, logs what it measures, such as `{name}/penalty`, at the end of
+    each epoch in which it acts.
+
+    Args:
+        method: The method, such as `FIRE()`.
+        when: Schedule of the events, or several of which any may be due. Default: that of the method, mostly
+            `AtNewData()`, the start of every chunk but the first.
+        start_chunk: Do nothing before a batch has been trained after this number of changes of the data, at least 0
+            (paper, warm start: 1 for the methods that act during training).
+        log: What to log. Default: `Log()`.
+
+    Raises:
+        TypeError: If `method` is not a method, or `when` not a schedule.
+        ValueError: If an argument is out of range, or a schedule is given for a method that acts at every step; before
+            training, if nothing is selected; at an event, if a weight has a NaN or Inf: nothing has been changed then.
+        MisconfigurationException: Before training, if the schedule can never be due, the strategy keeps weights in
+            pieces, the initial values that a method needs are not known, or the module optimizes manually and has no
+            `loss_on` that a method needs.
+
+    Example:
+        >>> from lightning.pytorch import Trainer
+        >>> from lightning_fire import DASH, AtFraction
+        >>> callback = PlasticityCallback(DASH(alpha=0.1), when=AtFraction(0.5))
+        >>> trainer = Trainer(callbacks=[callback], logger=False, enable_checkpointing=False)
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        when: Schedule | Sequence[Schedule] | None = None,
+        start_chunk: int = 0,
+        log: Log | None = None,
+    ):
+        if not isinstance(method, Method):
+            raise TypeError(f"`method` must be a method such as FIRE(), got {method!r}")
+        self.method = method
+        if isinstance(method, EventMethod):
+            self.replaces_weights, self.remakes_network = method.changes_output, method.remakes_network
+            self.logs_curvature, when = method.measures_curvature, method.when if when is None else when
+        elif when is not None:
+            raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
+        super().__init__(Never() if when is None else when, log, start_chunk)
+        self.acts_on_shards, self.keeps_state = method.acts_on_shards, not isinstance(method, EventMethod)
+        self.name = self.logs.name or method.name
+        self.initial = KeptInitialValues() if method.needs_initial_values else None
+        self._active = False  # in a batch since the last step
+
+    @property
+    def title(self) -> str:
+        """Name of the method in messages."""
+        return type(self.method).__name__
+
+    def describe(self) -> str:
+        when = f"start_chunk={self.start_chunk}" if isinstance(self.when, Never) else repr(self.when)
+        return f"{when}, {self.method.identity}"
+
+    def show_selection(self, pl_module: LightningModule) -> str:
+        return self.method.table(pl_module)
+
+    def check(self, pl_module: LightningModule) -> Sequence[str]:
+        return self.method.check(pl_module)
+
+    def idle_epochs(self, horizon: Horizon) -> float:
+        if self.start_chunk >= 1:
+            return math.inf
+        return idle_epochs(self.when, horizon) if self.remakes_network and isinstance(self.method, EventMethod) else 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if isinstance(self.method, EventMethod):
+            self.method.prepare(pl_module)  # before the optimizers are made and a checkpoint is loaded
+
+    def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        return planned(self.method, pl_module, FitTraining(trainer, pl_module, self))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        training = FitTraining(trainer, pl_module, self)
+        with self.selecting(trainer, pl_module):
+            if isinstance(self.method, StepMethod):
+                self._let_go()
+                self._method = self.method.attach(pl_module, training)
+                self._method.watching = False
+                self._method.load_state_dict(self._state)
+                selected = self._method.selected()
+            else:
+                selected = self.method.selected(pl_module, training)
+        if selected:
+            when = "" if isinstance(self.when, Never) else f", {self.when!r}"
+            why = f"; {self._explanation}" if self._explanation else ""
+            says = f"has selected {selected}" if self._idle else f"will act on {selected}{when}{why}"
+            shown = f" print({self.method.selection}.select(model)) shows the selection."
+            inform(f"{self.title} {says}.{shown if isinstance(self.method.selection, Weights) else ''}")
+
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        trained = clock.chunk - (clock.new_data and clock.chunk > 0)  # chunk of the last batch
+        if trained < self.start_chunk and not isinstance(self.when, Never):
+            self.progress.last_event = clock.step  # nor at the first batch on new data, before which no step is made
+            return
+        super().at(trainer, pl_module, clock)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        if self._method is not None:
+            self._method.watching = self.acts_now
+            self._active |= self.acts_now
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        super().on_before_optimizer_step(trainer, pl_module, optimizer)
+        if self._method is not None and self.acts_now:
+            self._method.before_step(optimizer, loss_scale(trainer, optimizer))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        if self._method is not None:
+            self._method.watching = False
+        super().on_train_batch_end(trainer, pl_module, *args)
+
+    def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._active:  # the same on every rank, also if the watched layers have not run
+            self._active = False
+            self._method.after_step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._method is not None and self.acts_now and (values := self._method.metrics()):
+            log_now(trainer, {f"{self.name}/{key}": value for key, value in values.items()}, at_epoch_end=True)
+
+    def _let_go(self) -> None:
+        if self._method is not None:
+            self._method.close()
+        super()._let_go()
+        self._active = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "method": self._state_of_method()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._state = state_dict["method"]

@@ -1,0 +1,225 @@
+"""Base classes of all methods: what acts at an event, and what acts at each step of training."""
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_fire.methods.base.change import Change, measured
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.selecting import trained_by
+from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.when import AtNewData, Schedule
+from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.selection import some
+from lightning_fire.where.trained import leaves_out
+
+
+class Method:
+    """Base class of all methods. A method is a value: what to change, with its numbers, before any model exists.
+
+    Attributes:
+        name: First part of the keys of its metrics, and its name in recipes.
+        where: The selection that it acts on; None: `default_where`.
+        default_where: What `where=None` stands for; None: everything.
+        acts_on_shards: Whether it can act where the weights are sharded (DTensor).
+        needs_initial_values: Whether it uses `Training.initial`.
+    """
+
+    name: ClassVar[str] = "method"
+    where: Any = None
+    default_where: ClassVar[Any] = None
+    acts_on_shards: Any = False
+    needs_initial_values: Any = False
+
+    @property
+    def selection(self) -> Any:
+        """The selection that it acts on; None: everything. Raises a TypeError for another kind of selection."""
+        if self.default_where is None and self.where is None:
+            return None
+        return self.where if self.default_where is None else checked(self.where, self.default_where)
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check before training that it can act on a model, and return sentences on what it leaves out.
+
+        Raises:
+            ValueError: If nothing is selected.
+        """
+        if self.selection is None:
+            return ()
+        selection = self.selection.select(model)
+        left_out = getattr(selection, "left_out", ())
+        return [
+            *leaves_out(getattr(selection, "untrained", ())),
+            *([f"leaves out {some(left_out, '; ')}"] * bool(left_out)),
+        ]
+
+    def table(self, model: nn.Module) -> str:
+        """Return a table of what it acts on, and why not on the rest; empty without a selection."""
+        selection = self.selection
+        return "" if selection is None else f"{type(self).__name__}(where={selection})\n{selection.select(model)}"
+
+    @property
+    def identity(self) -> str:
+        """What distinguishes it from other methods of its class in a checkpoint, the same in every process."""
+        return "" if self.selection is None else repr(self.selection)
+
+
+class EventMethod(Method):
+    """Base class of methods that change a model at an event. A method of your own needs `name` and `plan` alone.
+
+    Attributes:
+        when: The schedule where none is given.
+        optimizer_state: Whose optimizer state an event drops: `keep`, `touched` or `all`; often an argument.
+        changes_weights: Whether it changes weights, which some given optimizer must train then.
+        changes_output: Whether an event changes the output of the network: target networks follow.
+        remakes_network: Whether the result counts as another network: averages of weights and best scores of other
+            callbacks start again with it.
+        measures_curvature: Whether λ_max is logged by default.
+
+    Example:
+        >>> import torch
+        >>> class Halve(EventMethod):
+        ...     name = "halve"
+        ...     def plan(self, model, training):
+        ...         return Change({parameter: parameter / 2 for parameter in model.parameters()})
+        >>> model = nn.Linear(2, 2)
+        >>> Halve()(model, Loop())["sfe_normalized"]
+        0.25
+    """
+
+    when: ClassVar[Schedule] = AtNewData()
+    optimizer_state: OptimizerPolicy = "touched"
+    changes_weights: ClassVar[bool] = True
+    changes_output: ClassVar[bool] = True
+    remakes_network: ClassVar[bool] = True
+    measures_curvature: ClassVar[bool] = False
+
+    def selected(self, model: nn.Module, training: Training) -> str:
+        """Return in a few words what it acts on, such as the number of units, when training starts."""
+        return ""
+
+    def prepare(self, model: nn.Module) -> None:
+        """Hook: change the structure of a model before its optimizers are made and a checkpoint is loaded."""
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Compute every new value, and change nothing. Selections take only what the optimizers train."""
+        raise NotImplementedError
+
+    def __call__(self, model: nn.Module, training: Loop | None = None) -> Report:
+        """Change a model in place.
+
+        Args:
+            model: Any module.
+            training: The loop that trains it. Default: `Loop()`.
+
+        Returns:
+            Of a change of weights: deviation from isometry before and after, squared Frobenius error, and seconds, of
+            all weights and by weight.
+
+        Raises:
+            TypeError: If `model` is not a module.
+            ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
+                model is unchanged then.
+        """
+        check_model(model)
+        training = Loop() if training is None else training
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        try:
+            change = planned(self, model, training)
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:  # statistics of BatchNorm, which a forward pass moves
+                    buffer.copy_(before)
+        report = change.apply()
+        training.event += 1
+        return report
+
+
+def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
+    """Compute the change of an event, measured unless the method has done so, with the drop of optimizer state."""
+    start = time.perf_counter()
+    check_policy(method.optimizer_state, "optimizer_state")
+    with trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext():
+        change = method.plan(model, training)
+        change = measured(change, model, training.measure)
+    report = change.report or Report()
+    if change.weights:
+        report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
+    touched = change.values if change.touched is None else change.touched
+    drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
+    return replace(change, report=report, then=partial(_in_order, change.then, drop))
+
+
+class StepMethod(Method):
+    """Base class of methods that act at each optimizer step. One of your own needs `name` and `attach` alone."""
+
+    def attach(self, model: nn.Module, training: Training | None = None) -> "Attached":
+        """Begin to act on a model.
+
+        Args:
+            model: Any module.
+            training: The training, such as `Loop(optimizers=optimizer, forward=lambda: model(x))`. Default: `Loop()`.
+
+        Raises:
+            TypeError: If `model` is not a module.
+            ValueError: If nothing is selected, or the optimizers train nothing of it.
+        """
+        training = Loop() if training is None else training
+        with trained_by(model, training.optimizers, training.paused):
+            return self.begin(model, training)
+
+    def begin(self, model: nn.Module, training: Training) -> "Attached":
+        """Hook of `attach`, in which selections take only what the optimizers train."""
+        raise NotImplementedError
+
+
+class Attached:
+    """A `StepMethod` at work on a model: `before_step(optimizer)`, `optimizer.step()`, `after_step()`.
+
+    Attributes:
+        watching: Whether forward passes count, for methods that watch hidden units.
+    """
+
+    watching = True
+
+    def before_step(self, optimizer: Optimizer | None = None, gradient_scale: float = 1.0) -> None:
+        """Hook: called before each optimizer step, after gradient accumulation and before gradient clipping.
+
+        Args:
+            optimizer: The optimizer that is about to step. Default: all of them.
+            gradient_scale: Factor that is on the gradients, as of a `GradScaler` before `unscale_`.
+        """
+
+    def after_step(self) -> None:
+        """Hook: called after each optimizer step, on all ranks."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return present values to log, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs: plain values, and tensors on the CPU."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; a part that is missing begins anew."""
+
+    def selected(self) -> str:
+        """Return in a few words what it acts on, such as the number of units."""
+        return ""
+
+    def close(self) -> None:
+        """Remove hooks from the model."""
+
+
+def _in_order(*calls: Any) -> None:
+    for call in calls:
+        call()

@@ -1,0 +1,97 @@
+"""What a training lends a method: its optimizers, batches of the new data, and the initial values of its model."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fire.methods.base.optimizer_state import Optimizers, listed
+
+
+class Training(Protocol):
+    """What a method may use of the training in which it acts. Each library has one adapter; a plain loop has `Loop`.
+
+    Attributes:
+        optimizers: The optimizers that train the model. Empty: not known, and every trainable parameter counts.
+        paused: Parameters of them that count as trained though they are frozen now, as between the batches of a GAN.
+        event: Number of the present event, from 1.
+        measure: Whether to measure a change of weights, which costs some matrix products.
+        share_work: Whether the ranks of `torch.distributed`, which all have the same weights, share the work.
+    """
+
+    optimizers: Any
+    paused: Any
+    event: Any
+    measure: Any
+    share_work: Any
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return the parameters and buffers of the model when it was new, by name."""
+
+    def forward(self, batches: int = 1) -> None:
+        """Run the model on some batches of the new data, with gradients and without side effects, for its hooks."""
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield, for each of some batches of the new data, the gradient of its loss by each parameter."""
+
+
+class Loop:
+    """The `Training` of a loop of your own.
+
+    Args:
+        optimizers: The optimizers that train the model, one or several. Weights that none of them trains, such as those
+            of a teacher, stay as they are. Default: every trainable parameter counts as trained.
+        forward: Runs the model on one or several batches of the new data, for methods on hidden units:
+            `lambda: model(x)`.
+        losses: Losses of batches of the new data, scalars with a graph, for methods that use gradients; best a function
+            that returns a generator: `lambda: (criterion(model(x), y) for x, y in loader)`. All of them are used.
+        initial: Values of the model when it was new, see `initial_values`, or others to reset to.
+        event: Number of the next event, from 1, as seeds of draws depend on it; each event counts it up.
+        measure: Whether to measure a change of weights, which costs some matrix products.
+        share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
+            All ranks must have the same weights then. Without it they compute the same values on their own.
+
+    Raises:
+        TypeError: If something else than an optimizer is among `optimizers`.
+
+    Example:
+        >>> from lightning_fire.methods import FIRE
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> report = FIRE(steps=5)(model, Loop(optimizers=optimizer))
+    """
+
+    def __init__(
+        self,
+        optimizers: Optimizers = (),
+        forward: Callable[[], Any] | None = None,
+        losses: Iterable[Tensor] | Callable[[], Iterable[Tensor]] | None = None,
+        initial: Mapping[str, Tensor] | None = None,
+        event: int = 1,
+        measure: bool = True,
+        share_work: bool = False,
+    ):
+        self.optimizers, self.event = listed(optimizers), event
+        self.measure, self.share_work, self.paused = measure, share_work, frozenset[Tensor]()
+        self._forward, self._losses, self._initial = forward, losses, initial
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return the values given as `initial`."""
+        if self._initial is None:
+            raise ValueError("this method needs Loop(initial=initial_values(model)), called when the model was new")
+        return self._initial
+
+    def forward(self, batches: int = 1) -> None:
+        """Call the function given as `forward`, which decides on the number of batches."""
+        if self._forward is None:
+            raise ValueError("this method needs Loop(forward=lambda: model(x)), which runs the model on a batch")
+        self._forward()
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield the gradients of each of the `losses`; `.grad` of the parameters stays as it is."""
+        if self._losses is None:
+            raise ValueError("this method needs Loop(losses=lambda: (loss(x, y) for x, y in loader))")
+        for loss in self._losses() if callable(self._losses) else self._losses:
+            found = torch.autograd.grad(loss, of, allow_unused=True)
+            yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(of, found, strict=True)]

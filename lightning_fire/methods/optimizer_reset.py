@@ -1,0 +1,31 @@
+"""Optimizer reset: part of the paper's protocol, for every method."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.method import EventMethod
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
+from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.training import Training
+
+
+@dataclass(frozen=True)
+class OptimizerReset(EventMethod):
+    """Drops the state of all optimizers (moments, step counts).
+
+    The paper's vision and language experiments build a new optimizer at each chunk for every method, vanilla included.
+    Learning-rate schedulers continue; `Classifier` warms the learning rate up in each chunk by itself.
+    """
+
+    name: ClassVar[str] = "optimizer_reset"
+    acts_on_shards: ClassVar[bool] = True
+    optimizer_state: ClassVar[OptimizerPolicy] = "all"
+    changes_weights: ClassVar[bool] = False
+    changes_output: ClassVar[bool] = False
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        """Change no weight; the policy `all` drops the state."""
+        return Change(report=Report())
