@@ -59,23 +59,17 @@ def _idle_epochs(layers: Sequence[str], extra: Mapping[str, Any]) -> float | Non
 
     0 if it is not the base with methods alone, or if this is unknown.
     """
-    from jsonargparse import ArgumentParser
-    from lightning.pytorch import Callback
-
     from lightning_fire.callbacks.base.method import MethodCallback
+    from lightning_fire.recipe.method_keys import METHOD_KEYS, callbacks_in
     from lightning_fire.when import Horizon
 
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--methods", type=list[Callback])
     try:
         base, *overlays = map(yaml.safe_load, layers)
-        if "method" in base or any(set(overlay) != {"method"} for overlay in overlays):
+        if "method" in base or any(set(overlay) - set(METHOD_KEYS) for overlay in overlays):
             return 0
-        each = [overlay["method"] for overlay in overlays]
-        specs = [spec for one in each for spec in (one if isinstance(one, list) else [one])]
         trainer = merged(base, extra).get("trainer") or {}
         bounds = [None if trainer.get(key) in (None, -1) else int(trainer[key]) for key in ("max_epochs", "max_steps")]
-        methods = parser.instantiate(parser.parse_object({"methods": specs})).methods
+        methods = callbacks_in(merged(base, overlays[0])) if overlays else []
     except Exception:  # of any kind: the run itself reports it
         return 0
     every = {m.idle_epochs(Horizon(*bounds)) if isinstance(m, MethodCallback) else 0 for m in methods}

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import lightning_fire.callbacks
-import lightning_fire.data
-import lightning_fire.modules
-import lightning_fire.nets
-import lightning_fire.optim  # these five make short class names known to the parser
-from lightning_fire.callbacks import ChunkProgressBar
+from lightning_fire.callbacks import ChunkProgressBar, PlasticityCallback
+from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.contracts import num_chunks_of
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
+from lightning_fire.recipe.method_keys import METHOD_KEYS, add_method_keys, callbacks_of
 from lightning_fire.recipe.parser import RecipeParser
 from lightning_fire.recipe.recipe import VANILLA, find_recipe
 from lightning_fire.where import Parameters, Weights
@@ -36,7 +33,7 @@ class _HelpFormatter(RawDescriptionHelpFormatter, DefaultHelpFormatter):
 
 
 class RecipeCLI(LightningCLI):
-    """`LightningCLI` for data in chunks, with an additional key: `method`."""
+    """`LightningCLI` for data in chunks, with the keys of a method: `method`, `when`, `start_chunk`, `log`."""
 
     def __init__(self, args: Sequence[str] | None = None, run: bool = True):
         super().__init__(
@@ -75,13 +72,8 @@ class RecipeCLI(LightningCLI):
             recipes.error(str(error))
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the key `method`."""
-        parser.add_argument(
-            "--method",
-            type=Callback | list[Callback] | None,
-            default=None,
-            help="The method: one callback such as FIRECallback, or a list. It is added to trainer.callbacks.",
-        )
+        """Add the keys of the method."""
+        add_method_keys(parser)
 
     def before_instantiate_classes(self) -> None:
         """Let a resumed training continue the logs of its checkpoint."""
@@ -110,9 +102,9 @@ class RecipeCLI(LightningCLI):
         changes = announces and num_chunks_of(self.datamodule) != 1
         if changes and config["reload_dataloaders_every_n_epochs"] == 0:
             kwargs["reload_dataloaders_every_n_epochs"] = 1
-        method = self._get(self.config_init, "method") or []
+        given = (self._get(self.config_init, key) for key in METHOD_KEYS)
         callbacks = _as_list(config["callbacks"] or [])
-        kwargs["callbacks"] = [*callbacks, *_as_list(method)]
+        kwargs["callbacks"] = [*callbacks, *callbacks_of(*given)]
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             kwargs["callbacks"].append(ChunkProgressBar())
         if self._first_new_step is not None:
@@ -134,12 +126,11 @@ def select(args: Sequence[str]) -> str:
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
     cli = RecipeCLI(_without_recipe([word for word in args if word != "--json"]), run=False)
-    methods = [
-        method for method in cli.trainer.callbacks if isinstance(method, lightning_fire.callbacks.MethodCallback)
-    ]
+    methods = [callback for callback in cli.trainer.callbacks if isinstance(callback, MethodCallback)]
     if "--json" in args:
-        choosing = [m for m in methods if isinstance(getattr(m, "where", None), Parameters | Weights)]
-        rows = {type(method).__name__: method.where.select(cli.model).rows for method in choosing}
+        chosen = [(m.title, m.method.selection) for m in methods if isinstance(m, PlasticityCallback)]
+        choosing = [(name, where) for name, where in chosen if isinstance(where, Parameters | Weights)]
+        rows = {name: where.select(cli.model).rows for name, where in choosing}
         every = [
             {"method": name, "name": row.name, "shape": row.shape, "matrices": row.views, "reason": row.reason}
             for name, of in rows.items()

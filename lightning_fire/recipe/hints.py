@@ -14,10 +14,22 @@ from lightning.pytorch import Trainer
 from lightning.pytorch import callbacks as of_lightning
 
 import lightning_fire
-from lightning_fire import callbacks, data, modules, nets, optim, when, where
+from lightning_fire import callbacks, data, methods, modules, nets, optim, when, where
 
-_ROOMS = (lightning_fire, callbacks, data, modules, nets, optim, when, where, of_lightning, torch.optim)
-_KEYS = ("model", "data", "trainer", "method", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path")
+_ROOMS = (lightning_fire, callbacks, methods, data, modules, nets, optim, when, where, of_lightning, torch.optim)
+_KEYS = (
+    "model",
+    "data",
+    "trainer",
+    "method",
+    "when",
+    "start_chunk",
+    "log",
+    "optimizer",
+    "lr_scheduler",
+    "seed_everything",
+    "ckpt_path",
+)
 
 
 def hint(message: str) -> str | None:
