@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import DASH, AtEpochs, Log
+from lightning_fire import DASH, AtEpochs, Log, PlasticityCallback
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
 
@@ -78,7 +78,7 @@ class Event:
         data = self.data()
         sampler = data.train_dataloader().sampler
         sampler.set_epoch(EPOCH)
-        self.count = min(DASH(alpha=alpha).num_batches, batches)
+        self.count = min(PlasticityCallback(DASH(alpha=alpha)).num_batches, batches)
         order = data.train_indices(0)[sampler.order()]
         self.looked_at, self.others = order.split([batch * self.count, batch * (batches - self.count)])
         scaled = (self.images[self.looked_at].float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(

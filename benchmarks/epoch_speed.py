@@ -36,7 +36,7 @@ from torch.optim import Adam
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import TensorDataset
 
-from lightning_fire import FIRECallback, OptimizerReset
+from lightning_fire import FIRECallback, OptimizerReset, PlasticityCallback
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
@@ -124,7 +124,12 @@ WAYS: dict[str, Callable[[Setting], Trained]] = {
     "with FIRE and TensorBoard": partial(lightning, callbacks=lambda: [FIRECallback()]),
     "as the recipes": partial(
         lightning,
-        callbacks=lambda: [OptimizerReset(), FIRECallback(), LearningRateMonitor(), ChunkProgressBar()],
+        callbacks=lambda: [
+            PlasticityCallback(OptimizerReset()),
+            FIRECallback(),
+            LearningRateMonitor(),
+            ChunkProgressBar(),
+        ],
     ),
 }
 

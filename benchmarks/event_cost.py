@@ -29,7 +29,16 @@ from quiet_trainer import quiet_trainer
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import DASH, AtEpochs, EventCallback, FIRECallback, FullReset, Log, ShrinkAndPerturb
+from lightning_fire import (
+    DASH,
+    AtEpochs,
+    EventCallback,
+    FIRECallback,
+    FullReset,
+    Log,
+    PlasticityCallback,
+    ShrinkAndPerturb,
+)
 from lightning_fire.modules import Classifier
 
 
@@ -55,9 +64,9 @@ METHODS = {
     "fire, λ_max": lambda when, batches: FIRECallback(when, steps=10),
     "fire": lambda when, batches: FIRECallback(when, steps=10, log=Log(curvature=False)),
     "fire, exact": lambda when, batches: FIRECallback(when, steps="exact", log=Log(curvature=False)),
-    "shrink_and_perturb": lambda when, batches: ShrinkAndPerturb(when, log=Log(curvature=False)),
-    "full_reset": lambda when, batches: FullReset(when, log=Log(curvature=False)),
-    "dash": lambda when, batches: DASH(when, num_batches=batches, log=Log(curvature=False)),
+    "shrink_and_perturb": lambda when, batches: PlasticityCallback(ShrinkAndPerturb(), when, log=Log(curvature=False)),
+    "full_reset": lambda when, batches: PlasticityCallback(FullReset(), when, log=Log(curvature=False)),
+    "dash": lambda when, batches: PlasticityCallback(DASH(num_batches=batches), when, log=Log(curvature=False)),
 }
 
 

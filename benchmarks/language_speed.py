@@ -29,7 +29,7 @@ from timed_fit import timed_fit
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fire import FIRECallback, OptimizerReset
+from lightning_fire import FIRECallback, OptimizerReset, PlasticityCallback
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.modules import LanguageModel
 from lightning_fire.modules.chunk_schedule import learning_rate_factors
@@ -110,7 +110,12 @@ WAYS: dict[str, Callable[[Setting], Trained]] = {
     "Lightning": partial(lightning, callbacks=list),
     "as the recipes": partial(
         lightning,
-        callbacks=lambda: [OptimizerReset(), FIRECallback(), LearningRateMonitor(), ChunkProgressBar()],
+        callbacks=lambda: [
+            PlasticityCallback(OptimizerReset()),
+            FIRECallback(),
+            LearningRateMonitor(),
+            ChunkProgressBar(),
+        ],
     ),
 }
 

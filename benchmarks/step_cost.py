@@ -19,17 +19,17 @@ from quiet_trainer import quiet_trainer
 from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import ContinualBackprop, L2Init, Parseval, ReDo, SelfNormalizedReset
+from lightning_fire import ContinualBackprop, L2Init, Parseval, PlasticityCallback, ReDo, SelfNormalizedReset
 from lightning_fire.modules import Classifier
 from lightning_fire.when import EveryNSteps
 
 METHODS = {
     "plain": list,
-    "l2_init": lambda: [L2Init(5e-4)],
-    "parseval": lambda: [Parseval(1e-3)],
-    "continual_backprop": lambda: [ContinualBackprop(1e-4, maturity=1)],
-    "snr": lambda: [SelfNormalizedReset(refresh_every=2)],
-    "redo, idle": lambda: [ReDo(EveryNSteps(1000))],
+    "l2_init": lambda: [PlasticityCallback(L2Init(5e-4))],
+    "parseval": lambda: [PlasticityCallback(Parseval(1e-3))],
+    "continual_backprop": lambda: [PlasticityCallback(ContinualBackprop(1e-4, maturity=1))],
+    "snr": lambda: [PlasticityCallback(SelfNormalizedReset(refresh_every=2))],
+    "redo, idle": lambda: [PlasticityCallback(ReDo(), EveryNSteps(1000))],
 }
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchvision.transforms.functional import rotate
 
-from lightning_fire import AtNewData, FIRECallback, Log, ShrinkAndPerturb
+from lightning_fire import AtNewData, FIRECallback, Log, PlasticityCallback, ShrinkAndPerturb
 from lightning_fire.data import SmallFashionMNISTDataModule
 
 METHODS = ("going_on", "from_scratch", "fire", "fire_procrustes", "shrink_and_perturb")
@@ -104,7 +104,7 @@ def callback_of(method: str, month: int) -> list:
         return []
     when, log = AtNewData(skip_first=False), Log(name="event", curvature=False)
     if method == "shrink_and_perturb":
-        return [ShrinkAndPerturb(when, fresh_seed=month, log=log)]
+        return [PlasticityCallback(ShrinkAndPerturb(fresh_seed=month), when, log=log)]
     return [FIRECallback(when, scale="procrustes" if method == "fire_procrustes" else "paper", log=log)]
 
 

@@ -36,6 +36,7 @@ from lightning_fire import (
     OptimizerReset,
     Parameters,
     Parseval,
+    PlasticityCallback,
     PlasticityInjection,
     PlasticityMonitor,
     ReDo,
@@ -59,7 +60,12 @@ def chunked(kind: type = ChunkedDataModule) -> ChunkedDataModule:
 
 def methods() -> list[Callback]:
     """Several that act at new data: one uses the data, and only the last one is idempotent."""
-    return [FIRECallback(), ShrinkAndPerturb(strength=0.1), DASH(), OptimizerReset()]
+    return [
+        FIRECallback(),
+        PlasticityCallback(ShrinkAndPerturb(strength=0.1)),
+        PlasticityCallback(DASH()),
+        PlasticityCallback(OptimizerReset()),
+    ]
 
 
 class Validated(PlainModule):
@@ -394,12 +400,12 @@ def test_methods_that_keep_part_of_a_network_reject_one_that_has_diverged(tmp_pa
 @pytest.mark.parametrize("fresh_seed", [None, 0], ids=["initial", "fresh"])
 def test_a_full_reset_repairs_a_network_that_has_diverged(fresh_seed, optimizer):
     """Only if the moments of Adam, which are NaN as well, are dropped."""
-    method = FullReset(fresh_seed=fresh_seed, optimizer=optimizer)
-    module = run(method, *([OptimizerReset()] if optimizer == "keep" else []), kind=Diverges)
+    method = PlasticityCallback(FullReset(fresh_seed=fresh_seed, optimizer_state=optimizer))
+    module = run(method, *([PlasticityCallback(OptimizerReset())] if optimizer == "keep" else []), kind=Diverges)
     assert method.num_events == 2
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
     if optimizer == "keep":
-        module = run(FullReset(fresh_seed=fresh_seed, optimizer=optimizer), kind=Diverges)
+        module = run(PlasticityCallback(FullReset(fresh_seed=fresh_seed, optimizer_state=optimizer)), kind=Diverges)
         assert not any(parameter.isfinite().all() for parameter in module.parameters())
 
 
@@ -408,18 +414,18 @@ REWRITING = {
     "ShrinkAndPerturb": ShrinkAndPerturb,
     "DASH": DASH,
     "FullReset": FullReset,
-    "PlasticityInjection": lambda: PlasticityInjection(head="net.5"),
+    "PlasticityInjection": lambda: PlasticityCallback(PlasticityInjection(head="net.5")),
     "HareAndTortoise": lambda: HareAndTortoise(AtNewData(), momentum=0.5),
 }
 OTHERS = {
-    "ReDo": lambda: ReDo(threshold=0.5),
-    "ReDo by gradient": lambda: ReDo(threshold=0.5, score="gradient"),
-    "ContinualBackprop": lambda: ContinualBackprop(replacement_rate=0.3, maturity=1),
-    "SelfNormalizedReset": lambda: SelfNormalizedReset(max_silence=24, refresh_every=2),
-    "L2Init": lambda: L2Init(strength=0.1),
-    "Parseval": lambda: Parseval(strength=0.1),
-    "SpectralRegularization": lambda: SpectralRegularization(strength=0.1),
-    "IsometryDecay": lambda: IsometryDecay(strength=0.1),
+    "ReDo": lambda: PlasticityCallback(ReDo(threshold=0.5)),
+    "ReDo by gradient": lambda: PlasticityCallback(ReDo(threshold=0.5, score="gradient")),
+    "ContinualBackprop": lambda: PlasticityCallback(ContinualBackprop(replacement_rate=0.3, maturity=1)),
+    "SelfNormalizedReset": lambda: PlasticityCallback(SelfNormalizedReset(max_silence=24, refresh_every=2)),
+    "L2Init": lambda: PlasticityCallback(L2Init(strength=0.1)),
+    "Parseval": lambda: PlasticityCallback(Parseval(strength=0.1)),
+    "SpectralRegularization": lambda: PlasticityCallback(SpectralRegularization(strength=0.1)),
+    "IsometryDecay": lambda: PlasticityCallback(IsometryDecay(strength=0.1)),
     "FeatureRank": lambda: FeatureRank(lr=0.1),
     "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
     "OptimizerReset": OptimizerReset,
@@ -480,7 +486,7 @@ class SpoiltData(ChunkedDataModule):
 
 def test_dash_rejects_directions_that_are_not_finite():
     """The network itself is still finite."""
-    snapshots, method = [], DASH()
+    snapshots, method = [], PlasticityCallback(DASH())
 
     class Keeps(Validated):
         def on_train_epoch_end(self):

@@ -16,7 +16,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.utils.data import DataLoader
 
-from lightning_fire import AtEpochs, FIRECallback, FullReset, PlasticityMonitor, ShrinkAndPerturb, Weights
+from lightning_fire import (
+    AtEpochs,
+    FIRECallback,
+    FullReset,
+    PlasticityCallback,
+    PlasticityMonitor,
+    ShrinkAndPerturb,
+    Weights,
+)
 from lightning_fire.distributed import gathered
 
 pytestmark = pytest.mark.slow
@@ -88,8 +96,8 @@ def train(folder: str, devices: int, data_parallel: int) -> None:
         torch.manual_seed(0)
         methods = [
             FIRECallback(AtEpochs([1, 4]), where=Weights("gpt")),
-            FullReset(AtEpochs([2])),
-            ShrinkAndPerturb(AtEpochs([5]), strength=0.5),
+            PlasticityCallback(FullReset(), AtEpochs([2])),
+            PlasticityCallback(ShrinkAndPerturb(strength=0.5), AtEpochs([5])),
             PlasticityMonitor(),
         ]
         saving = ModelCheckpoint(f"{folder}/checkpoints{devices}", "{epoch}", save_top_k=-1)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from two_texts import data
 
-from lightning_fire import FIRECallback, Log, OptimizerReset, RestartSchedulers, Weights
+from lightning_fire import FIRECallback, Log, OptimizerReset, PlasticityCallback, RestartSchedulers, Weights
 from lightning_fire.distributed import gathered, local, reshard
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT, causal_lm
@@ -55,7 +55,7 @@ def fit(folder: Path, devices: int, case: str, *callbacks, whole_files=True, che
         options = {**options, "strategy": strategy, "devices": devices, "use_distributed_sampler": False}
     fire = FIRECallback(where=Weights("gpt"), steps=5, log=Log(curvature=False))
     training = trainer(
-        *(OptimizerReset(), fire, RestartSchedulers(), *callbacks),
+        *(PlasticityCallback(OptimizerReset()), fire, RestartSchedulers(), *callbacks),
         max_epochs=4,
         gradient_clip_val=0.5,
         accumulate_grad_batches=4 // devices,

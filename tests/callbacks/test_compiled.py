@@ -16,6 +16,7 @@ from lightning_fire import (
     IsometryDecay,
     L2Init,
     Parseval,
+    PlasticityCallback,
     PlasticityInjection,
     ReDo,
     SelfNormalizedReset,
@@ -28,25 +29,29 @@ from lightning_fire import (
 pytestmark = pytest.mark.slow
 
 METHODS = {
-    "continual_backprop": lambda: ContinualBackprop(0.2, maturity=2),
-    "dash": lambda: DASH(num_batches=2),
+    "continual_backprop": lambda: PlasticityCallback(ContinualBackprop(0.2, maturity=2)),
+    "dash": lambda: PlasticityCallback(DASH(num_batches=2)),
     "feature_rank": lambda: FeatureRank(0.1),
     "fire": lambda: FIRECallback(),
-    "full_reset": lambda: FullReset(),
-    "isometry_decay": lambda: IsometryDecay(0.1),
+    "full_reset": lambda: PlasticityCallback(FullReset()),
+    "isometry_decay": lambda: PlasticityCallback(IsometryDecay(0.1)),
     "hare_and_tortoise": lambda: HareAndTortoise(EveryNEpochs(2), momentum=0.7),
-    "l2_init": lambda: L2Init(0.1),
-    "parseval": lambda: Parseval(0.1),
-    "plasticity_injection": lambda: PlasticityInjection("net.5"),
-    "redo": lambda: ReDo(EveryNEpochs(1), threshold=0.7),
-    "redo_gradient": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="gradient"),
-    "redo_pre_activation": lambda: ReDo(EveryNEpochs(1), threshold=0.7, score="pre_activation"),
-    "shrink_and_perturb": lambda: ShrinkAndPerturb(strength=0.5),
-    "spectral": lambda: SpectralRegularization(0.1),
-    "snr": lambda: SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20),
-    "continual_backprop_pre_activation": lambda: ContinualBackprop(0.2, maturity=2, score="pre_activation"),
-    "snr_pre_activation": lambda: SelfNormalizedReset(0.9, refresh_every=2, max_silence=20, score="pre_activation"),
-    "weight_projection": lambda: WeightProjection(),
+    "l2_init": lambda: PlasticityCallback(L2Init(0.1)),
+    "parseval": lambda: PlasticityCallback(Parseval(0.1)),
+    "plasticity_injection": lambda: PlasticityCallback(PlasticityInjection("net.5")),
+    "redo": lambda: PlasticityCallback(ReDo(threshold=0.7), EveryNEpochs(1)),
+    "redo_gradient": lambda: PlasticityCallback(ReDo(threshold=0.7, score="gradient"), EveryNEpochs(1)),
+    "redo_pre_activation": lambda: PlasticityCallback(ReDo(threshold=0.7, score="pre_activation"), EveryNEpochs(1)),
+    "shrink_and_perturb": lambda: PlasticityCallback(ShrinkAndPerturb(strength=0.5)),
+    "spectral": lambda: PlasticityCallback(SpectralRegularization(0.1)),
+    "snr": lambda: PlasticityCallback(SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20)),
+    "continual_backprop_pre_activation": lambda: PlasticityCallback(
+        ContinualBackprop(0.2, maturity=2, score="pre_activation")
+    ),
+    "snr_pre_activation": lambda: PlasticityCallback(
+        SelfNormalizedReset(0.9, refresh_every=2, max_silence=20, score="pre_activation")
+    ),
+    "weight_projection": lambda: PlasticityCallback(WeightProjection()),
 }
 
 
@@ -83,7 +88,7 @@ def test_a_compiled_network_ends_with_the_weights_of_a_plain_one(name):
 
 
 def test_a_later_fit_without_the_method_equals_a_plain_one():
-    modules = [run(ContinualBackprop(0.2, maturity=2), compiled) for compiled in (False, True)]
+    modules = [run(PlasticityCallback(ContinualBackprop(0.2, maturity=2)), compiled) for compiled in (False, True)]
     for module in modules:
         fitted(module=module)
     assert_same_weights(*modules)

@@ -11,7 +11,7 @@ from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from lightning_fire import ContinualBackprop, HiddenUnits
+from lightning_fire import ContinualBackprop, HiddenUnits, PlasticityCallback
 
 
 def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, **options):
@@ -51,7 +51,7 @@ def slow(rate, maturity, decay=0.99, compensate=True, start_epoch=0, **options):
     ],
 )
 def test_it_equals_the_slow_loop(options):
-    callback = ContinualBackprop(**options)
+    callback = PlasticityCallback(ContinualBackprop(**options))
     fast = fitted(callback, module=built())
     rate, maturity = options["replacement_rate"], options["maturity"]
     rest = {key: value for key, value in options.items() if key not in ("replacement_rate", "maturity")}
@@ -66,7 +66,7 @@ def test_it_equals_the_slow_loop(options):
 def test_by_pre_activation_it_equals_the_slow_loop(norm, compensate):
     """The utility is that of outputs before the norm; what is compensated, of those after the nonlinearity."""
     how = {"compensate": compensate, "score": "pre_activation"}
-    callback = ContinualBackprop(0.1, maturity=2, **how)
+    callback = PlasticityCallback(ContinualBackprop(0.1, maturity=2, **how))
     build = partial(built_with_shift, norm)
     fast = fitted(callback, module=build())
     expected, replaced = slow(0.1, 2, build=build, **how)
@@ -79,17 +79,17 @@ def test_by_pre_activation_it_equals_the_slow_loop(norm, compensate):
 
 def test_a_small_rate_adds_up():
     """A fraction of 1/160 of 16 units a step: int(ρ · n) would always be 0."""
-    callback = ContinualBackprop(replacement_rate=1 / 160, maturity=0)
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=1 / 160, maturity=0))
     fitted(callback)
     assert callback.num_reset == 2  # 24 steps · 8 units / 160 = 1.15 for each of two layers
 
 
 def test_a_rate_of_zero_changes_nothing():
-    assert_same_weights(fitted(ContinualBackprop(replacement_rate=0.0)), fitted())
+    assert_same_weights(fitted(PlasticityCallback(ContinualBackprop(replacement_rate=0.0))), fitted())
 
 
 def test_it_begins_with_its_chunk():
-    callback = ContinualBackprop(replacement_rate=0.1, maturity=2, start_chunk=1)
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=0.1, maturity=2), start_chunk=1)
     fast = fitted(callback, module=built())
     expected, replaced = slow(0.1, 2, start_epoch=2)
     assert callback.num_reset == replaced > 2
@@ -109,7 +109,10 @@ def test_only_training_batches_count():
         def val_dataloader(self):
             return DataLoader(super().train_dataloader().dataset, batch_size=6)
 
-    callback, plain = ContinualBackprop(0.1, maturity=2), ContinualBackprop(0.1, maturity=2)
+    callback, plain = (
+        PlasticityCallback(ContinualBackprop(0.1, maturity=2)),
+        PlasticityCallback(ContinualBackprop(0.1, maturity=2)),
+    )
     torch.manual_seed(0)
     module = Validates()
     with_validation = fitted(callback, module=module, data=Data(), val_check_interval=1, num_sanity_val_steps=1)
@@ -117,7 +120,7 @@ def test_only_training_batches_count():
 
 
 def test_accumulated_batches_are_one_step():
-    callback = ContinualBackprop(replacement_rate=0.1, maturity=0)
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=0.1, maturity=0))
     fitted(callback, accumulate_grad_batches=2)
     assert callback.num_reset == 2 * int(0.8 * 12)  # 12 steps of 8 units in each of two layers
 
@@ -126,7 +129,7 @@ def test_accumulated_batches_are_one_step():
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 5}])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop, score):
     """Ages, utilities and fractional units are in the checkpoint."""
-    build = lambda: ContinualBackprop(replacement_rate=0.07, maturity=2, score=score)  # noqa: E731
+    build = lambda: PlasticityCallback(ContinualBackprop(replacement_rate=0.07, maturity=2, score=score))  # noqa: E731
     whole = fitted(build(), ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, **stop))
     names = ["step=4", "step=8", "step=12"] if "every_n_epochs" in stop else []
     for name in names:
@@ -138,7 +141,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, stop, 
 
 
 def test_several_fits_continue_and_copies_are_independent():
-    callback, module = ContinualBackprop(replacement_rate=0.01, maturity=0), PlainModule()
+    callback, module = PlasticityCallback(ContinualBackprop(replacement_rate=0.01, maturity=0)), PlainModule()
     data = GrowingData((1,))
     for _ in range(2):
         trainer(callback, max_epochs=1).fit(module, datamodule=data)
@@ -154,12 +157,12 @@ def test_hooks_are_gone_after_an_error():
 
     module = Fails()
     with pytest.raises(RuntimeError, match="on purpose"):
-        fitted(ContinualBackprop(), module=module)
+        fitted(PlasticityCallback(ContinualBackprop()), module=module)
     assert all(not part._forward_pre_hooks for part in module.modules())
 
 
 def test_what_is_logged(tmp_path):
-    callback = ContinualBackprop(replacement_rate=0.1, maturity=2, start_chunk=1)
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=0.1, maturity=2), start_chunk=1)
     fitted(callback, folder=tmp_path)
     values = [event.value for event in EventAccumulator(str(tmp_path)).Reload().Scalars("continual_backprop/units")]
     assert len(values) == 4
@@ -178,9 +181,9 @@ def test_what_is_logged(tmp_path):
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        ContinualBackprop(**options)
+        PlasticityCallback(ContinualBackprop(**options))
 
 
 def test_a_selection_without_units_is_an_error_before_the_first_step():
     with pytest.raises(ValueError, match="layer99"):
-        fitted(ContinualBackprop(where=HiddenUnits(include=["layer99"])))
+        fitted(PlasticityCallback(ContinualBackprop(where=HiddenUnits(include=["layer99"]))))

@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import DASH, AtEpochs, Weights
+from lightning_fire import DASH, AtEpochs, PlasticityCallback, Weights
 
 Snapshots = snapshots_of(DASH)
 LAYERS = ("net.0", "net.3", "net.5")
@@ -60,11 +60,15 @@ def test_weights_and_biases_shrink_by_their_direction_and_nothing_else_moves_by_
 
 
 def test_how_many_batches_count():
-    assert DASH(alpha=0.3).num_batches == 26
-    assert DASH(alpha=0.1).num_batches == 88
-    assert DASH(alpha=1.0).num_batches == 1
+    assert PlasticityCallback(DASH(alpha=0.3)).num_batches == 26
+    assert PlasticityCallback(DASH(alpha=0.1)).num_batches == 88
+    assert PlasticityCallback(DASH(alpha=1.0)).num_batches == 1
     for alpha in (0.1, 0.3):
-        assert (1 - alpha) ** DASH(alpha=alpha).num_batches <= 1e-4 < (1 - alpha) ** (DASH(alpha=alpha).num_batches - 1)
+        assert (
+            (1 - alpha) ** PlasticityCallback(DASH(alpha=alpha)).num_batches
+            <= 1e-4
+            < (1 - alpha) ** (PlasticityCallback(DASH(alpha=alpha)).num_batches - 1)
+        )
 
 
 class Draws(PlainModule):
@@ -133,8 +137,8 @@ def test_persistent_workers_continue_to_serve_the_training(tmp_path):
             return DataLoader(data, batch_size=6, num_workers=1, persistent_workers=True)
 
     assert_same_weights(
-        fitted(DASH(AtEpochs([1])), data=Workers((2,)), max_epochs=2),
-        fitted(DASH(AtEpochs([1])), data=GrowingData((2,)), max_epochs=2),
+        fitted(PlasticityCallback(DASH(), AtEpochs([1])), data=Workers((2,)), max_epochs=2),
+        fitted(PlasticityCallback(DASH(), AtEpochs([1])), data=GrowingData((2,)), max_epochs=2),
     )
 
 
@@ -151,8 +155,8 @@ def test_it_logs_what_it_did(tmp_path):
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(DASH(), save)
-    resumed = fitted(DASH(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(PlasticityCallback(DASH()), save)
+    resumed = fitted(PlasticityCallback(DASH()), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same_weights(resumed, whole)
 
 
@@ -173,7 +177,7 @@ class Manual(PlainModule):
 def test_manual_optimization_needs_a_loss_of_its_own():
     asked = r"say what the loss of a batch is, by a method loss_on\(batch\) of the module"
     with pytest.raises(MisconfigurationException, match=asked):
-        fitted(DASH(), module=Manual())
+        fitted(PlasticityCallback(DASH()), module=Manual())
     torch.manual_seed(0)
 
     class WithLoss(Manual):
@@ -212,9 +216,9 @@ def test_several_loaders_and_a_training_step_without_index():
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        DASH(**options)
+        PlasticityCallback(DASH(**options))
 
 
 def test_a_selection_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
-        fitted(DASH(where=Weights(include=["layer99"])))
+        fitted(PlasticityCallback(DASH(where=Weights(include=["layer99"]))))

@@ -19,7 +19,16 @@ from small_training import (
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, AtNewData, FullReset, OptimizerReset, PlasticityMonitor, ShrinkAndPerturb, Weights
+from lightning_fire import (
+    AtEpochs,
+    AtNewData,
+    FullReset,
+    OptimizerReset,
+    PlasticityCallback,
+    PlasticityMonitor,
+    ShrinkAndPerturb,
+    Weights,
+)
 from lightning_fire.functional import dfi, fire
 
 Snapshots = snapshots_of(FullReset)
@@ -43,7 +52,7 @@ def test_isometries_of_the_initial_values_do_not_depend_on_the_training():
 
 def test_an_unknown_target_is_an_error():
     with pytest.raises(ValueError, match="`target` must be 'initial' or 'isometry', got 'fire'"):
-        FullReset(target="fire")
+        PlasticityCallback(FullReset(target="fire"))
 
 
 def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():
@@ -60,9 +69,9 @@ def test_fresh_draws_are_new_reproducible_and_leave_the_global_random_state():
 
 def test_initial_values_come_from_before_the_checkpoint_and_travel_in_it(tmp_path):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(FullReset(), save)
+    whole = fitted(PlasticityCallback(FullReset()), save)
     for epoch in range(5):
-        resumed = fitted(FullReset(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        resumed = fitted(PlasticityCallback(FullReset()), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
         assert_same_weights(resumed, whole)
 
 
@@ -105,7 +114,7 @@ def test_layers_that_are_made_when_training_begins_are_reset_too(kind):
 def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), module=Late(), max_epochs=2)
     with pytest.raises(MisconfigurationException, match=r"initial values of late.bias, late.weight are not known"):
-        fitted(FullReset(), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
+        fitted(PlasticityCallback(FullReset()), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
@@ -139,7 +148,7 @@ def test_another_module_is_taken_for_the_same_training_with_a_warning():
 
 @pytest.mark.filterwarnings("ignore:.*was used in a fit of another module")
 def test_a_module_with_other_layers_is_not_the_same_training():
-    callback = FullReset()
+    callback = PlasticityCallback(FullReset())
     fitted(callback)
     with pytest.raises(
         MisconfigurationException, match=r"late.bias, late.weight are not known: .* Make a new callback"
@@ -174,7 +183,7 @@ def test_lazy_layers_that_are_made_in_configure_model():
 
 
 def test_it_logs_the_change_of_plasticity_and_stability(tmp_path):
-    fitted(FullReset(), folder=tmp_path)
+    fitted(PlasticityCallback(FullReset()), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
     assert log.Scalars("full_reset.raw/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
@@ -197,12 +206,12 @@ def test_parameters_that_no_layer_can_redraw_are_named():
             self.token = nn.Parameter(torch.zeros(3))
 
     with pytest.raises(ValueError, match=r"`fresh_seed` is given, but Token has parameters and no reset_parameters"):
-        fitted(FullReset(fresh_seed=0), module=Token())
+        fitted(PlasticityCallback(FullReset(fresh_seed=0)), module=Token())
 
 
 def test_arguments_out_of_range():
     with pytest.raises(ValueError, match="`optimizer` must be"):
-        FullReset(optimizer="x")
+        PlasticityCallback(FullReset(optimizer_state="x"))
 
 
 def test_optimizer_reset_drops_the_moments_and_leaves_the_weights():

@@ -10,7 +10,7 @@ from small_training import GrowingData, PlainModule, assert_same_weights, datase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, PlasticityInjection, ShrinkAndPerturb, wrap_heads
+from lightning_fire import AtEpochs, PlasticityCallback, PlasticityInjection, ShrinkAndPerturb, wrap_heads
 from lightning_fire.methods import InjectedHead
 
 HEAD = "net.5"
@@ -137,15 +137,17 @@ def test_optimizer_state(policy, forgotten):
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
     """Checkpoints hold two, one or no injections; the module that loads them has none."""
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
-    whole = fitted(PlasticityInjection(HEAD), save)
+    whole = fitted(PlasticityCallback(PlasticityInjection(HEAD)), save)
     for epoch in range(5):
-        resumed = fitted(PlasticityInjection(HEAD), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+        resumed = fitted(
+            PlasticityCallback(PlasticityInjection(HEAD)), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+        )
         assert_same_weights(resumed, whole)
 
 
 def test_a_checkpoint_loads_elsewhere_after_wrapping(tmp_path):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
-    whole = fitted(PlasticityInjection(HEAD), save).eval()
+    whole = fitted(PlasticityCallback(PlasticityInjection(HEAD)), save).eval()
     module = PlainModule().eval()
     wrap_heads(module, [HEAD])
     module.load_state_dict(torch.load(tmp_path / "epoch=5.ckpt", weights_only=True)["state_dict"])
@@ -179,13 +181,15 @@ def test_the_target_does_not_jump_and_is_the_online_net_after_a_copy():
 
 def test_the_event_reaches_the_target():
     torch.manual_seed(0)
-    module = fitted(PlasticityInjection(HEAD, AtEpochs([1, 2]), target="target.5"), module=WithTarget())
+    module = fitted(
+        PlasticityCallback(PlasticityInjection(HEAD, target="target.5"), AtEpochs([1, 2])), module=WithTarget()
+    )
     assert len(module.target[5].frozen) == 2
     assert_same_weights(module.target[5].taken_away[1], module.net[5].taken_away[1])
 
 
 def test_what_is_logged_and_counted(tmp_path):
-    callback = PlasticityInjection(HEAD)
+    callback = PlasticityCallback(PlasticityInjection(HEAD))
     module = fitted(callback, folder=tmp_path)
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.value for event in events.Scalars("plasticity_injection/event")] == [1, 2]
@@ -195,7 +199,7 @@ def test_what_is_logged_and_counted(tmp_path):
 
 
 def test_a_second_fit_continues():
-    callback, module = PlasticityInjection(HEAD), PlainModule()
+    callback, module = PlasticityCallback(PlasticityInjection(HEAD)), PlainModule()
     for _ in range(2):
         trainer(callback, max_epochs=6).fit(module, datamodule=GrowingData())
     assert type(module.net[5].trained) is nn.Linear
@@ -212,13 +216,16 @@ class NoReset(nn.Module):
     ("build", "message"),
     [
         (
-            lambda: PlasticityInjection("net.99"),
+            lambda: PlasticityCallback(PlasticityInjection("net.99")),
             "'net.99', which is not a part of PlainModule .* there are: net, net.0",
         ),
-        (lambda: PlasticityInjection(""), "'', which is not a part"),
-        (lambda: PlasticityInjection("net"), "'net' has BatchNorm1d: two copies"),
-        (lambda: PlasticityInjection(HEAD, target="target"), "'target', which is not a part"),
-        (lambda: PlasticityInjection(HEAD, optimizer="some"), "`optimizer` must be 'keep', 'touched' or 'all'"),
+        (lambda: PlasticityCallback(PlasticityInjection("")), "'', which is not a part"),
+        (lambda: PlasticityCallback(PlasticityInjection("net")), "'net' has BatchNorm1d: two copies"),
+        (lambda: PlasticityCallback(PlasticityInjection(HEAD, target="target")), "'target', which is not a part"),
+        (
+            lambda: PlasticityCallback(PlasticityInjection(HEAD, optimizer_state="some")),
+            "`optimizer` must be 'keep', 'touched' or 'all'",
+        ),
     ],
 )
 def test_bad_arguments(build, message):
@@ -234,7 +241,7 @@ def test_a_head_that_cannot_be_re_initialized():
 
 
 def test_new_weights_are_others_at_each_event():
-    module = fitted(PlasticityInjection(HEAD))
+    module = fitted(PlasticityCallback(PlasticityInjection(HEAD)))
     first, second = module.net[5].taken_away
     assert not torch.equal(first.weight, second.weight)
 
@@ -273,7 +280,7 @@ def test_a_checkpoint_from_before_wrapping_loads():
 
 
 def test_beside_a_method_that_keeps_initial_values(tmp_path):
-    build = lambda: [PlasticityInjection(HEAD), ShrinkAndPerturb()]  # noqa: E731
+    build = lambda: [PlasticityCallback(PlasticityInjection(HEAD)), PlasticityCallback(ShrinkAndPerturb())]  # noqa: E731
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
     whole = fitted(*build(), save)
     assert_same_weights(fitted(*build(), seed=99, ckpt_path=tmp_path / "epoch=3.ckpt"), whole)

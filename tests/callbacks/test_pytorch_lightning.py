@@ -17,23 +17,31 @@ standalone = pytest.importorskip("pytorch_lightning")
 EVERY_TWO_EPOCHS = lightning_fire.EveryNEpochs(2)
 METHODS = {
     "fire": lambda: FIRECallback(EVERY_TWO_EPOCHS),
-    "full reset": lambda: lightning_fire.FullReset(EVERY_TWO_EPOCHS),
-    "shrink and perturb": lambda: lightning_fire.ShrinkAndPerturb(EVERY_TWO_EPOCHS),
-    "dash": lambda: lightning_fire.DASH(EVERY_TWO_EPOCHS),
-    "redo": lambda: lightning_fire.ReDo(EVERY_TWO_EPOCHS),
-    "continual backprop": lambda: lightning_fire.ContinualBackprop(replacement_rate=0.1, maturity=2),
-    "snr": lambda: lightning_fire.SelfNormalizedReset(),
-    "l2 init": lambda: lightning_fire.L2Init(1e-2),
-    "parseval": lambda: lightning_fire.Parseval(1e-2),
-    "spectral": lambda: lightning_fire.SpectralRegularization(1e-2),
-    "isometry decay": lambda: lightning_fire.IsometryDecay(0.1),
+    "full reset": lambda: lightning_fire.PlasticityCallback(lightning_fire.FullReset(), EVERY_TWO_EPOCHS),
+    "shrink and perturb": lambda: lightning_fire.PlasticityCallback(
+        lightning_fire.ShrinkAndPerturb(), EVERY_TWO_EPOCHS
+    ),
+    "dash": lambda: lightning_fire.PlasticityCallback(lightning_fire.DASH(), EVERY_TWO_EPOCHS),
+    "redo": lambda: lightning_fire.PlasticityCallback(lightning_fire.ReDo(), EVERY_TWO_EPOCHS),
+    "continual backprop": lambda: lightning_fire.PlasticityCallback(
+        lightning_fire.ContinualBackprop(replacement_rate=0.1, maturity=2)
+    ),
+    "snr": lambda: lightning_fire.PlasticityCallback(lightning_fire.SelfNormalizedReset()),
+    "l2 init": lambda: lightning_fire.PlasticityCallback(lightning_fire.L2Init(1e-2)),
+    "parseval": lambda: lightning_fire.PlasticityCallback(lightning_fire.Parseval(1e-2)),
+    "spectral": lambda: lightning_fire.PlasticityCallback(lightning_fire.SpectralRegularization(1e-2)),
+    "isometry decay": lambda: lightning_fire.PlasticityCallback(lightning_fire.IsometryDecay(0.1)),
     "feature rank": lambda: lightning_fire.FeatureRank(0.1),
-    "injection": lambda: lightning_fire.PlasticityInjection("net.5", EVERY_TWO_EPOCHS),
+    "injection": lambda: lightning_fire.PlasticityCallback(
+        lightning_fire.PlasticityInjection("net.5"), EVERY_TWO_EPOCHS
+    ),
     "hare and tortoise": lambda: lightning_fire.HareAndTortoise(EVERY_TWO_EPOCHS, momentum=0.7),
-    "redo by gradient": lambda: lightning_fire.ReDo(EVERY_TWO_EPOCHS, threshold=0.7, score="gradient"),
-    "weight projection": lambda: lightning_fire.WeightProjection(),
+    "redo by gradient": lambda: lightning_fire.PlasticityCallback(
+        lightning_fire.ReDo(threshold=0.7, score="gradient"), EVERY_TWO_EPOCHS
+    ),
+    "weight projection": lambda: lightning_fire.PlasticityCallback(lightning_fire.WeightProjection()),
     "schedulers": lambda: RestartSchedulers(EVERY_TWO_EPOCHS),
-    "optimizer": lambda: lightning_fire.OptimizerReset(EVERY_TWO_EPOCHS),
+    "optimizer": lambda: lightning_fire.PlasticityCallback(lightning_fire.OptimizerReset(), EVERY_TWO_EPOCHS),
     "monitor": lambda: lightning_fire.PlasticityMonitor(),
 }
 

@@ -11,7 +11,7 @@ from small_training import PlainModule, assert_same_weights, dataset, fitted, st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, ReDo, methods
+from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, PlasticityCallback, ReDo, methods
 from lightning_fire.functional import dormant
 from lightning_fire.methods.base.unit_reset import plan_unit_resets
 
@@ -234,7 +234,9 @@ def test_draws_are_reproducible_and_leave_the_global_random_state():
 @pytest.mark.parametrize("score", SCORES)
 def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     """No unit is below a threshold of 0 here."""
-    callback = ReDo(EveryNSteps(3), threshold=0.0, where=HiddenUnits(include=["net.0"]), score=score)
+    callback = PlasticityCallback(
+        ReDo(threshold=0.0, where=HiddenUnits(include=["net.0"]), score=score), EveryNSteps(3)
+    )
     assert_same_weights(fitted(callback), fitted())
     assert callback.num_events == 7
 
@@ -272,8 +274,10 @@ def test_an_event_before_the_first_batch_on_new_data_belongs_to_the_chunk_before
 @pytest.mark.parametrize(("score", "epoch"), [*product(["activation"], [0, 2, 3]), ("gradient", 2)])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score, epoch):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(ReDo(threshold=0.8, score=score), save)
-    resumed = fitted(ReDo(threshold=0.8, score=score), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(PlasticityCallback(ReDo(threshold=0.8, score=score)), save)
+    resumed = fitted(
+        PlasticityCallback(ReDo(threshold=0.8, score=score)), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+    )
     assert_same_weights(resumed, whole)
 
 
@@ -314,13 +318,13 @@ def test_manual_optimization_requires_loss_on():
 
     asked = r"say how the module runs on a batch, by a method loss_on\(batch\) of the module"
     with pytest.raises(MisconfigurationException, match=asked):
-        fitted(ReDo(), module=Manual())
+        fitted(PlasticityCallback(ReDo()), module=Manual())
 
     class WithLoss(Manual):
         def loss_on(self, batch):
             return PlainModule.training_step(self, batch, 0)
 
-    callback = ReDo(threshold=0.8)
+    callback = PlasticityCallback(ReDo(threshold=0.8))
     fitted(callback, module=WithLoss())
     assert callback.num_events == 5
 
@@ -336,12 +340,12 @@ def test_manual_optimization_requires_loss_on():
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        ReDo(**options)
+        PlasticityCallback(ReDo(**options))
 
 
 def test_a_selection_without_units_is_an_error_before_the_first_step():
     with pytest.raises(ValueError, match="layer99"):
-        fitted(ReDo(where=HiddenUnits(include=["layer99"])))
+        fitted(PlasticityCallback(ReDo(where=HiddenUnits(include=["layer99"]))))
 
 
 def test_a_layer_that_cannot_be_re_initialized_is_an_error_before_training():
@@ -350,5 +354,5 @@ def test_a_layer_that_cannot_be_re_initialized_is_an_error_before_training():
     with pytest.raises(
         ValueError, match=r"net.3 cannot be re-initialized, .* where=HiddenUnits\(exclude=\['net\\\\.3'\]\)"
     ):
-        fitted(ReDo(), module=module)
-    fitted(ReDo(where=HiddenUnits(exclude=[r"net\.3"])), module=module, max_epochs=2)
+        fitted(PlasticityCallback(ReDo()), module=module)
+    fitted(PlasticityCallback(ReDo(where=HiddenUnits(exclude=[r"net\.3"]))), module=module, max_epochs=2)

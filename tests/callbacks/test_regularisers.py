@@ -10,7 +10,16 @@ from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import IsometryDecay, L2Init, Parameters, Parseval, SpectralRegularization, Weights, methods
+from lightning_fire import (
+    IsometryDecay,
+    L2Init,
+    Parameters,
+    Parseval,
+    PlasticityCallback,
+    SpectralRegularization,
+    Weights,
+    methods,
+)
 from lightning_fire.functional import parseval_gradient, parseval_penalty
 
 
@@ -82,12 +91,18 @@ def seeded(build):
 
 
 CASES = [
-    (lambda: L2Init(0.1), lambda module: distance(module, 0.1)),
-    (lambda: L2Init(0.1, where=Parameters(include=["net.3"])), lambda module: distance(module, 0.1, "net.3")),
-    (lambda: Parseval(0.05), lambda module: orthogonality(module, 0.05)),
-    (lambda: Parseval(0.05, norms=True), lambda module: orthogonality(module, 0.05, norms=True)),
-    (lambda: SpectralRegularization(0.05), spectral()),
-    (lambda: SpectralRegularization(0.05, where=Weights(preset="cnn", include=["net.3"])), spectral((3,))),
+    (lambda: PlasticityCallback(L2Init(0.1)), lambda module: distance(module, 0.1)),
+    (
+        lambda: PlasticityCallback(L2Init(0.1, where=Parameters(include=["net.3"]))),
+        lambda module: distance(module, 0.1, "net.3"),
+    ),
+    (lambda: PlasticityCallback(Parseval(0.05)), lambda module: orthogonality(module, 0.05)),
+    (lambda: PlasticityCallback(Parseval(0.05, norms=True)), lambda module: orthogonality(module, 0.05, norms=True)),
+    (lambda: PlasticityCallback(SpectralRegularization(0.05)), spectral()),
+    (
+        lambda: PlasticityCallback(SpectralRegularization(0.05, where=Weights(preset="cnn", include=["net.3"]))),
+        spectral((3,)),
+    ),
 ]
 
 
@@ -144,7 +159,7 @@ class Gradients(Callback):
 
 def test_of_several_optimizers_each_gets_the_penalty_of_its_own_parameters():
     before, after = Gradients(), Gradients()
-    fitted(before, L2Init(0.1), after, module=seeded(TwoOptimizers), max_epochs=3)
+    fitted(before, PlasticityCallback(L2Init(0.1)), after, module=seeded(TwoOptimizers), max_epochs=3)
     changed = [
         {name for name in old if not torch.equal(old[name], new[name])}
         for (_, old), (_, new) in zip(before.seen, after.seen, strict=True)
@@ -160,7 +175,9 @@ def test_a_batch_without_loss_is_left_alone():
         def training_step(self, batch, batch_idx):
             return None
 
-    assert_same_weights(fitted(Parseval(0.1), module=seeded(Skips), max_epochs=2), seeded(PlainModule))
+    assert_same_weights(
+        fitted(PlasticityCallback(Parseval(0.1)), module=seeded(Skips), max_epochs=2), seeded(PlainModule)
+    )
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -200,7 +217,7 @@ def test_fused_transposed_and_grouped_weights_are_penalised_as_the_matrices_they
     where = Weights(preset="cnn", include=[r"in_proj_weight\[[qk]\]", "grouped", "up"])
     module = seeded(Odd)
     start = {name: parameter.detach().clone().requires_grad_() for name, parameter in module.named_parameters()}
-    fitted(before, Parseval(0.5, where=where), after, module=module, max_epochs=1)
+    fitted(before, PlasticityCallback(Parseval(0.5, where=where)), after, module=module, max_epochs=1)
     query, key, _ = start["attention.in_proj_weight"].chunk(3)
     total = sum(reference.parseval_penalty(part) for part in (query, key, start["up.weight"].transpose(0, 1)))
     (0.5 * (total + reference.parseval_penalty(start["grouped.weight"], groups=2))).backward()
@@ -212,10 +229,10 @@ def test_fused_transposed_and_grouped_weights_are_penalised_as_the_matrices_they
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: L2Init(0.1),
-        lambda: Parseval(0.1, start_chunk=1),
-        lambda: SpectralRegularization(0.1),
-        lambda: IsometryDecay(0.1),
+        lambda: PlasticityCallback(L2Init(0.1)),
+        lambda: PlasticityCallback(Parseval(0.1), start_chunk=1),
+        lambda: PlasticityCallback(SpectralRegularization(0.1)),
+        lambda: PlasticityCallback(IsometryDecay(0.1)),
     ],
 )
 @pytest.mark.parametrize("epoch", [0, 2, 3])
@@ -227,7 +244,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch,
 
 
 def test_the_penalty_is_logged(tmp_path):
-    module = fitted(L2Init(0.1, start_chunk=1), Parseval(0.05), folder=tmp_path)
+    module = fitted(PlasticityCallback(L2Init(0.1), start_chunk=1), PlasticityCallback(Parseval(0.05)), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     assert len(log.Scalars("parseval/penalty")) == 6
     assert len(log.Scalars("l2_init/penalty")) == 4
@@ -238,11 +255,11 @@ def test_the_penalty_is_logged(tmp_path):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: L2Init(-1), "`strength` must be at least 0, got -1"),
-        (lambda: Parseval(0.1, start_chunk=-1), "`start_chunk` must be at least 0, got -1"),
-        (lambda: Parseval(0.1, scale=0), "`scale` must be above 0, got 0"),
-        (lambda: SpectralRegularization(-1), "`strength` must be at least 0, got -1"),
-        (lambda: IsometryDecay(-1), "`strength` must be at least 0, got -1"),
+        (lambda: PlasticityCallback(L2Init(-1)), "`strength` must be at least 0, got -1"),
+        (lambda: PlasticityCallback(Parseval(0.1), start_chunk=-1), "`start_chunk` must be at least 0, got -1"),
+        (lambda: PlasticityCallback(Parseval(0.1, scale=0)), "`scale` must be above 0, got 0"),
+        (lambda: PlasticityCallback(SpectralRegularization(-1)), "`strength` must be at least 0, got -1"),
+        (lambda: PlasticityCallback(IsometryDecay(-1)), "`strength` must be at least 0, got -1"),
     ],
 )
 def test_arguments_out_of_range(build, message):
@@ -252,13 +269,13 @@ def test_arguments_out_of_range(build, message):
 
 def test_a_selection_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
-        fitted(L2Init(0.1, where=Parameters(include=["layer99"])))
+        fitted(PlasticityCallback(L2Init(0.1, where=Parameters(include=["layer99"]))))
     with pytest.raises(ValueError, match="layer99"):
-        fitted(Parseval(0.1, where=Weights(include=["layer99"])))
+        fitted(PlasticityCallback(Parseval(0.1, where=Weights(include=["layer99"]))))
     with pytest.raises(ValueError, match="layer99"):
-        fitted(SpectralRegularization(0.1, where=Weights(include=["layer99"])))
+        fitted(PlasticityCallback(SpectralRegularization(0.1, where=Weights(include=["layer99"]))))
     with pytest.raises(ValueError, match="layer99"):
-        fitted(IsometryDecay(0.1, where=Weights(include=["layer99"])))
+        fitted(PlasticityCallback(IsometryDecay(0.1, where=Weights(include=["layer99"]))))
 
 
 def test_largest_singular_values_end_near_1():
@@ -269,7 +286,7 @@ def test_largest_singular_values_end_near_1():
 
     many = {"max_epochs": 60, "data": GrowingData((20, 20, 20))}
     assert max(norms(fitted(**many))) > 1.5
-    assert norms(fitted(SpectralRegularization(1.0), **many)) == pytest.approx([1.0] * 3, abs=0.15)
+    assert norms(fitted(PlasticityCallback(SpectralRegularization(1.0)), **many)) == pytest.approx([1.0] * 3, abs=0.15)
 
 
 class WithAdamO(PlainModule):
@@ -283,7 +300,7 @@ WITHOUT_EFFECT = {"net.0.bias", "net.1.running_mean"}  # before the BatchNorm: A
 
 @pytest.mark.parametrize("options", [{}, {"gradient_clip_val": 0.01}, {"accumulate_grad_batches": 2}])
 def test_isometry_decay_beside_adam_is_adamo(options):
-    with_callback = fitted(IsometryDecay(2.0), **options)
+    with_callback = fitted(PlasticityCallback(IsometryDecay(2.0)), **options)
     expected, plain = fitted(module=seeded(WithAdamO), **options), fitted(**options)
     for name, tensor in with_callback.state_dict().items():
         if name not in WITHOUT_EFFECT:
@@ -293,7 +310,7 @@ def test_isometry_decay_beside_adam_is_adamo(options):
 
 def test_isometry_decay_changes_the_selected_weights_alone_and_no_moments():
     one = {"max_epochs": 1, "limit_train_batches": 1}
-    decayed = fitted(IsometryDecay(2.0, where=Weights(preset="cnn", include=["net.3"])), **one)
+    decayed = fitted(PlasticityCallback(IsometryDecay(2.0, where=Weights(preset="cnn", include=["net.3"]))), **one)
     plain = fitted(**one)
     changed = {n for n, t in decayed.state_dict().items() if not torch.equal(t, plain.state_dict()[n])}
     assert changed == {"net.3.weight"}
@@ -302,9 +319,13 @@ def test_isometry_decay_changes_the_selected_weights_alone_and_no_moments():
 
 
 def test_isometry_decay_begins_with_its_chunk_and_with_strength_0_does_nothing():
-    assert_same_weights(fitted(IsometryDecay(2.0, start_chunk=1), max_epochs=2), fitted(max_epochs=2))
-    assert not torch.equal(fitted(IsometryDecay(2.0, start_chunk=1)).net[3].weight, fitted().net[3].weight)
-    assert_same_weights(fitted(IsometryDecay(0.0)), fitted())
+    assert_same_weights(
+        fitted(PlasticityCallback(IsometryDecay(2.0), start_chunk=1), max_epochs=2), fitted(max_epochs=2)
+    )
+    assert not torch.equal(
+        fitted(PlasticityCallback(IsometryDecay(2.0), start_chunk=1)).net[3].weight, fitted().net[3].weight
+    )
+    assert_same_weights(fitted(PlasticityCallback(IsometryDecay(0.0))), fitted())
 
 
 def test_isometry_decay_leaves_what_is_not_stepped():
@@ -315,14 +336,14 @@ def test_isometry_decay_leaves_what_is_not_stepped():
             self.manual_backward(PlainModule.training_step(self, batch, batch_idx) * 0)
             optimizer.step()
 
-    start, module = initial_state(), fitted(IsometryDecay(0.5), module=seeded(Still))
+    start, module = initial_state(), fitted(PlasticityCallback(IsometryDecay(0.5)), module=seeded(Still))
     assert torch.equal(module.net[0].weight, start["net.0.weight"])
     deviations = [parseval_penalty(weight) for weight in (start["net.3.weight"], module.net[3].weight)]
     assert deviations[1] < 0.2 * deviations[0]
 
 
 def test_a_second_fit_continues_with_the_estimates_of_the_first():
-    callback = SpectralRegularization(0.1)
+    callback = PlasticityCallback(SpectralRegularization(0.1))
     module = fitted(callback, max_epochs=2)
     before = dict(callback.vectors)
     trainer(callback, max_epochs=1).fit(module, datamodule=GrowingData())

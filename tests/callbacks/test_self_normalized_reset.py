@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from lightning_fire import HiddenUnits, SelfNormalizedReset
+from lightning_fire import HiddenUnits, PlasticityCallback, SelfNormalizedReset
 
 OFTEN = {"rejection": 0.3, "refresh_every": 3, "max_silence": 24}
 
@@ -67,7 +67,7 @@ def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, **
     ],
 )
 def test_it_equals_the_slow_loop(options, resets):
-    callback = SelfNormalizedReset(**options)
+    callback = PlasticityCallback(SelfNormalizedReset(**options))
     fast = fitted(callback, module=built())
     expected, number = slow(**options)
     assert callback.num_reset == number >= resets
@@ -77,7 +77,7 @@ def test_it_equals_the_slow_loop(options, resets):
 
 @pytest.mark.parametrize("norm", [True, False], ids=["batch_norm", "no_norm"])
 def test_by_pre_activation_it_equals_the_slow_loop(norm):
-    callback = SelfNormalizedReset(**OFTEN, score="pre_activation")
+    callback = PlasticityCallback(SelfNormalizedReset(score="pre_activation", **OFTEN))
     build = partial(built_with_shift, norm)
     fast = fitted(callback, module=build())
     expected, number = slow(**OFTEN, score="pre_activation", build=build)
@@ -89,7 +89,7 @@ def test_by_pre_activation_it_equals_the_slow_loop(norm):
 
 
 def test_it_begins_with_its_chunk():
-    callback = SelfNormalizedReset(**OFTEN, start_chunk=1)
+    callback = PlasticityCallback(SelfNormalizedReset(**OFTEN), start_chunk=1)
     fast = fitted(callback, module=built())
     expected, number = slow(**OFTEN, start_epoch=2)
     assert callback.num_reset == number > 2
@@ -108,7 +108,7 @@ class HasDeadUnits(PlainModule):
 
 
 def test_dead_units_are_reset_and_live_ones_are_not():
-    callback = SelfNormalizedReset(max_silence=24, where=HiddenUnits(include=["net.3"]))
+    callback = PlasticityCallback(SelfNormalizedReset(max_silence=24, where=HiddenUnits(include=["net.3"])))
     module = fitted(callback, module=HasDeadUnits(), max_epochs=2)  # 4 steps of 6 samples; allowed: 12
     assert callback.num_reset == 2
     assert module.net[3].bias[[2, 5]].abs().max() < 1
@@ -117,7 +117,7 @@ def test_dead_units_are_reset_and_live_ones_are_not():
 
 def test_without_refreshes_only_the_first_threshold_counts():
     """A unit that never fires has no intervals yet: its threshold stays."""
-    callback = SelfNormalizedReset(refresh_every=1, max_silence=1000)
+    callback = PlasticityCallback(SelfNormalizedReset(refresh_every=1, max_silence=1000))
     fitted(callback, module=HasDeadUnits(), max_epochs=2)
     record = callback._state["records"]["net.3"]
     assert record["threshold"][[2, 5]].tolist() == [500, 500]
@@ -125,7 +125,7 @@ def test_without_refreshes_only_the_first_threshold_counts():
 
 
 def test_accumulated_batches_are_one_step():
-    callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6)
+    callback = PlasticityCallback(SelfNormalizedReset(refresh_every=100, max_silence=10**6))
     fitted(callback, accumulate_grad_batches=2, max_epochs=2)
     record = callback._state["records"]["net.3"]
     assert record["steps"] == 2
@@ -136,7 +136,7 @@ def test_accumulated_batches_are_one_step():
 @pytest.mark.parametrize(("score", "epoch"), [*(("activation", epoch) for epoch in range(5)), ("pre_activation", 2)])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score, epoch):
     """Ages, thresholds and intervals of the current window are in the checkpoint; resets come after each."""
-    build = lambda: SelfNormalizedReset(0.3, refresh_every=5, max_silence=80, score=score)  # noqa: E731
+    build = lambda: PlasticityCallback(SelfNormalizedReset(0.3, refresh_every=5, max_silence=80, score=score))  # noqa: E731
     callback, resumed = build(), build()
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
     whole = fitted(callback, save, module=DiesAgain())
@@ -170,13 +170,15 @@ def test_thresholds_stay_between_the_largest_step_and_the_longest_interval():
         def train_dataloader(self):
             return DataLoader(dataset(size=26), batch_size=6)
 
-    callback = SelfNormalizedReset(0.3, refresh_every=5, max_silence=1000)
+    callback = PlasticityCallback(SelfNormalizedReset(0.3, refresh_every=5, max_silence=1000))
     fitted(callback, data=Ragged(), max_epochs=2)  # each refresh falls on a batch of 2
     assert all(record["threshold"].min() >= 6 for record in callback._state["records"].values())
-    callback = SelfNormalizedReset(refresh_every=100, max_silence=8, where=HiddenUnits(include=["net.3"]))
+    callback = PlasticityCallback(
+        SelfNormalizedReset(refresh_every=100, max_silence=8, where=HiddenUnits(include=["net.3"]))
+    )
     fitted(callback, module=HasDeadUnits(), max_epochs=1)  # half of 8 is less than a batch of 6, twice that more
     assert callback.num_reset == 2
-    grown = SelfNormalizedReset(0.3, refresh_every=1, max_silence=8)
+    grown = PlasticityCallback(SelfNormalizedReset(0.3, refresh_every=1, max_silence=8))
     fitted(grown, module=DiesAgain())
     assert max(int(record["threshold"].max()) for record in grown._state["records"].values()) <= 8
 
@@ -191,7 +193,9 @@ class Sometimes(PlainModule):
 
 
 def test_layers_that_run_only_in_some_steps_do_not_delay_the_others():
-    callback = SelfNormalizedReset(refresh_every=100, max_silence=10**6, where=HiddenUnits(include=["net.3"]))
+    callback = PlasticityCallback(
+        SelfNormalizedReset(refresh_every=100, max_silence=10**6, where=HiddenUnits(include=["net.3"]))
+    )
     fitted(callback, module=Sometimes(), max_epochs=2)
     assert callback._state["records"]["net.3"]["steps"] == 4
 
@@ -204,7 +208,10 @@ def test_a_fit_after_an_error_continues_with_the_ages():
             if self.fails:
                 raise RuntimeError("on purpose")
 
-    callback, module = SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"])), Fails()
+    callback, module = (
+        PlasticityCallback(SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"]))),
+        Fails(),
+    )
     with pytest.raises(RuntimeError, match="on purpose"):
         fitted(callback, module=module)
     module.fails = False
@@ -219,13 +226,13 @@ def test_the_recomputation_of_gradient_checkpointing_does_not_count():
             logits = checkpoint(self.net[3:], self.net[:3](x), use_reentrant=False)
             return nn.functional.cross_entropy(logits, y)
 
-    callback = SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"]))
+    callback = PlasticityCallback(SelfNormalizedReset(max_silence=10**6, where=HiddenUnits(include=["net.3"])))
     fitted(callback, module=Recomputes(), max_epochs=2)
     assert callback._state["records"]["net.3"]["age"][[2, 5]].tolist() == [24, 24]
 
 
 def test_what_is_logged(tmp_path):
-    callback = SelfNormalizedReset(**OFTEN, start_chunk=1)
+    callback = PlasticityCallback(SelfNormalizedReset(**OFTEN), start_chunk=1)
     fitted(callback, folder=tmp_path)
     events = EventAccumulator(str(tmp_path)).Reload()
     units = [event.value for event in events.Scalars("snr/units")]
@@ -249,4 +256,4 @@ def test_what_is_logged(tmp_path):
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        SelfNormalizedReset(**options)
+        PlasticityCallback(SelfNormalizedReset(**options))

@@ -8,7 +8,7 @@ from small_training import PlainModule, assert_same_weights, fitted, initial_sta
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tolerances import assert_near
 
-from lightning_fire import EveryNSteps, Log, Parameters, ShrinkAndPerturb
+from lightning_fire import EveryNSteps, Log, Parameters, PlasticityCallback, ShrinkAndPerturb
 
 Snapshots = snapshots_of(ShrinkAndPerturb)
 PARAMETERS = {name for name, _ in PlainModule().named_parameters()}
@@ -55,12 +55,14 @@ def test_fresh_targets_are_new_at_each_event_and_the_same_in_each_run():
 def test_a_fresh_target_does_not_change_the_batches_that_follow():
     """The global random state is left alone: with strength 0 nothing happens at all."""
     with pytest.warns(UserWarning, match="ShrinkAndPerturb has changed no weight: they already have"):
-        module = fitted(ShrinkAndPerturb(strength=0.0, fresh_seed=0, optimizer="keep"))
+        module = fitted(PlasticityCallback(ShrinkAndPerturb(strength=0.0, fresh_seed=0, optimizer_state="keep")))
     assert_same_weights(module, fitted())
 
 
 def test_at_every_step_without_metrics(tmp_path):
-    callback = ShrinkAndPerturb(EveryNSteps(1), strength=1e-3, optimizer="keep", log=Log(weights=False))
+    callback = PlasticityCallback(
+        ShrinkAndPerturb(strength=1e-3, optimizer_state="keep"), EveryNSteps(1), log=Log(weights=False)
+    )
     fitted(callback, folder=tmp_path)
     assert callback.num_events == 23  # between 24 steps
     tags = EventAccumulator(str(tmp_path)).Reload().Tags()["scalars"]
@@ -81,8 +83,10 @@ def test_it_logs_what_it_did(tmp_path):
 @pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch, fresh_seed):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(ShrinkAndPerturb(fresh_seed=fresh_seed), save)
-    resumed = fitted(ShrinkAndPerturb(fresh_seed=fresh_seed), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(PlasticityCallback(ShrinkAndPerturb(fresh_seed=fresh_seed)), save)
+    resumed = fitted(
+        PlasticityCallback(ShrinkAndPerturb(fresh_seed=fresh_seed)), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
+    )
     assert_same_weights(resumed, whole)
 
 
@@ -96,12 +100,12 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch,
 )
 def test_arguments_out_of_range(options, message):
     with pytest.raises(ValueError, match=message):
-        ShrinkAndPerturb(**options)
+        PlasticityCallback(ShrinkAndPerturb(**options))
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_before_training():
     with pytest.raises(ValueError, match=r"`include` has 'layer99', which matches no parameter; there are: net\.0"):
-        fitted(ShrinkAndPerturb(where=Parameters(include=["layer99"])))
+        fitted(PlasticityCallback(ShrinkAndPerturb(where=Parameters(include=["layer99"]))))
 
 
 def test_only_what_moves_is_measured(tmp_path):
@@ -112,4 +116,6 @@ def test_only_what_moves_is_measured(tmp_path):
     old, new = before["net.0.weight"], after["net.0.weight"]
     expected = ((old - new).square().sum() / old.square().sum()).item()
     assert log.Scalars("shrink_and_perturb/sfe_normalized")[0].value == pytest.approx(expected, rel=1e-4)
-    fitted(ShrinkAndPerturb(where=Parameters(include=["bias"])))  # nothing to measure: no warning of no change
+    fitted(
+        PlasticityCallback(ShrinkAndPerturb(where=Parameters(include=["bias"])))
+    )  # nothing to measure: no warning of no change

@@ -16,6 +16,7 @@ from lightning_fire import (
     FullReset,
     OptimizerReset,
     Parameters,
+    PlasticityCallback,
     ShrinkAndPerturb,
     Weights,
 )
@@ -60,7 +61,7 @@ def test_a_teacher_stays_bit_equal(name, vanilla):
 
 def test_values_of_a_teacher_that_were_loaded_later_are_not_reset():
     """The initial values of a reset are older than they."""
-    module, callback = Distilled(), FullReset(AtEpochs([1]))
+    module, callback = Distilled(), PlasticityCallback(FullReset(), AtEpochs([1]))
 
     class Loads(FullReset):
         def on_train_start(self, trainer, pl_module):
@@ -103,7 +104,7 @@ def test_a_reset_of_optimizers_acts_beside_an_optimizer_of_copies():
         def configure_optimizers(self):
             return torch.optim.Adam([parameter.detach().clone() for parameter in self.parameters()])
 
-    callback = OptimizerReset(AtEpochs([1]))
+    callback = PlasticityCallback(OptimizerReset(), AtEpochs([1]))
     fitted(callback, module=Copies(), data=PlainData(), max_epochs=2)
     assert callback.num_events == 1
 

@@ -9,7 +9,7 @@ from small_training import PlainModule, assert_same_weights, fitted, initial_sta
 from tolerances import assert_near
 from torch import nn
 
-from lightning_fire import WeightProjection, Weights, methods
+from lightning_fire import PlasticityCallback, WeightProjection, Weights, methods
 
 
 class AfterEachStep(pl.Callback):
@@ -29,7 +29,7 @@ class AfterEachStep(pl.Callback):
 )
 def test_each_step_ends_at_the_initial_norm_and_nothing_else_moves(where, projected):
     before, after = AfterEachStep(), AfterEachStep()
-    fitted(before, WeightProjection(where), after)
+    fitted(before, PlasticityCallback(WeightProjection(where)), after)
     initial = initial_state()
     assert len(after.states) == 24
     for one, other in zip(before.states, after.states, strict=True):
@@ -44,13 +44,13 @@ def test_each_step_ends_at_the_initial_norm_and_nothing_else_moves(where, projec
 @pytest.mark.parametrize("epoch", [0, 2, 4])
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(WeightProjection(), save)
-    resumed = fitted(WeightProjection(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
+    whole = fitted(PlasticityCallback(WeightProjection()), save)
+    resumed = fitted(PlasticityCallback(WeightProjection()), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
     assert_same_weights(resumed, whole)
 
 
 def test_a_second_fit_keeps_the_norms_of_the_first():
-    callback, module = WeightProjection(), PlainModule()
+    callback, module = PlasticityCallback(WeightProjection()), PlainModule()
     norm = module.net[0].weight.norm().item()
     fitted(callback, module=module, max_epochs=1)
     with torch.no_grad():
@@ -81,5 +81,8 @@ def test_a_single_weight_is_taken_for_the_output():
 
 
 def test_show_selection():
-    assert WeightProjection().show_selection(PlainModule()) == "WeightProjection rescales net.0.weight, net.3.weight"
-    assert "net.5.weight" in WeightProjection(Weights(preset="cnn")).show_selection(PlainModule())
+    assert (
+        PlasticityCallback(WeightProjection()).show_selection(PlainModule())
+        == "WeightProjection rescales net.0.weight, net.3.weight"
+    )
+    assert "net.5.weight" in PlasticityCallback(WeightProjection(Weights(preset="cnn"))).show_selection(PlainModule())

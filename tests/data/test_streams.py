@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.optim import Adam
 from torch.utils.data import TensorDataset
 
-from lightning_fire import FullReset, Log
+from lightning_fire import FullReset, Log, PlasticityCallback
 from lightning_fire.data import (
     ChunkedDataModule,
     PermutedInputs,
@@ -280,12 +280,17 @@ def test_only_streams_log_it(tmp_path):
 def test_a_resume_in_the_middle_of_a_task_is_exact(tmp_path, stream, after):
     """Weights, events, and the online accuracy of the tasks that end after the resume."""
     fit = trainer(
-        FullReset(log=Log(curvature=False)), Recorder(tmp_path, after), max_epochs=6, folder=tmp_path / "whole"
+        PlasticityCallback(FullReset(), log=Log(curvature=False)),
+        Recorder(tmp_path, after),
+        max_epochs=6,
+        folder=tmp_path / "whole",
     )
     whole = classifier()
     fit.fit(whole, stream_data(stream))
     resumed = classifier()
-    again = trainer(FullReset(log=Log(curvature=False)), max_epochs=6, folder=tmp_path / "resumed")
+    again = trainer(
+        PlasticityCallback(FullReset(), log=Log(curvature=False)), max_epochs=6, folder=tmp_path / "resumed"
+    )
     again.fit(resumed, stream_data(stream), **resumed_from(tmp_path / "middle.ckpt"))
     assert_same_weights(resumed, whole)
     left = online(tmp_path / "resumed")

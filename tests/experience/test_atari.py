@@ -6,7 +6,7 @@ import torch
 from replay_training import quiet_trainer, small_data
 from small_training import resumed_from
 
-from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, Weights
+from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, PlasticityCallback, Weights
 from lightning_fire.experience import Atari
 from lightning_fire.modules import DQN
 from lightning_fire.nets import NatureCNN
@@ -42,8 +42,8 @@ def test_a_training_with_an_event_resumes_in_the_midst_of_a_game(tmp_path, folde
         module.stop_in = stop_in
         half = AtFraction(0.5)
         events = [
-            FIRECallback(half, Weights("dqn"), log=Log(curvature=False)),
-            FullReset(half, log=Log(curvature=False), where=Parameters(include=["^net.head"])),
+            FIRECallback(half, where=Weights("dqn"), log=Log(curvature=False)),
+            PlasticityCallback(FullReset(where=Parameters(include=["^net.head"])), half, log=Log(curvature=False)),
         ]
         data = small_data(Atari("Asterix"), steps_per_epoch=6, batch_size=4, initial_steps=8, stack=4, folder=folder)
         trainer = quiet_trainer(tmp_path / where, 4, callbacks=events, limit_val_batches=0)

@@ -5,7 +5,7 @@ import torch
 from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 
-from lightning_fire import FIRECallback, OptimizerReset
+from lightning_fire import FIRECallback, OptimizerReset, PlasticityCallback
 from lightning_fire.experiments.training import SAVE_SECONDS, Progress, Report, SaveStart, read_progress
 
 SAVING = {"enable_checkpointing": True}
@@ -60,13 +60,21 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
         torch.manual_seed(0)
         return kind()
 
-    whole = fitted(OptimizerReset(), FIRECallback(), data=Data(), module=built(), **options)
+    whole = fitted(PlasticityCallback(OptimizerReset()), FIRECallback(), data=Data(), module=built(), **options)
     path = str(tmp_path / "start.ckpt")
     report = tmp_path / "progress.json"
-    start = fitted(OptimizerReset(), Report(report), SaveStart(path), data=Data(), module=built(), **options, **SAVING)
+    start = fitted(
+        PlasticityCallback(OptimizerReset()),
+        Report(report),
+        SaveStart(path),
+        data=Data(),
+        module=built(),
+        **options,
+        **SAVING,
+    )
     assert start.trainer.current_epoch == 2
     module = built()
-    callbacks = [OptimizerReset(), FIRECallback(), Report(report)]
+    callbacks = [PlasticityCallback(OptimizerReset()), FIRECallback(), Report(report)]
     fitted(*callbacks, data=Data(), module=module, seed=99, ckpt_path=path, **options, **SAVING)
     assert_same_weights(module, whole)
     assert not torch.equal(whole.net[0].weight, start.net[0].weight)
@@ -108,7 +116,7 @@ def test_a_training_resumed_from_its_last_checkpoint_is_the_undisturbed_one(tmp_
         return kind()
 
     def callbacks():
-        methods = [OptimizerReset(), FIRECallback()] if reload else []
+        methods = [PlasticityCallback(OptimizerReset()), FIRECallback()] if reload else []
         return [*methods, Report(tmp_path / "progress.json")]
 
     monkeypatch.setenv(SAVE_SECONDS, "1e9")

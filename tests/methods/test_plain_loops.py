@@ -42,27 +42,39 @@ class Data(pl.LightningDataModule):
 
 CALLBACKS = {
     "fire": lambda: lf.FIRECallback(where=lf.Weights(preset="cnn")),
-    "shrink_and_perturb": lambda: lf.ShrinkAndPerturb(),
-    "shrink_and_perturb_fresh": lambda: lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, fresh_seed=3),
-    "full_reset": lambda: lf.FullReset(),
-    "reset_of_the_head": lambda: lf.FullReset(where=lf.Parameters(include=[r"net\.5"])),
-    "optimizer_reset": lambda: lf.OptimizerReset(),
-    "dash": lambda: lf.DASH(num_batches=4),
-    "plasticity_injection": lambda: lf.PlasticityInjection("net.5", seed=7),
-    "redo": lambda: lf.ReDo(threshold=0.5, num_batches=2, seed=5),
-    "redo_pre_activation": lambda: lf.ReDo(threshold=0.5, num_batches=2, seed=5, score="pre_activation"),
-    "redo_gradient": lambda: lf.ReDo(threshold=0.5, seed=5, score="gradient"),
-    "continual_backprop": lambda: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5),
-    "snr": lambda: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
-    "continual_backprop_pre_activation": lambda: lf.ContinualBackprop(0.05, maturity=3, seed=5, score="pre_activation"),
-    "snr_pre_activation": lambda: lf.SelfNormalizedReset(0.2, 3, max_silence=40, seed=5, score="pre_activation"),
+    "shrink_and_perturb": lambda: lf.PlasticityCallback(lf.ShrinkAndPerturb()),
+    "shrink_and_perturb_fresh": lambda: lf.PlasticityCallback(
+        lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, fresh_seed=3)
+    ),
+    "full_reset": lambda: lf.PlasticityCallback(lf.FullReset()),
+    "reset_of_the_head": lambda: lf.PlasticityCallback(lf.FullReset(where=lf.Parameters(include=[r"net\.5"]))),
+    "optimizer_reset": lambda: lf.PlasticityCallback(lf.OptimizerReset()),
+    "dash": lambda: lf.PlasticityCallback(lf.DASH(num_batches=4)),
+    "plasticity_injection": lambda: lf.PlasticityCallback(lf.PlasticityInjection("net.5", seed=7)),
+    "redo": lambda: lf.PlasticityCallback(lf.ReDo(threshold=0.5, num_batches=2, seed=5)),
+    "redo_pre_activation": lambda: lf.PlasticityCallback(
+        lf.ReDo(threshold=0.5, num_batches=2, seed=5, score="pre_activation")
+    ),
+    "redo_gradient": lambda: lf.PlasticityCallback(lf.ReDo(threshold=0.5, seed=5, score="gradient")),
+    "continual_backprop": lambda: lf.PlasticityCallback(
+        lf.ContinualBackprop(replacement_rate=0.05, maturity=3, seed=5)
+    ),
+    "snr": lambda: lf.PlasticityCallback(
+        lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5)
+    ),
+    "continual_backprop_pre_activation": lambda: lf.PlasticityCallback(
+        lf.ContinualBackprop(0.05, maturity=3, seed=5, score="pre_activation")
+    ),
+    "snr_pre_activation": lambda: lf.PlasticityCallback(
+        lf.SelfNormalizedReset(0.2, 3, max_silence=40, seed=5, score="pre_activation")
+    ),
     "hare_and_tortoise": lambda: lf.HareAndTortoise(lf.AtNewData(), momentum=0.9),
-    "weight_projection": lambda: lf.WeightProjection(),
-    "parseval": lambda: lf.Parseval(1e-2, norms=True),
-    "spectral": lambda: lf.SpectralRegularization(1e-2),
-    "isometry_decay": lambda: lf.IsometryDecay(1.0),
+    "weight_projection": lambda: lf.PlasticityCallback(lf.WeightProjection()),
+    "parseval": lambda: lf.PlasticityCallback(lf.Parseval(1e-2, norms=True)),
+    "spectral": lambda: lf.PlasticityCallback(lf.SpectralRegularization(1e-2)),
+    "isometry_decay": lambda: lf.PlasticityCallback(lf.IsometryDecay(1.0)),
     "feature_rank": lambda: lf.FeatureRank(1e-2, every_n_batches=3),
-    "l2_init": lambda: lf.L2Init(1e-1),
+    "l2_init": lambda: lf.PlasticityCallback(lf.L2Init(1e-1)),
 }
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 
-from lightning_fire import FullReset
+from lightning_fire import FullReset, PlasticityCallback
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.modules.chunk_schedule import learning_rate_factors
@@ -180,7 +180,7 @@ def test_accuracy_at_new_data_is_that_of_the_network_after_the_event(tmp_path):
     start = Classifier(net(), 4).eval()
     pixels, labels = images(24, 1).tensors
     expected = (start((pixels / 255 - MEAN[0]) / STD[0]).argmax(1) == labels).float().mean().item()
-    _, log = run(tmp_path, Continual(2, epochs=3), FullReset())
+    _, log = run(tmp_path, Continual(2, epochs=3), PlasticityCallback(FullReset()))
     assert logged(log, "val/accuracy_at_new_data") == [(12, pytest.approx(expected))]
 
 

@@ -17,6 +17,7 @@ from lightning_fire import (
     FullReset,
     Log,
     Parameters,
+    PlasticityCallback,
     PlasticityInjection,
     ReDo,
     ShrinkAndPerturb,
@@ -72,7 +73,7 @@ def test_double_dqn_with_returns_over_three_steps_and_redo_resumes(tmp_path):
     def fit(checkpoint=None):
         torch.manual_seed(0)
         callbacks = [
-            ReDo(EveryNSteps(20), threshold=0.5),
+            PlasticityCallback(ReDo(threshold=0.5), EveryNSteps(20)),
             PlasticityMonitor(data_every_n_steps=10, dormancy_threshold=0.5),
             ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=57, save_on_train_epoch_end=False),
         ]
@@ -125,9 +126,11 @@ def test_the_target_network_is_the_trained_one_of_every_seventh_update(tmp_path)
 AT_HALF = AtFraction(0.5)
 EVENTS = {
     "fire": FIRECallback(AT_HALF, log=Log(curvature=False)),
-    "full_reset": FullReset(AT_HALF, log=Log(curvature=False)),
-    "linear_reset": FullReset(AT_HALF, log=Log(curvature=False), where=Parameters(include=["^net.0"])),
-    "shrink_and_perturb": ShrinkAndPerturb(AT_HALF, log=Log(curvature=False)),
+    "full_reset": PlasticityCallback(FullReset(), AT_HALF, log=Log(curvature=False)),
+    "linear_reset": PlasticityCallback(
+        FullReset(where=Parameters(include=["^net.0"])), AT_HALF, log=Log(curvature=False)
+    ),
+    "shrink_and_perturb": PlasticityCallback(ShrinkAndPerturb(), AT_HALF, log=Log(curvature=False)),
 }
 
 
@@ -163,7 +166,7 @@ def test_plasticity_injection_leaves_the_outputs_of_both_networks(tmp_path):
             said.append([net(observations).detach().clone() for net in (self.net, self.target_net)])
 
     module = Watched(MLP(3, [16, 2]), target_update_period=7)
-    injection = PlasticityInjection(head="net", target="target_net", when=AtFraction(0.5))
+    injection = PlasticityCallback(PlasticityInjection(head="net", target="target_net"), when=AtFraction(0.5))
     quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Corridor))
     assert injection.num_events == 1
     for before, after in zip(said[1], said[2], strict=True):

@@ -16,7 +16,7 @@ from torch import nn
 from torchmetrics.text import Perplexity
 from two_texts import data
 
-from lightning_fire import FIRECallback, FullReset, Log, OptimizerReset
+from lightning_fire import FIRECallback, FullReset, Log, OptimizerReset, PlasticityCallback
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
 
@@ -38,7 +38,7 @@ def run(folder, *callbacks, texts=None, model=None, **options):
 
 
 def test_what_is_logged_and_where(tmp_path):
-    _, logged = run(tmp_path, LearningRateMonitor("step"), OptimizerReset())
+    _, logged = run(tmp_path, LearningRateMonitor("step"), PlasticityCallback(OptimizerReset()))
     assert [step for step, _ in logged["val/loss"]] == [5, 11, 17, 23]
     assert [step for step, _ in logged["val/loss/b"]] == [17, 23] and len(logged["val/loss/a"]) == 4
     assert [step for step, _ in logged["val/loss_at_new_data"]] == [12]
@@ -187,7 +187,7 @@ def test_mfu_is_not_logged_on_a_device_of_unknown_speed(tmp_path):
 @pytest.mark.parametrize("where", ["phase 1", "event", "phase 2"])
 def test_a_resumed_run_is_the_whole_one(tmp_path, where):
     def methods():
-        return [OptimizerReset(), FIRECallback(steps=5, log=Log(curvature=False))]
+        return [PlasticityCallback(OptimizerReset()), FIRECallback(steps=5, log=Log(curvature=False))]
 
     step = {"phase 1": 8, "event": 12, "phase 2": 15}[where]
     save = ModelCheckpoint(tmp_path, "c", every_n_train_steps=step, save_top_k=1, save_on_train_epoch_end=False)
@@ -201,7 +201,7 @@ def test_a_resumed_run_is_the_whole_one(tmp_path, where):
 
 
 def test_full_reset_gives_back_the_loss_of_the_beginning(tmp_path):
-    _, logged = run(tmp_path, FullReset(log=Log(curvature=False)))
+    _, logged = run(tmp_path, PlasticityCallback(FullReset(), log=Log(curvature=False)))
     assert logged["val/loss_at_new_data"][0][1] == pytest.approx(np.log(16), abs=0.05)
     assert logged["val/loss"][1][1] < 2.6
 
@@ -272,7 +272,7 @@ def test_a_phase_after_a_checkpoint_of_a_longer_one_begins_with_its_own_rate(tmp
     trainer(checkpoints, max_epochs=4, enable_checkpointing=True).fit(module(), datamodule=texts)
     rates = LearningRateMonitor("step")
     model, logged = module(), data(epochs=[2, 2])
-    fit = trainer(rates, OptimizerReset(), folder=tmp_path / "log", max_epochs=4)
+    fit = trainer(rates, PlasticityCallback(OptimizerReset()), folder=tmp_path / "log", max_epochs=4)
     fit.fit(model, datamodule=logged, ckpt_path=tmp_path / "epoch=1.ckpt")
     log = EventAccumulator(str(tmp_path / "log"), size_guidance={"scalars": 0}).Reload()
     assert [event.value for event in log.Scalars("lr-AdamW/pg1")][:4] == pytest.approx([0, 0.01 / 3, 0.02 / 3, 0.01])

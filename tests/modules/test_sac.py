@@ -9,7 +9,16 @@ from torch.distributions import Independent, Normal, TransformedDistribution
 from torch.distributions.transforms import TanhTransform
 from torchvision.ops import MLP
 
-from lightning_fire import AtFraction, FIRECallback, FullReset, Log, Parameters, PlasticityInjection, Weights
+from lightning_fire import (
+    AtFraction,
+    FIRECallback,
+    FullReset,
+    Log,
+    Parameters,
+    PlasticityCallback,
+    PlasticityInjection,
+    Weights,
+)
 from lightning_fire.modules import SAC
 from lightning_fire.modules.running_norm import RunningNorm
 from lightning_fire.modules.sac import _floats
@@ -115,9 +124,9 @@ def test_observations_of_training_alone_count(tmp_path):
 
 AFTER = {
     "fire": lambda: FIRECallback(
-        AtFraction(0.5), Weights("sac", vectors=True), log=Log(curvature=False), optimizer="all"
+        AtFraction(0.5), where=Weights("sac", vectors=True), log=Log(curvature=False), optimizer_state="all"
     ),
-    "full_reset": lambda: FullReset(AtFraction(0.5), log=Log(curvature=False), where=Parameters()),
+    "full_reset": lambda: PlasticityCallback(FullReset(where=Parameters()), AtFraction(0.5), log=Log(curvature=False)),
 }
 
 
@@ -145,7 +154,7 @@ def test_plasticity_injection_into_the_whole_critic(tmp_path):
     look = lambda: said.append([c(*inputs).detach() for c in (module.critic, module.target_critic)])  # noqa: E731
     module.on_train_epoch_start = look
     module.on_train_epoch_end = look
-    injection = PlasticityInjection(head="critic", target="target_critic", when=AtFraction(0.5))
+    injection = PlasticityCallback(PlasticityInjection(head="critic", target="target_critic"), when=AtFraction(0.5))
     quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Slope))
     assert injection.num_events == 1
     for before, after in zip(said[1], said[2], strict=True):
@@ -159,10 +168,10 @@ def test_plasticity_injection_into_the_whole_critic(tmp_path):
 
 def test_a_target_that_is_not_injected_is_asked_for(tmp_path):
     for module, head, target in ((small_sac(), "critic", "target_critic"), (small_dqn(), "net", "target_net")):
-        injection = PlasticityInjection(head=head, when=AtFraction(0.5))
+        injection = PlasticityCallback(PlasticityInjection(head=head), when=AtFraction(0.5))
         with pytest.raises(MisconfigurationException, match=f"target='{target}'"):
             quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(module, small_data(Slope))
-    injection = PlasticityInjection(head="actor", when=AtFraction(0.5))  # which lacks a target
+    injection = PlasticityCallback(PlasticityInjection(head="actor"), when=AtFraction(0.5))  # which lacks a target
     quiet_trainer(tmp_path, 2, callbacks=[injection]).fit(small_sac(), small_data(Slope))
 
 

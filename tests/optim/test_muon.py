@@ -9,7 +9,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted, trainer
 from torch import nn
 
-from lightning_fire import EveryNSteps, HiddenMatrices, Muon, OptimizerReset, ReDo, UseMuon, muon_groups
+from lightning_fire import (
+    EveryNSteps,
+    HiddenMatrices,
+    Muon,
+    OptimizerReset,
+    PlasticityCallback,
+    ReDo,
+    UseMuon,
+    muon_groups,
+)
 from lightning_fire.functional import muon_direction
 
 
@@ -148,7 +157,7 @@ def built(kind):
 
 
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
-    build = lambda: [OptimizerReset(), UseMuon()]  # noqa: E731
+    build = lambda: [PlasticityCallback(OptimizerReset()), UseMuon()]  # noqa: E731
     save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
     whole = fitted(*build(), save, module=built(WithMuon))
     for epoch in range(5):  # before, at and after the event

@@ -49,10 +49,10 @@ def callbacks() -> list[lf.EventCallback]:
     where = lf.Weights("cnn", include=["conv"], exclude=["head"])
     log = lf.Log(curvature=False)
     return [
-        lf.FIRECallback(when=schedules(), where=where, steps="exact", scale="auto", optimizer="all", log=log),
-        lf.ShrinkAndPerturb(strength=0.8),
-        lf.FullReset(fresh_seed=0),
-        lf.DASH(),
+        lf.FIRECallback(when=schedules(), where=where, steps="exact", scale="auto", optimizer_state="all", log=log),
+        lf.PlasticityCallback(lf.ShrinkAndPerturb(strength=0.8)),
+        lf.PlasticityCallback(lf.FullReset(fresh_seed=0)),
+        lf.PlasticityCallback(lf.DASH()),
     ]
 
 

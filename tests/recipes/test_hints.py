@@ -38,7 +38,7 @@ def test_a_mistake_is_one_line_that_names_what_was_meant(tmp_path, monkeypatch, 
 
 
 OWN = """
-from lightning_fire.callbacks import FullReset
+from lightning_fire.methods import FullReset
 from lightning_fire.data import SmallFashionMNISTDataModule
 
 class Own(FullReset):

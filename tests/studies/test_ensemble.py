@@ -8,7 +8,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import Logger
 from torch.nn.functional import cross_entropy
 
-from lightning_fire import FIRECallback, FullReset, Weights
+from lightning_fire import FIRECallback, FullReset, PlasticityCallback, Weights
 from lightning_fire.data import PermutedInputs
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import MLP
@@ -68,7 +68,7 @@ def test_members_train_as_alone(normalization):
     callbacks = {
         "vanilla": lambda: [],
         "fire": lambda: [FIRECallback(where=Weights(preset="cnn"))],
-        "full_reset": lambda: [FullReset()],
+        "full_reset": lambda: [PlasticityCallback(FullReset())],
     }
     runs = [(name, seed) for name in callbacks for seed in (3, 4)]
     members = [Member(network(seed, normalization), seed, METHODS[name], rate=TASKS.rate) for name, seed in runs]

@@ -14,7 +14,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from small_training import PlainModule, dataset, trainer
 
-from lightning_fire import ContinualBackprop, EveryNSteps, FIRECallback, Log, OptimizerReset, ShrinkAndPerturb
+from lightning_fire import (
+    ContinualBackprop,
+    EveryNSteps,
+    FIRECallback,
+    Log,
+    OptimizerReset,
+    PlasticityCallback,
+    ShrinkAndPerturb,
+)
 from lightning_fire.data import ChunkedDataModule, Continual
 
 
@@ -22,9 +30,9 @@ def train(folder: Path, life: int) -> None:
     """Train in `folder`, from its last checkpoint on if it has one; leave the weights there."""
     methods = [
         FIRECallback(),
-        ShrinkAndPerturb(when=EveryNSteps(7), strength=0.1, log=Log(curvature=False)),
-        OptimizerReset(),
-        ContinualBackprop(replacement_rate=0.3, maturity=2),
+        PlasticityCallback(ShrinkAndPerturb(strength=0.1), when=EveryNSteps(7), log=Log(curvature=False)),
+        PlasticityCallback(OptimizerReset()),
+        PlasticityCallback(ContinualBackprop(replacement_rate=0.3, maturity=2)),
     ]
     save = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=1, save_last=True)
     loggers = [kind(folder, name=kind.__name__, version=f"life{life}") for kind in (TensorBoardLogger, CSVLogger)]

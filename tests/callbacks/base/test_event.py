@@ -35,6 +35,7 @@ from lightning_fire import (
     Log,
     OptimizerReset,
     Parseval,
+    PlasticityCallback,
     PlasticityInjection,
     PlasticityMonitor,
     ReDo,
@@ -172,7 +173,7 @@ class Thrice(Schedule):
 def test_tensorboard_shows_before_and_after_in_one_curve(tmp_path):
     """The events are before steps 4 and 12."""
     method = snapshots_of(FIRECallback)()
-    fitted(method, OptimizerReset(), folder=tmp_path)
+    fitted(method, PlasticityCallback(OptimizerReset()), folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     for metric in ("dfi_normalized", "lambda_max"):
         curve = [(event.step, event.value) for event in log.Scalars(f"events/fire {metric}")]
@@ -607,17 +608,17 @@ def test_strategies_that_hide_the_weights_are_rejected(strategy, callback):
     "callback",
     [
         Recorder(),
-        DASH(),
-        ReDo(EveryNEpochs(1)),
-        ContinualBackprop(0.1),
-        SelfNormalizedReset(0.1),
-        L2Init(0.1),
-        Parseval(0.1),
+        PlasticityCallback(DASH()),
+        PlasticityCallback(ReDo(), EveryNEpochs(1)),
+        PlasticityCallback(ContinualBackprop(0.1)),
+        PlasticityCallback(SelfNormalizedReset(0.1)),
+        PlasticityCallback(L2Init(0.1)),
+        PlasticityCallback(Parseval(0.1)),
         FeatureRank(0.1),
-        IsometryDecay(0.1),
-        SpectralRegularization(0.1),
-        PlasticityInjection("net.5"),
-        FullReset(fresh_seed=0),
+        PlasticityCallback(IsometryDecay(0.1)),
+        PlasticityCallback(SpectralRegularization(0.1)),
+        PlasticityCallback(PlasticityInjection("net.5")),
+        PlasticityCallback(FullReset(fresh_seed=0)),
     ],
     ids=lambda callback: type(callback).__name__,
 )

@@ -6,7 +6,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from small_training import GrowingData, PlainModule, fitted, snapshots_of
 
-from lightning_fire import FIRECallback, FullReset, PlasticityInjection, ReDo, Weights
+from lightning_fire import FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
 from lightning_fire.functional import dfi_normalized
 from lightning_fire.when import EveryNEpochs
 
@@ -85,7 +85,7 @@ def test_the_average_of_a_module_that_saves_a_part_of_its_state_restarts(method)
 @needs_ema
 def test_the_average_of_an_injected_head_restarts():
     """The frozen copies of the head came later than the average."""
-    callbacks_before = PlasticityInjection("net.5"), FIRECallback(where=Weights(include=["net.3"]))
+    callbacks_before = PlasticityCallback(PlasticityInjection("net.5")), FIRECallback(where=Weights(include=["net.3"]))
     averaging = callbacks.EMAWeightAveraging(decay=0.99)
     module = fitted(*callbacks_before, averaging, data=GrowingData((2, 2)), max_epochs=3)
     assert len(averaging._average_model.module.net[5].frozen) == len(module.net[5].frozen) == 1

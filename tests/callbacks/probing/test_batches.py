@@ -14,6 +14,7 @@ from lightning_fire import (
     EveryNEpochs,
     FIRECallback,
     Log,
+    PlasticityCallback,
     PlasticityMonitor,
     ReDo,
     SelfNormalizedReset,
@@ -85,7 +86,7 @@ def test_training_is_the_same_with_and_without_measurements(tmp_path, kind, when
     for curvature in (True, False):
         torch.manual_seed(0)
         module, data = make(), small_data(environment)
-        quiet_trainer(tmp_path, 3, callbacks=[FIRECallback(when, where, log=Log(curvature=curvature))]).fit(
+        quiet_trainer(tmp_path, 3, callbacks=[FIRECallback(when, where=where, log=Log(curvature=curvature))]).fit(
             module, data
         )
         results.append((module.state_dict(), data.state_dict()["rounds"]))
@@ -122,7 +123,11 @@ def test_peeked_batches_are_reproducible_and_differ_between_rollouts(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
-@pytest.mark.parametrize("method", [lambda: DASH(AT_HALF), lambda: ReDo(EveryNEpochs(1), 0.5)], ids=["dash", "redo"])
+@pytest.mark.parametrize(
+    "method",
+    [lambda: PlasticityCallback(DASH(), AT_HALF), lambda: PlasticityCallback(ReDo(0.5), EveryNEpochs(1))],
+    ids=["dash", "redo"],
+)
 def test_methods_that_use_data_work_without_further_arguments(tmp_path, kind, method):
     make, environment, _ = OF[kind]
     data, callback = small_data(environment), method()
@@ -186,7 +191,7 @@ def test_the_monitor_evaluates_a_dqn_on_the_pass_that_has_gradients(tmp_path, do
 
 
 def test_a_step_of_a_double_dqn_counts_each_sample_once(tmp_path):
-    callback, module = SelfNormalizedReset(max_silence=10**6), small_dqn(double=True)
+    callback, module = PlasticityCallback(SelfNormalizedReset(max_silence=10**6)), small_dqn(double=True)
     with torch.no_grad():
         module.net[0].bias[3] = -1e3  # never fires
     quiet_trainer(tmp_path, 1, callbacks=[callback]).fit(module, small_data(Corridor))

@@ -27,6 +27,7 @@ from lightning_fire import (
     FIRECallback,
     FullReset,
     Log,
+    PlasticityCallback,
     PlasticityMonitor,
     ReDo,
     ShrinkAndPerturb,
@@ -231,8 +232,8 @@ def test_training_is_the_same_to_the_bit_with_and_without(data):
 
 def test_only_reinitialisers_compute_it_and_only_if_requested():
     assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
-    assert not ReDo().curvature
-    assert not ShrinkAndPerturb(log=Log(weights=False)).curvature
+    assert not PlasticityCallback(ReDo()).curvature
+    assert not PlasticityCallback(ShrinkAndPerturb(), log=Log(weights=False)).curvature
     callback = logging(FIRECallback)(log=Log(curvature=False))
     fitted(callback)
     assert not any("lambda_max" in key for values in callback.logged for key in values)

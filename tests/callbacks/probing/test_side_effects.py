@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 from torchmetrics import MeanMetric, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityMonitor
+from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityCallback, PlasticityMonitor
 from lightning_fire.callbacks.probing.side_effects import without_side_effects
 from lightning_fire.methods import ContinualBackprop
 
@@ -172,7 +172,7 @@ def test_no_more_batches_are_loaded_than_training_gets():
             return DataLoader(samples, batch_size=6)
 
     samples = Seen()
-    fitted(DASH(AtNewData(skip_first=False)), data=Data(), max_epochs=1, limit_train_batches=2)
+    fitted(PlasticityCallback(DASH(), AtNewData(skip_first=False)), data=Data(), max_epochs=1, limit_train_batches=2)
     assert set(samples.asked) == set(range(12))
 
 

@@ -7,7 +7,7 @@ from small_training import fitted as trained
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import EventCallback, FIRECallback, FullReset, Log, ReDo
+from lightning_fire import EventCallback, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
 from lightning_fire.methods.base.change import Change
 
 BATCHES = 3
@@ -90,7 +90,12 @@ def test_training_is_not_affected():
 
 
 @pytest.mark.parametrize(
-    "method", [ReDo(), FullReset(log=Log(weights=False)), FullReset(log=Log(validation_batches=0))]
+    "method",
+    [
+        PlasticityCallback(ReDo()),
+        PlasticityCallback(FullReset(), log=Log(weights=False)),
+        PlasticityCallback(FullReset(), log=Log(validation_batches=0)),
+    ],
 )
 def test_without_the_option_nothing_is_evaluated(method):
     trainer = fitted(method, module=module(), data=Data()).trainer
