@@ -63,7 +63,7 @@ class DASH(EventMethod):
         if self.num_batches is not None and self.num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
         dash(torch.zeros(1), torch.zeros(1), self.minimum)  # checks it
-        check_policy(self.optimizer_state, "optimizer_state")
+        check_policy(self.optimizer_state)
         _ = self.selection
 
     @property

@@ -56,7 +56,7 @@ class FIRE(EventMethod):
     def __post_init__(self) -> None:
         few = min(self.steps, 1) if isinstance(self.steps, int) else self.steps
         fire(torch.eye(1), few, self.coefficients, "paper" if self.scale == "auto" else self.scale)  # checks them
-        check_policy(self.optimizer_state, "optimizer_state")
+        check_policy(self.optimizer_state)
         _ = self.selection
 
     def selected(self, model: nn.Module, training: Training) -> str:

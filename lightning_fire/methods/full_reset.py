@@ -51,7 +51,7 @@ class FullReset(EventMethod):
     target: Literal["initial", "isometry"] = "initial"
 
     def __post_init__(self) -> None:
-        check_policy(self.optimizer_state, "optimizer_state")
+        check_policy(self.optimizer_state)
         if self.target not in ("initial", "isometry"):
             raise ValueError(f"`target` must be 'initial' or 'isometry', got {self.target!r}")
         _ = self.selection

@@ -56,7 +56,7 @@ class PlasticityInjection(EventMethod):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_policy(self.optimizer_state, "optimizer_state")
+        check_policy(self.optimizer_state)
 
     def prepare(self, model: nn.Module) -> None:
         """Wrap the head, so that a checkpoint of an injected one can be loaded.

@@ -51,7 +51,7 @@ class ShrinkAndPerturb(EventMethod):
 
     def __post_init__(self) -> None:
         shrink_and_perturb(torch.zeros(1), torch.zeros(1), self.strength, self.perturb)  # checks them
-        check_policy(self.optimizer_state, "optimizer_state")
+        check_policy(self.optimizer_state)
         _ = self.selection
 
     @property

@@ -20,7 +20,7 @@ from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, c
 from lightning_fire.distributed import reshard
 from lightning_fire.messages import inform, rank_zero_warn, tell_once
 from lightning_fire.methods.base.change import Change, to_the_end
-from lightning_fire.methods.base.report import in_words
+from lightning_fire.methods.base.report import Report, in_words
 from lightning_fire.when import (
     Clock,
     Horizon,
@@ -105,7 +105,7 @@ class EventCallback(MethodCallback):
                 pl_module.sync_targets()
 
         to_the_end(carry_out)
-        values = change.report.keyed(self.name, self.logs.layers)
+        values = (change.report or Report()).keyed(self.name, self.logs.layers)
         for observer in observers:
             values |= observer.after()
         return values

@@ -146,7 +146,7 @@ class EventMethod(Method):
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
     """Compute the change of an event, measured unless the method has done so, with the drop of optimizer state."""
     start = time.perf_counter()
-    check_policy(method.optimizer_state, "optimizer_state")
+    check_policy(method.optimizer_state)
     with trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext():
         change = method.plan(model, training)
         change = measured(change, model, training.measure)

@@ -168,10 +168,10 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def check_policy(policy: str, name: str = "optimizer") -> None:
-    """Raise a ValueError for an unknown policy, given as the argument `name`."""
+def check_policy(policy: str) -> None:
+    """Raise a ValueError for an unknown policy, the argument `optimizer_state`."""
     if policy not in get_args(OptimizerPolicy):
-        raise ValueError(f"`{name}` must be 'keep', 'touched' or 'all', got {policy!r}")
+        raise ValueError(f"`optimizer_state` must be 'keep', 'touched' or 'all', got {policy!r}")
 
 
 def _is_optimizer(thing: Any) -> bool:
