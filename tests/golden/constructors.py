@@ -28,8 +28,10 @@ LINEAR = Weights("cnn", exclude=["conv"])
 LATER_UNITS = HiddenUnits(exclude=["conv1"])
 CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "fire": lambda when: lf.FIRECallback(when),
-    "fire_5_steps": lambda when: lf.FIRECallback(when, steps=5, optimizer="keep"),
-    "fire_cnn": lambda when: lf.FIRECallback(when, Weights(preset="cnn", exclude=["head"]), optimizer="all"),
+    "fire_5_steps": lambda when: lf.FIRECallback(when, steps=5, optimizer_state="keep"),
+    "fire_cnn": lambda when: lf.FIRECallback(
+        when, where=Weights(preset="cnn", exclude=["head"]), optimizer_state="all"
+    ),
     "fire_exact_none": lambda when: lf.FIRECallback(when, steps="exact", scale="none"),
     "fire_muon_procrustes": lambda when: lf.FIRECallback(when, steps=4, coefficients="muon", scale="procrustes"),
     "fire_quintic_auto": lambda when: lf.FIRECallback(when, coefficients="quintic", scale="auto"),
@@ -37,46 +39,60 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
         when, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
     ),
     "fire_no_log": lambda when: lf.FIRECallback(when, log=lf.Log(weights=False)),
-    "shrink_and_perturb": lambda when: lf.ShrinkAndPerturb(when),
-    "shrink_and_perturb_fresh": lambda when: lf.ShrinkAndPerturb(when, strength=0.6, perturb=0.1, fresh_seed=3),
-    "shrink_and_perturb_where": lambda when: lf.ShrinkAndPerturb(
-        when, 0.3, where=Parameters(exclude=["bias"]), optimizer="keep"
+    "shrink_and_perturb": lambda when: lf.PlasticityCallback(lf.ShrinkAndPerturb(), when),
+    "shrink_and_perturb_fresh": lambda when: lf.PlasticityCallback(
+        lf.ShrinkAndPerturb(strength=0.6, perturb=0.1, fresh_seed=3), when
     ),
-    "full_reset": lambda when: lf.FullReset(when),
-    "full_reset_fresh": lambda when: lf.FullReset(when, fresh_seed=5, optimizer="all"),
-    "full_reset_isometry": lambda when: lf.FullReset(when, target="isometry"),
-    "full_reset_head": lambda when: lf.FullReset(when, where=HEAD),
-    "dash": lambda when: lf.DASH(when),
-    "dash_few_batches": lambda when: lf.DASH(
-        when, alpha=0.1, minimum=0.05, num_batches=2, where=Weights("cnn", exclude=["conv"])
+    "shrink_and_perturb_where": lambda when: lf.PlasticityCallback(
+        lf.ShrinkAndPerturb(0.3, where=Parameters(exclude=["bias"]), optimizer_state="keep"), when
     ),
-    "redo": lambda when: lf.ReDo(when, threshold=0.1, seed=5),
-    "redo_pre_activation": lambda when: lf.ReDo(when, threshold=0.1, score="pre_activation", num_batches=2),
-    "redo_gradient": lambda when: lf.ReDo(when, threshold=0.1, score="gradient", num_batches=2),
-    "redo_high": lambda when: lf.ReDo(when, threshold=0.9, num_batches=3),
-    "redo_start_chunk": lambda when: lf.ReDo(
-        when or EveryNSteps(2), threshold=0.3, start_chunk=1, where=HiddenUnits(exclude=["conv1"])
+    "full_reset": lambda when: lf.PlasticityCallback(lf.FullReset(), when),
+    "full_reset_fresh": lambda when: lf.PlasticityCallback(lf.FullReset(fresh_seed=5, optimizer_state="all"), when),
+    "full_reset_isometry": lambda when: lf.PlasticityCallback(lf.FullReset(target="isometry"), when),
+    "full_reset_head": lambda when: lf.PlasticityCallback(lf.FullReset(where=HEAD), when),
+    "dash": lambda when: lf.PlasticityCallback(lf.DASH(), when),
+    "dash_few_batches": lambda when: lf.PlasticityCallback(
+        lf.DASH(alpha=0.1, minimum=0.05, num_batches=2, where=Weights("cnn", exclude=["conv"])), when
     ),
-    "continual_backprop": lambda when: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, decay=0.9, seed=5),
-    "continual_backprop_plain": lambda when: lf.ContinualBackprop(0.1, 1, compensate=False, start_chunk=1),
-    "snr": lambda when: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
-    "snr_start_chunk": lambda when: lf.SelfNormalizedReset(
-        0.1, 2, 30, expansion=1.5, start_chunk=1, where=HiddenUnits(exclude=["conv1"])
+    "redo": lambda when: lf.PlasticityCallback(lf.ReDo(threshold=0.1, seed=5), when),
+    "redo_pre_activation": lambda when: lf.PlasticityCallback(
+        lf.ReDo(threshold=0.1, score="pre_activation", num_batches=2), when
     ),
-    "l2_init": lambda when: lf.L2Init(1e-2),
-    "l2_init_where": lambda when: lf.L2Init(1e-1, start_chunk=1, where=HEAD),
-    "parseval": lambda when: lf.Parseval(1e-3, norms=True),
-    "parseval_scale": lambda when: lf.Parseval(1e-2, scale=2.0, start_chunk=1),
-    "spectral": lambda when: lf.SpectralRegularization(1e-2),
-    "isometry_decay": lambda when: lf.IsometryDecay(1.0),
+    "redo_gradient": lambda when: lf.PlasticityCallback(lf.ReDo(threshold=0.1, score="gradient", num_batches=2), when),
+    "redo_high": lambda when: lf.PlasticityCallback(lf.ReDo(threshold=0.9, num_batches=3), when),
+    "redo_start_chunk": lambda when: lf.PlasticityCallback(
+        lf.ReDo(threshold=0.3, where=HiddenUnits(exclude=["conv1"])), when or EveryNSteps(2), start_chunk=1
+    ),
+    "continual_backprop": lambda when: lf.PlasticityCallback(
+        lf.ContinualBackprop(replacement_rate=0.05, maturity=3, decay=0.9, seed=5)
+    ),
+    "continual_backprop_plain": lambda when: lf.PlasticityCallback(
+        lf.ContinualBackprop(0.1, 1, compensate=False), start_chunk=1
+    ),
+    "snr": lambda when: lf.PlasticityCallback(
+        lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5)
+    ),
+    "snr_start_chunk": lambda when: lf.PlasticityCallback(
+        lf.SelfNormalizedReset(0.1, 2, 30, expansion=1.5, where=HiddenUnits(exclude=["conv1"])), start_chunk=1
+    ),
+    "l2_init": lambda when: lf.PlasticityCallback(lf.L2Init(1e-2)),
+    "l2_init_where": lambda when: lf.PlasticityCallback(lf.L2Init(1e-1, where=HEAD), start_chunk=1),
+    "parseval": lambda when: lf.PlasticityCallback(lf.Parseval(1e-3, norms=True)),
+    "parseval_scale": lambda when: lf.PlasticityCallback(lf.Parseval(1e-2, scale=2.0), start_chunk=1),
+    "spectral": lambda when: lf.PlasticityCallback(lf.SpectralRegularization(1e-2)),
+    "isometry_decay": lambda when: lf.PlasticityCallback(lf.IsometryDecay(1.0)),
     "feature_rank": lambda when: lf.FeatureRank(lr=1e-2, every_n_batches=2),
-    "weight_projection": lambda when: lf.WeightProjection(),
-    "weight_projection_where": lambda when: lf.WeightProjection(Weights(preset="cnn")),
+    "weight_projection": lambda when: lf.PlasticityCallback(lf.WeightProjection()),
+    "weight_projection_where": lambda when: lf.PlasticityCallback(lf.WeightProjection(Weights(preset="cnn"))),
     "hare_and_tortoise": lambda when: lf.HareAndTortoise(when or EveryNEpochs(1), momentum=0.8),
-    "plasticity_injection": lambda when: lf.PlasticityInjection("net.head", when),
-    "plasticity_injection_keep": lambda when: lf.PlasticityInjection("net.head", when, optimizer="keep", seed=7),
-    "plasticity_injection_target": lambda when: lf.PlasticityInjection("net", when, target="target_net"),
-    "optimizer_reset": lambda when: lf.OptimizerReset(when),
+    "plasticity_injection": lambda when: lf.PlasticityCallback(lf.PlasticityInjection("net.head"), when),
+    "plasticity_injection_keep": lambda when: lf.PlasticityCallback(
+        lf.PlasticityInjection("net.head", optimizer_state="keep", seed=7), when
+    ),
+    "plasticity_injection_target": lambda when: lf.PlasticityCallback(
+        lf.PlasticityInjection("net", target="target_net"), when
+    ),
+    "optimizer_reset": lambda when: lf.PlasticityCallback(lf.OptimizerReset(), when),
     "restart_schedulers": lambda when: lf.RestartSchedulers(when),
     "use_muon": lambda when: lf.UseMuon(when),
     "plasticity_monitor": lambda when: lf.PlasticityMonitor(data_every_n_steps=2, log=lf.Log(curvature=True)),
@@ -139,10 +155,11 @@ def _fire(loop: Loop, *args: Any, **options: Any) -> Plain:
     return _at_event(lambda: methods.fire_(loop.model, *args, optimizers=loop.optimizer, **options))
 
 
-def _shrink(loop: Loop, *args: Any, fresh: int | None = None, **options: Any) -> Plain:
+def _shrink(loop: Loop, fresh: int | None = None, measure: bool = True, **options: Any) -> Plain:
     def act() -> methods.Report:
         target = loop.initial if fresh is None else methods.fresh_values(loop.model, seed=fresh + loop.event)
-        return methods.shrink_and_perturb_(loop.model, target, *args, optimizers=[loop.optimizer], **options)
+        training = methods.Loop([loop.optimizer], initial=target, measure=measure)
+        return methods.ShrinkAndPerturb(**options)(loop.model, training)
 
     return _at_event(act)
 
@@ -159,28 +176,56 @@ def _dash(loop: Loop, number: int, **options: Any) -> Plain:
 def _inject(loop: Loop, **options: Any) -> Plain:
     methods.wrap_heads(loop.model, ["head"])
     return _at_event(
-        lambda: methods.inject_plasticity_(loop.model, ["head"], 7 + loop.event, optimizers=loop.optimizer, **options)
+        lambda: methods.PlasticityInjection("head", seed=7 + loop.event - 1_000_003, **options)(
+            loop.model, methods.Loop(loop.optimizer)
+        )
     )
 
 
 def _redo(loop: Loop, **options: Any) -> Plain:
-    method = methods.ReDo(loop.model, loop.look, threshold=0.1, seed=5, **options)
-    return _at_event(lambda: method.step(loop.look, loop.optimizer), method)
+    method = methods.ReDo(threshold=0.1, seed=5, **options)
+    training = methods.Loop(loop.optimizer, loop.look, lambda: loop.losses(1))
+    return _at_event(lambda: method(loop.model, training), _Event(training))
 
 
-def _units(loop: Loop, method: Any) -> Plain:
+class _Event:
+    """The state of a method with events: the number of the next one."""
+
+    def __init__(self, training: methods.Loop):
+        self._training = training
+
+    def state_dict(self) -> dict[str, int]:
+        return {"event": self._training.event}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._training.event = state["event"]
+
+
+def _step(loop: Loop, method: methods.StepMethod) -> Plain:
+    """A method that acts at every step."""
+    training = _Live(loop)
+    attached = method.attach(loop.model, training)
     return Plain(
-        after_step=lambda: method.step(loop.optimizer), values=lambda: {"units": method.num_reset}, state=method
+        before_step=lambda: attached.before_step(loop.optimizer),
+        after_step=attached.after_step,
+        values=lambda: dict(attached.metrics()),
+        state=attached,
     )
 
 
-def _penalty(method: Any) -> Plain:
-    return Plain(before_step=method.add_gradients, values=lambda: {"penalty": method.penalty()})
+class _Live(methods.Loop):
+    """A loop whose optimizer is replaced."""
 
+    def __init__(self, loop: Loop):
+        self._loop = loop
+        super().__init__(loop.optimizer, loop.look, initial=loop.initial)
 
-def _isometry_decay(loop: Loop) -> Plain:
-    method = methods.IsometryDecay(loop.model, 1.0)
-    return Plain(before_step=lambda: method.decay(loop.optimizer), values=lambda: {"penalty": method.penalty()})
+    @property
+    def optimizers(self) -> list[Any]:
+        return [self._loop.optimizer]
+
+    @optimizers.setter
+    def optimizers(self, given: list[Any]) -> None: ...
 
 
 def _feature_rank(loop: Loop) -> Plain:
@@ -191,11 +236,6 @@ def _feature_rank(loop: Loop) -> Plain:
 def _hare_and_tortoise(loop: Loop) -> Plain:
     method = methods.HareAndTortoise(loop.model, momentum=0.8)
     return _at_event(method.reset_, method, method.step)
-
-
-def _weight_projection(loop: Loop) -> Plain:
-    method = methods.WeightProjection(loop.model)
-    return Plain(after_step=method.step, state=method)
 
 
 PLAIN: dict[str, Callable[[Loop], Plain]] = {
@@ -216,22 +256,16 @@ PLAIN: dict[str, Callable[[Loop], Plain]] = {
     "redo": _redo,
     "redo_pre_activation": partial(_redo, score="pre_activation", where=LATER_UNITS),
     "redo_gradient": partial(_redo, score="gradient"),
-    "continual_backprop": lambda loop: _units(
-        loop, methods.ContinualBackprop(loop.model, loop.look, 0.05, 3, decay=0.9, seed=5)
-    ),
-    "continual_backprop_plain": lambda loop: _units(
-        loop, methods.ContinualBackprop(loop.model, loop.look, 0.1, 1, compensate=False)
-    ),
-    "snr": lambda loop: _units(
-        loop, methods.SelfNormalizedReset(loop.model, loop.look, 0.2, 3, max_silence=40, seed=5)
-    ),
-    "l2_init": lambda loop: _penalty(methods.L2Init(loop.model, 1e-2)),
-    "parseval": lambda loop: _penalty(methods.Parseval(loop.model, 1e-3, norms=True)),
-    "spectral": lambda loop: _penalty(methods.SpectralRegularization(loop.model, 1e-2)),
-    "isometry_decay": _isometry_decay,
+    "continual_backprop": lambda loop: _step(loop, methods.ContinualBackprop(0.05, 3, decay=0.9, seed=5)),
+    "continual_backprop_plain": lambda loop: _step(loop, methods.ContinualBackprop(0.1, 1, compensate=False)),
+    "snr": lambda loop: _step(loop, methods.SelfNormalizedReset(0.2, 3, max_silence=40, seed=5)),
+    "l2_init": lambda loop: _step(loop, methods.L2Init(1e-2)),
+    "parseval": lambda loop: _step(loop, methods.Parseval(1e-3, norms=True)),
+    "spectral": lambda loop: _step(loop, methods.SpectralRegularization(1e-2)),
+    "isometry_decay": lambda loop: _step(loop, methods.IsometryDecay(1.0)),
     "feature_rank": _feature_rank,
     "hare_and_tortoise": _hare_and_tortoise,
-    "weight_projection": _weight_projection,
+    "weight_projection": lambda loop: _step(loop, methods.WeightProjection()),
 }
 
 
