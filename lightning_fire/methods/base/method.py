@@ -1,14 +1,15 @@
 """Base classes of all methods: what acts at an event, and what acts at each step of training."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fire.methods.base.change import Change, measured
@@ -129,15 +130,9 @@ class EventMethod(Method):
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
-        check_model(model)
         training = Loop() if training is None else training
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        try:
+        with _same_buffers(model):
             change = planned(self, model, training)
-        finally:
-            with torch.no_grad():
-                for buffer, before in buffers:  # statistics of BatchNorm, which a forward pass moves
-                    buffer.copy_(before)
         report = change.apply()
         training.event += 1
         return report
@@ -173,7 +168,7 @@ class StepMethod(Method):
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
         training = Loop() if training is None else training
-        with trained_by(model, training.optimizers, training.paused):
+        with _same_buffers(model), trained_by(model, training.optimizers, training.paused):
             return self.begin(model, training)
 
     def begin(self, model: nn.Module, training: Training) -> "Attached":
@@ -218,6 +213,19 @@ class Attached:
 
     def close(self) -> None:
         """Remove hooks from the model."""
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Context manager: restore buffers, such as the statistics of BatchNorm, which a forward pass moves."""
+    check_model(model)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
 
 def _in_order(*calls: Any) -> None:
