@@ -64,6 +64,7 @@ class ContinualBackprop(UnitMethod):
     score: Output = "activation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.replacement_rate <= 1:
             raise ValueError(f"`replacement_rate` must be in [0, 1], got {self.replacement_rate}")
         if self.maturity < 0:
@@ -71,7 +72,6 @@ class ContinualBackprop(UnitMethod):
         if not 0 <= self.decay < 1:
             raise ValueError(f"`decay` must be in [0, 1), got {self.decay}")
         check_output(self.score)
-        _ = self.selection
 
     def begin(self, model: nn.Module, training: Training) -> "_Replacement":
         """Find the units, and begin to watch them."""

@@ -58,13 +58,13 @@ class DASH(EventMethod):
     optimizer_state: OptimizerPolicy = "touched"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.alpha <= 1:
             raise ValueError(f"`alpha` must be in (0, 1], got {self.alpha}")
         if self.num_batches is not None and self.num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
         dash(torch.zeros(1), torch.zeros(1), self.minimum)  # checks it
         check_policy(self.optimizer_state)
-        _ = self.selection
 
     @property
     def batches(self) -> int:

@@ -54,10 +54,10 @@ class FIRE(EventMethod):
     optimizer_state: OptimizerPolicy = "touched"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         few = min(self.steps, 1) if isinstance(self.steps, int) else self.steps
         fire(torch.eye(1), few, self.coefficients, "paper" if self.scale == "auto" else self.scale)  # checks them
         check_policy(self.optimizer_state)
-        _ = self.selection
 
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""

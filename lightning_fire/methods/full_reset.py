@@ -51,10 +51,10 @@ class FullReset(EventMethod):
     target: Literal["initial", "isometry"] = "initial"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_policy(self.optimizer_state)
         if self.target not in ("initial", "isometry"):
             raise ValueError(f"`target` must be 'initial' or 'isometry', got {self.target!r}")
-        _ = self.selection
 
     @property
     def selection(self) -> Parameters | None:

@@ -50,8 +50,8 @@ class IsometryDecay(StepMethod):
     where: Weights | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self.strength)
-        _ = self.selection
 
     def begin(self, model: nn.Module, training: Training) -> "_Decay":
         """Select the weights."""

@@ -43,8 +43,8 @@ class L2Init(StepMethod):
     where: Parameters | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self.strength)
-        _ = self.selection
 
     def begin(self, model: nn.Module, training: Training) -> "_Pull":
         """Select the parameters and their initial values."""

@@ -56,10 +56,10 @@ class Parseval(StepMethod):
     norms: bool = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self.strength)
         if not self.scale > 0:
             raise ValueError(f"`scale` must be above 0, got {self.scale}")
-        _ = self.selection
 
     def table(self, model: nn.Module) -> str:
         """Return the weights, and whether the scales of normalisation layers go with them."""

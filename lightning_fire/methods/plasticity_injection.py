@@ -56,6 +56,7 @@ class PlasticityInjection(EventMethod):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_policy(self.optimizer_state)
 
     def prepare(self, model: nn.Module) -> None:

@@ -82,12 +82,12 @@ class ReDo(EventMethod):
     score: Score = "activation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.threshold < 0:
             raise ValueError(f"`threshold` must be at least 0, got {self.threshold}")
         if self.num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
         check_score(self.score)
-        _ = self.selection
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Check nothing yet: units are found by running the model."""

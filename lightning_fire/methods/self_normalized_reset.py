@@ -64,6 +64,7 @@ class SelfNormalizedReset(UnitMethod):
     score: Output = "activation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.rejection < 1:
             raise ValueError(f"`rejection` must be between 0 and 1, got {self.rejection}")
         if self.refresh_every < 1:
@@ -73,7 +74,6 @@ class SelfNormalizedReset(UnitMethod):
         if self.expansion < 1:
             raise ValueError(f"`expansion` must be at least 1, got {self.expansion}")
         check_output(self.score)
-        _ = self.selection
 
     def begin(self, model: nn.Module, training: Training) -> "_Resets":
         """Find the units, and begin to watch them."""

@@ -50,9 +50,9 @@ class ShrinkAndPerturb(EventMethod):
     optimizer_state: OptimizerPolicy = "touched"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         shrink_and_perturb(torch.zeros(1), torch.zeros(1), self.strength, self.perturb)  # checks them
         check_policy(self.optimizer_state)
-        _ = self.selection
 
     @property
     def acts_on_shards(self) -> bool:

@@ -60,8 +60,8 @@ class SpectralRegularization(StepMethod):
     where: Weights | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_strength(self.strength)
-        _ = self.selection
 
     def table(self, model: nn.Module) -> str:
         """Return the weights, and that the biases of their layers go with them."""

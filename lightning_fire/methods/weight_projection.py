@@ -47,7 +47,7 @@ class WeightProjection(StepMethod):
     where: Weights | None = None
 
     def __post_init__(self) -> None:
-        _ = self.selection
+        super().__post_init__()
 
     @property
     def selection(self) -> Weights | None:

@@ -1,6 +1,7 @@
 """Wrong arguments of the plain functions end in a sentence, before anything is written."""
 
 import copy
+import dataclasses
 from collections import defaultdict
 
 import pytest
@@ -27,9 +28,15 @@ def loss_of(model):
     return [model(X).sum()] if isinstance(model, nn.Module) else []
 
 
-def reset_by_redo(model, optimizers=(), where=None):
-    method = methods.ReDo(model, lambda: model(X), threshold=9.0, where=where)
-    method.step(lambda: model(X), optimizers)
+def applied(make):
+    """A method with events, made with the `where` and `optimizer_state` that are given, and applied to a model."""
+
+    def apply(model, optimizers=(), **options):
+        method = make(**options)
+        forward = (lambda: model(X)) if isinstance(model, nn.Module) else None
+        return method(model, methods.Loop(optimizers, forward, loss_of(model), target(model)))
+
+    return apply
 
 
 FUNCTIONS = {
@@ -37,19 +44,31 @@ FUNCTIONS = {
     "shrink_and_perturb_": lambda model, **options: methods.shrink_and_perturb_(model, target(model), **options),
     "full_reset_": lambda model, **options: methods.full_reset_(model, target(model), **options),
     "dash_": lambda model, **options: methods.dash_(model, loss_of(model), **options),
-    "inject_plasticity_": lambda model, **options: methods.inject_plasticity_(model, ["3"], **options),
-    "ReDo": reset_by_redo,
+    "FIRE": applied(methods.FIRE),
+    "PlasticityInjection": applied(lambda **options: methods.PlasticityInjection("3", **options)),
+    "ReDo": applied(lambda **options: methods.ReDo(threshold=9.0, **options)),
 }
-WITH_WHERE = [name for name in FUNCTIONS if name != "inject_plasticity_"]
+WITH_WHERE = [name for name in FUNCTIONS if name != "PlasticityInjection"]
+
+
+def attached(make):
+    def attach(model, **options):
+        method = make(**options)
+        forward = (lambda: model(X)) if isinstance(model, nn.Module) else None
+        return method.attach(model, methods.Loop(forward=forward, initial=target(model)))
+
+    return attach
+
+
 OBJECTS = {
-    "L2Init": lambda model, **options: methods.L2Init(model, 0.1, **options),
-    "Parseval": lambda model, **options: methods.Parseval(model, 0.1, **options),
-    "SpectralRegularization": lambda model, **options: methods.SpectralRegularization(model, 0.1, **options),
-    "IsometryDecay": lambda model, **options: methods.IsometryDecay(model, 0.1, **options),
-    "WeightProjection": lambda model, **options: methods.WeightProjection(model, **options),
+    "L2Init": attached(lambda **options: methods.L2Init(0.1, **options)),
+    "Parseval": attached(lambda **options: methods.Parseval(0.1, **options)),
+    "SpectralRegularization": attached(lambda **options: methods.SpectralRegularization(0.1, **options)),
+    "IsometryDecay": attached(lambda **options: methods.IsometryDecay(0.1, **options)),
+    "WeightProjection": attached(methods.WeightProjection),
     "FeatureRank": lambda model, **options: methods.FeatureRank(model, lambda: model(X), 0.1, **options),
-    "ContinualBackprop": lambda model, **options: methods.ContinualBackprop(model, lambda: model(X), **options),
-    "SelfNormalizedReset": lambda model, **options: methods.SelfNormalizedReset(model, lambda: model(X), **options),
+    "ContinualBackprop": attached(methods.ContinualBackprop),
+    "SelfNormalizedReset": attached(methods.SelfNormalizedReset),
 }
 
 
@@ -149,15 +168,23 @@ def test_a_wrong_target(model, function):
         function(model, {name: value.flatten()[:1] for name, value in methods.initial_values(model).items()})
     with pytest.raises(KeyError):
         function(model, {})
-    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) missing a required argument: 'target'$"):
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) missing 1 required positional argument: 'target'$"):
         function(model)
+
+
+@pytest.mark.parametrize("method", [*methods.METHODS])
+def test_a_model_is_not_an_argument_of_a_method(model, method):
+    fields = [field.name for field in dataclasses.fields(method) if field.name != "where"]
+    for name in fields[:1]:
+        with pytest.raises(TypeError, match=rf"`{name}` of {method.__name__} is a Sequential: a method is"):
+            method(**{name: model})
 
 
 def test_other_mistakes(model):
     with pytest.raises(TypeError, match=r"^fire_\(\) got an unexpected keyword argument 'optimizer'$"):
         methods.fire_(model, optimizer=model.optimizer_for_test)
     with pytest.raises(TypeError, match="`heads` must be a list of names, such as \\['head'\\], got '3'"):
-        methods.inject_plasticity_(model, "3")
+        methods.wrap_heads(model, "3")
     with pytest.raises(TypeError, match="`losses` must be several losses, one of each batch, got Tensor"):
         methods.dash_(model, model(X).sum())
 
@@ -196,7 +223,7 @@ def test_an_optimizer_of_another_library_is_served(name):
 def test_the_moments_of_units_in_an_optimizer_of_another_library_become_zero():
     model = network()
     foreign = Foreign(model.parameters())
-    reset_by_redo(model, foreign)
+    FUNCTIONS["ReDo"](model, foreign)
     assert not foreign.state[model[0].weight]["grad_avg"].any()
 
 

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import fully_shard
 
 from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
-from lightning_fire.methods import fresh_values, reset_optimizer_state
+from lightning_fire.methods import FIRE, Loop, fresh_values, reset_optimizer_state
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.fire import plan_fire
+from lightning_fire.methods.base.method import planned
 
 
 def network() -> nn.Sequential:
@@ -77,7 +77,7 @@ def test_a_plan_changes_nothing_until_it_is_applied_and_then_at_each_application
     model(torch.ones(1, 4, 5, 5)).sum().backward()
     optimizer.step()
     model.load_state_dict(before)
-    change = plan_fire(model, optimizers=optimizer)
+    change = planned(FIRE(), model, Loop(optimizer))
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(optimizer.state) == 4
     report = change.apply()

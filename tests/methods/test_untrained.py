@@ -29,16 +29,13 @@ class Pair(nn.Module):
         return (self.student(x) - target).square().mean()
 
 
-def stepped(step):
-    """A step of a method that watches the model in training."""
-
-    def run(model, optimizer):
-        method = step(model)
-        model(X).backward()
-        optimizer.step()
-        return method.step(optimizer)
-
-    return run
+def replaced_after_a_step(model, optimizer):
+    """Every unit that continual backprop may take, after a step of training."""
+    training = methods.Loop(optimizer, lambda: model(X))
+    attached = methods.ContinualBackprop(replacement_rate=1.0, maturity=0).attach(model, training)
+    model(X).backward()
+    optimizer.step()
+    attached.after_step()
 
 
 WARNING = {
@@ -53,13 +50,9 @@ WARNING = {
 }
 METHODS = {
     **WARNING,
-    "injection": lambda model, optimizer: methods.inject_plasticity_(model, ["student"], optimizers=optimizer),
-    "redo": lambda model, optimizer: methods.ReDo(model, lambda: model(X), threshold=9.0).step(
-        lambda: model(X), optimizer
-    ),
-    "continual_backprop": stepped(
-        lambda model: methods.ContinualBackprop(model, lambda: model(X), replacement_rate=1.0, maturity=0)
-    ),
+    "injection": lambda model, optimizer: methods.PlasticityInjection("student")(model, methods.Loop(optimizer)),
+    "redo": lambda model, optimizer: methods.ReDo(threshold=9.0)(model, methods.Loop(optimizer, lambda: model(X))),
+    "continual_backprop": replaced_after_a_step,
 }
 
 
@@ -107,7 +100,7 @@ def test_a_selection_that_no_optimizer_trains_is_an_error():
     with pytest.raises(ValueError, match=r"selects no weight of Pair.*not trained by any optimizer"):
         methods.fire_(model, Weights("cnn", include=["teacher"]), optimizers=optimizer_of(model.student))
     with pytest.raises(ValueError, match="'teacher' cannot be re-initialized: it is not trained by any optimizer"):
-        methods.inject_plasticity_(model, ["teacher"], optimizers=optimizer_of(model.student))
+        methods.PlasticityInjection("teacher")(model, methods.Loop(optimizer_of(model.student)))
 
 
 def test_a_selection_of_ones_own_follows_the_rule_too():

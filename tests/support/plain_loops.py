@@ -3,7 +3,8 @@
 # ruff: noqa: E402
 import sys
 from collections.abc import Callable, Iterator
-from itertools import count
+from functools import partial
+from itertools import count, cycle
 
 BLOCKED = ("lightning", "pytorch_lightning", "lightning_utilities", "torchvision", "torchmetrics")
 if __name__ == "__main__":
@@ -108,72 +109,32 @@ def dash(loop: Loop) -> None:
 
 
 def plasticity_injection(loop: Loop) -> None:
-    def act() -> None:
-        seed = 7 + 1_000_003 * loop.event
-        methods.inject_plasticity_(loop.model, ["5"], seed, optimizers=loop.optimizer)
-
-    methods.wrap_heads(loop.model, ["5"])
-    loop.at_new_data = act
+    method = methods.PlasticityInjection("5", seed=7)
+    method.prepare(loop.model)
+    training = methods.Loop(loop.optimizer)
+    loop.at_new_data = lambda: method(loop.model, training)
 
 
-def redo(loop: Loop) -> None:
-    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5)
-    loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
+def redo(loop: Loop, **options: object) -> None:
+    def look() -> None:
+        loop.model(batches(loop.epoch)[next(numbers)][0])
+
+    # the batch that shows the units, and the two by which they are scored
+    numbers = cycle((0,) if options.get("score") == "gradient" else (0, 0, 1))
+    training = methods.Loop(loop.optimizer, look, lambda: loop.losses(1))
+    method = methods.ReDo(threshold=0.5, num_batches=2, seed=5, **options)
+    loop.at_each_epoch = lambda: method(loop.model, training)
 
 
-def redo_pre_activation(loop: Loop) -> None:
-    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="pre_activation")
-    loop.at_each_epoch = lambda: method.step(lambda: loop.look(2), loop.optimizer)
-
-
-def redo_gradient(loop: Loop) -> None:
-    method = methods.ReDo(loop.model, loop.look, threshold=0.5, seed=5, score="gradient")
-    loop.at_each_epoch = lambda: method.step(lambda: next(loop.losses(1)), loop.optimizer)
-
-
-def continual_backprop(loop: Loop) -> None:
-    method = methods.ContinualBackprop(loop.model, loop.look, replacement_rate=0.05, maturity=3, seed=5)
-    loop.after_step = lambda: method.step(loop.optimizer)
-
-
-def snr(loop: Loop) -> None:
-    how = {"rejection": 0.2, "refresh_every": 3, "max_silence": 40}
-    method = methods.SelfNormalizedReset(loop.model, loop.look, **how, seed=5)
-    loop.after_step = lambda: method.step(loop.optimizer)
-
-
-def continual_backprop_pre_activation(loop: Loop) -> None:
-    how = {"replacement_rate": 0.05, "maturity": 3, "seed": 5, "score": "pre_activation"}
-    method = methods.ContinualBackprop(loop.model, loop.look, **how)
-    loop.after_step = lambda: method.step(loop.optimizer)
-
-
-def snr_pre_activation(loop: Loop) -> None:
-    how = {"rejection": 0.2, "refresh_every": 3, "max_silence": 40, "score": "pre_activation"}
-    method = methods.SelfNormalizedReset(loop.model, loop.look, **how, seed=5)
-    loop.after_step = lambda: method.step(loop.optimizer)
+def each_step(loop: Loop, method: methods.StepMethod) -> None:
+    training = methods.Loop(loop.optimizer, loop.look, initial=loop.initial)
+    attached = method.attach(loop.model, training)
+    loop.before_step, loop.after_step = lambda: attached.before_step(loop.optimizer), attached.after_step
 
 
 def hare_and_tortoise(loop: Loop) -> None:
     method = methods.HareAndTortoise(loop.model, momentum=0.9)
     loop.after_step, loop.at_new_data = method.step, method.reset_
-
-
-def weight_projection(loop: Loop) -> None:
-    loop.after_step = methods.WeightProjection(loop.model).step
-
-
-def parseval(loop: Loop) -> None:
-    loop.before_step = methods.Parseval(loop.model, 1e-2, norms=True).add_gradients
-
-
-def spectral(loop: Loop) -> None:
-    loop.before_step = methods.SpectralRegularization(loop.model, 1e-2).add_gradients
-
-
-def isometry_decay(loop: Loop) -> None:
-    method = methods.IsometryDecay(loop.model, 1.0)
-    loop.before_step = lambda: method.decay(loop.optimizer)
 
 
 def feature_rank(loop: Loop) -> None:
@@ -187,36 +148,41 @@ def feature_rank(loop: Loop) -> None:
     loop.after_step = act
 
 
-def l2_init(loop: Loop) -> None:
-    loop.before_step = methods.L2Init(loop.model, 1e-1).add_gradients
-
-
+REPLACES = {"replacement_rate": 0.05, "maturity": 3, "seed": 5}
+RESETS = {"rejection": 0.2, "refresh_every": 3, "max_silence": 40, "seed": 5}
 METHODS: dict[str, Callable[[Loop], None]] = {
-    method.__name__: method
-    for method in (
-        fire,
-        shrink_and_perturb,
-        shrink_and_perturb_fresh,
-        full_reset,
-        reset_of_the_head,
-        optimizer_reset,
-        dash,
-        plasticity_injection,
-        redo,
-        redo_pre_activation,
-        redo_gradient,
-        continual_backprop,
-        snr,
-        continual_backprop_pre_activation,
-        snr_pre_activation,
-        hare_and_tortoise,
-        weight_projection,
-        parseval,
-        spectral,
-        isometry_decay,
-        feature_rank,
-        l2_init,
-    )
+    **{
+        method.__name__: method
+        for method in (
+            fire,
+            shrink_and_perturb,
+            shrink_and_perturb_fresh,
+            full_reset,
+            reset_of_the_head,
+            optimizer_reset,
+            dash,
+            plasticity_injection,
+            redo,
+            hare_and_tortoise,
+            feature_rank,
+        )
+    },
+    "redo_pre_activation": partial(redo, score="pre_activation"),
+    "redo_gradient": partial(redo, score="gradient"),
+    **{
+        name: partial(each_step, method=method)
+        for name, method in {
+            "continual_backprop": methods.ContinualBackprop(**REPLACES),
+            "continual_backprop_pre_activation": methods.ContinualBackprop(**REPLACES, score="pre_activation"),
+            "snr": methods.SelfNormalizedReset(**RESETS),
+            "snr_pre_activation": methods.SelfNormalizedReset(**RESETS, score="pre_activation"),
+            "weight_projection": methods.WeightProjection(),
+            "parseval": methods.Parseval(1e-2, norms=True),
+            "spectral": methods.SpectralRegularization(1e-2),
+            "isometry_decay": methods.IsometryDecay(1.0),
+            "l2_init": methods.L2Init(1e-1),
+        }.items()
+    },
 }
 
 

@@ -40,6 +40,17 @@ class Method:
     acts_on_shards: Any = False
     needs_initial_values: Any = False
 
+    def __post_init__(self) -> None:
+        """Check what all methods have in common; dataclasses call it at the end of their construction."""
+        for name, value in vars(self).items():
+            if isinstance(value, nn.Module | Optimizer) and name != "where":
+                kind = type(self).__name__
+                raise TypeError(
+                    f"`{name}` of {kind} is a {type(value).__name__}: a method is made without a model, and applied to"
+                    f" it by {kind}(…)(model, Loop(optimizers=…)) or {kind}(…).attach(model, Loop(optimizers=…))"
+                )
+        _ = self.selection  # raises a TypeError for another kind of selection
+
     @property
     def selection(self) -> Any:
         """The selection that it acts on; None: everything. Raises a TypeError for another kind of selection."""

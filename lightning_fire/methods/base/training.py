@@ -42,8 +42,8 @@ class Loop:
     Args:
         optimizers: The optimizers that train the model, one or several. Weights that none of them trains, such as those
             of a teacher, stay as they are. Default: every trainable parameter counts as trained.
-        forward: Runs the model on one or several batches of the new data, for methods on hidden units:
-            `lambda: model(x)`.
+        forward: Runs the model on one batch of the new data, the next at each call, for methods on hidden units:
+            `lambda: model(x)`, or `lambda: model(next(batches))`.
         losses: Losses of batches of the new data, scalars with a graph, for methods that use gradients; best a function
             that returns a generator: `lambda: (criterion(model(x), y) for x, y in loader)`. All of them are used.
         initial: Values of the model when it was new, see `initial_values`, or others to reset to.
@@ -83,10 +83,11 @@ class Loop:
         return self._initial
 
     def forward(self, batches: int = 1) -> None:
-        """Call the function given as `forward`, which decides on the number of batches."""
+        """Call the function given as `forward` once for each batch."""
         if self._forward is None:
             raise ValueError("this method needs Loop(forward=lambda: model(x)), which runs the model on a batch")
-        self._forward()
+        for _ in range(batches):
+            self._forward()
 
     def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
         """Yield the gradients of each of the `losses`; `.grad` of the parameters stays as it is."""
