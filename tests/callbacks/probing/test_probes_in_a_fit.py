@@ -9,7 +9,7 @@ from small_training import GrowingData, PlainModule, assert_same_weights, datase
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_fire import ContinualBackprop, SelfNormalizedReset, module_curvature
+from lightning_fire import ContinualBackprop, PlasticityCallback, SelfNormalizedReset, module_curvature
 from lightning_fire.callbacks.probing.batches import batches_of, forward_on_new_data
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
@@ -88,8 +88,8 @@ class Probing(Callback):
 
 
 METHODS = {
-    "continual_backprop": lambda: ContinualBackprop(replacement_rate=0.2, maturity=1),
-    "snr": lambda: SelfNormalizedReset(rejection=0.3, refresh_every=3, max_silence=24),
+    "continual_backprop": lambda: PlasticityCallback(ContinualBackprop(replacement_rate=0.2, maturity=1)),
+    "snr": lambda: PlasticityCallback(SelfNormalizedReset(rejection=0.3, refresh_every=3, max_silence=24)),
 }
 
 
