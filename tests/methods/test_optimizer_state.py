@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from functools import partial
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import distributed, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from lightning_fire import FIRECallback, HiddenUnits, Log, OptimizerReset
+from lightning_fire import FIRE, FIRECallback, HiddenUnits, Log, OptimizerReset, PlasticityCallback
 from lightning_fire.methods.base.optimizer_state import follow_policy
 from lightning_fire.methods.base.unit_reset import plan_unit_resets
 
@@ -177,16 +176,16 @@ class Wrapped(PlainModule):
         return Lookahead(super().configure_optimizers())
 
 
-@pytest.mark.parametrize("method", [partial(FIRECallback, optimizer="all"), OptimizerReset])
+@pytest.mark.parametrize("method", [FIRE(optimizer_state="all"), OptimizerReset()])
 def test_an_event_of_a_training_with_a_wrapper_begins_a_new_optimizer(method):
-    class Begins(type(method())):
+    class Begins(PlasticityCallback):
         def act(self, trainer, pl_module):
             values = super().act(trainer, pl_module)
             states.extend([dict(trainer.optimizers[0].state), dict(trainer.optimizers[0].wrapped.state)])
             return values
 
     states = []
-    fitted(partial(Begins, **getattr(method, "keywords", {}))(), module=Wrapped())
+    fitted(Begins(method), module=Wrapped())
     assert states == [{}] * 4
 
 

@@ -7,12 +7,20 @@ import torch
 from torch import nn
 
 from lightning_fire.functional import l2_init_gradient, parseval_gradient
-from lightning_fire.methods import FeatureRank, IsometryDecay, L2Init, Parseval, SpectralRegularization
+from lightning_fire.methods import (
+    FeatureRank,
+    IsometryDecay,
+    L2Init,
+    Loop,
+    Parseval,
+    SpectralRegularization,
+    initial_values,
+)
 
 PENALTIES = {
-    "l2_init": lambda model: L2Init(model, strength=0.3),
-    "parseval": lambda model: Parseval(model, strength=0.3),
-    "spectral": lambda model: SpectralRegularization(model, strength=0.3),
+    "l2_init": L2Init(strength=0.3),
+    "parseval": Parseval(strength=0.3),
+    "spectral": SpectralRegularization(strength=0.3),
 }
 
 
@@ -24,14 +32,15 @@ def network() -> nn.Sequential:
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(1))
 
 
-def gradients_with(build, net, compiled):
-    method = build(torch.compile(net) if compiled else net)
+def gradients_with(penalty, net, compiled):
+    model = torch.compile(net) if compiled else net
+    method = penalty.attach(model, Loop(initial=initial_values(model)))
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.mul_(1.5).add_(0.1)
     net(X).square().sum().backward()
-    method.add_gradients()
-    return {name: parameter.grad for name, parameter in net.named_parameters()}, method.penalty()
+    method.before_step()
+    return {name: parameter.grad for name, parameter in net.named_parameters()}, method.metrics()["penalty"]
 
 
 @pytest.mark.parametrize("name", PENALTIES)
@@ -78,7 +87,7 @@ def test_spectral_regularization_is_on_the_trained_biases_of_its_weights():
     )
     net["frozen_bias"].bias.requires_grad_(False)
     net["frozen_weight"].weight.requires_grad_(False)
-    found = SpectralRegularization(net, strength=1.0).parameters
+    found = SpectralRegularization(strength=1.0).attach(net).parameters
     expected = {"plain.weight", "plain.bias", "frozen_bias.weight", "scaled.weight", "scaled.bias", "none.weight"}
     attention = {"attention.in_proj_weight", "attention.in_proj_bias"}
     output = {"attention.out_proj.weight", "attention.out_proj.bias"}
@@ -96,7 +105,7 @@ def test_isometry_decay_moves_what_its_optimizer_steps_by_its_learning_rate():
     optimizer = torch.optim.SGD(groups, lr=1.0)
     torch.optim.SGD(net[2].parameters(), lr=1.0)  # of another optimizer
     before = copy.deepcopy(net)
-    IsometryDecay(net, strength=0.7).decay(optimizer)
+    IsometryDecay(strength=0.7).attach(net).before_step(optimizer)
     for index, rate in enumerate((0.1, 0.02, 0.0, 0.0, 0.0)):
         weight = before[index].weight.detach()
         expected = weight - rate * 0.7 * parseval_gradient(weight)

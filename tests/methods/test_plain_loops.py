@@ -108,21 +108,25 @@ def test_the_methods_make_a_difference(plain):
 
 
 def loop_and_methods(name, monkeypatch):
-    """A loop with a method, and the objects of `methods` that it has made."""
+    """A loop with a method, and what of it has a state: what is attached, the loops that count events, the objects."""
     made = []
 
-    def noting(kind):
-        return lambda *args, **options: made.append(kind(*args, **options)) or made[-1]
+    def noting(function):
+        def noted(*args, **options):
+            made.append(function(*args, **options))
+            return made[-1]
+
+        return noted
 
     with monkeypatch.context() as patch:
-        for kind in KINDS:
-            patch.setattr(plain_loops.methods, kind.__name__, noting(kind))
+        patch.setattr(lf.methods.StepMethod, "attach", noting(lf.methods.StepMethod.attach))
+        for kind in ("FeatureRank", "HareAndTortoise", "Loop"):
+            patch.setattr(plain_loops.methods, kind, noting(getattr(lf.methods, kind)))
         loop = Loop()
         METHODS[name](loop)
     return loop, made
 
 
-KINDS = [kind for kind in vars(plain_loops.methods).values() if isinstance(kind, type)]
 OF_ANOTHER_STRUCTURE = {"plasticity_injection"}  # the model with an injection has more parameters
 
 
@@ -139,9 +143,10 @@ def test_a_plain_loop_resumes_to_equal_weights(name, monkeypatch):
         if hasattr(method, "state_dict"):
             state = copy.deepcopy(method.state_dict())
             other.load_state_dict(state)
-            assert_equal(other.state_dict(), state)
-        if isinstance(method, lf.methods.SpectralRegularization):  # as its docstring says
-            other.vectors.update(method.vectors)
+            if state:
+                assert_equal(other.state_dict(), state)
+        if isinstance(method, lf.methods.Loop):
+            other.event = method.event
     second.epoch, second.event = first.epoch, first.event
     resumed = second.run()
     assert all(torch.equal(resumed[key], whole[key]) for key in whole)

@@ -58,7 +58,7 @@ def test_draws_seed_no_device_that_the_model_is_not_on(monkeypatch):
     model, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.ones(2, 2)
     before = torch.get_rng_state()
     fresh_values(model, seed=3)
-    methods.ReDo(model, lambda: model(x), threshold=9.0).step(lambda: model(x))
-    methods.inject_plasticity_(model, ["2"], seed=3)
+    methods.ReDo(threshold=9.0)(model, methods.Loop(forward=lambda: model(x)))
+    methods.PlasticityInjection("2", seed=3)(model)
     assert seeded_devices == []
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fire.methods import ContinualBackprop, ReDo, SelfNormalizedReset
+from lightning_fire.methods import ContinualBackprop, Loop, ReDo, SelfNormalizedReset
 
 
 class Fragile(nn.Linear):
@@ -23,12 +23,20 @@ def network() -> nn.Sequential:
     return nn.Sequential(*first, nn.Linear(4, 4), nn.ReLU(), Fragile(4, 4), nn.ReLU(), nn.Linear(4, 1))
 
 
+def attached(method):
+    """The step of a method, which returns the number of units reset so far."""
+
+    def begin(model, training):
+        at_work = method.attach(model, training)
+        return lambda: at_work.after_step() or at_work.metrics()["units"]
+
+    return begin
+
+
 STEPS = {
-    "redo": lambda model, run: (lambda method: lambda optimizer: method.step(run, optimizer))(
-        ReDo(model, run, threshold=100.0)
-    ),
-    "continual_backprop": lambda model, run: ContinualBackprop(model, run, replacement_rate=1.0, maturity=0).step,
-    "snr": lambda model, run: SelfNormalizedReset(model, run, max_silence=2).step,
+    "redo": lambda model, training: lambda: ReDo(threshold=100.0)(model, training)["units"],
+    "continual_backprop": attached(ContinualBackprop(replacement_rate=1.0, maturity=0)),
+    "snr": attached(SelfNormalizedReset(max_silence=2)),
 }
 
 
@@ -36,22 +44,21 @@ STEPS = {
 def test_a_layer_that_cannot_be_drawn_leaves_the_layers_before_it_as_they_are(name):
     model, x = network(), torch.ones(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
-    step = STEPS[name](model, lambda: model(x))
+    step = STEPS[name](model, Loop(optimizer, lambda: model(x)))
     for layer in (1, 3, 5) if name == "snr" else ():
         nn.init.constant_(model[layer].bias, -100.0)  # none fires
     for first in (True, False):
         model(x).sum().backward()
         optimizer.step()
         if name == "snr" and first:
-            assert step(optimizer) == 0  # silent for 3 samples, not more
+            assert step() == 0  # silent for 3 samples, not more
     model[5].whole = False
     before, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     with pytest.raises(OSError, match="no values"):
-        step(optimizer)
+        step()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     after = optimizer.state_dict()["state"]
     assert all(torch.equal(value, moments[index][key]) for index in after for key, value in after[index].items())
     model[5].whole = True
-    report = step(optimizer)
-    assert (report["units"] if name == "redo" else report) == 12
+    assert step() == 12
     assert not model[3].weight.any()  # the outgoing weights of new units

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.methods import ContinualBackprop, ReDo, SelfNormalizedReset
+from lightning_fire.methods import ContinualBackprop, Loop, ReDo, SelfNormalizedReset
 
 STRIDE = 1_000_003  # between the seeds of two draws
 
@@ -172,29 +172,21 @@ def redo(threshold: float, scored: str) -> Rule:
     return rule
 
 
-class StepwiseReDo(ReDo):
-    """As the others, by the training batches."""
-
-    def step(self, optimizers):
-        forward, self.last = self.last, None
-        return int(super().step(forward, optimizers)["units"])
-
-
 CASES = {
     "continual_backprop": (
-        lambda net, run, score: ContinualBackprop(net, run, 0.1, maturity=2, decay=0.9, score=score),
+        lambda score: ContinualBackprop(0.1, maturity=2, decay=0.9, score=score),
         lambda score: continual_backprop(0.1, 2, 0.9, score),
     ),
     "continual_backprop, at once": (
-        lambda net, run, score: ContinualBackprop(net, run, 0.8, maturity=0, decay=0.5, score=score),
+        lambda score: ContinualBackprop(0.8, maturity=0, decay=0.5, score=score),
         lambda score: continual_backprop(0.8, 0, 0.5, score),
     ),
     "snr": (
-        lambda net, run, score: SelfNormalizedReset(net, run, 0.2, refresh_every=4, max_silence=24, score=score),
+        lambda score: SelfNormalizedReset(0.2, refresh_every=4, max_silence=24, score=score),
         lambda score: snr(0.2, 4, 24, score),
     ),
     "redo": (
-        lambda net, run, score: StepwiseReDo(net, run, threshold=0.3, score=score),
+        lambda score: ReDo(threshold=0.3, score=score),
         lambda score: redo(0.3, score),
     ),
 }
@@ -206,8 +198,10 @@ def test_it_equals_the_slow_loop(name, score):
     build, rule_of = CASES[name]
     net, total = network(), 0
     x = torch.randn(7, 2, 5, 5)
-    method, rule = build(net, lambda: net(x), score), rule_of(score)
+    method, rule = build(score), rule_of(score)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    training = Loop(optimizer, lambda: net(x))
+    attached = method.attach(net, training) if name != "redo" else None
     outputs = Outputs(net)
     for number in range(16):
         x = torch.randn(7 - number % 3, 2, 5, 5)
@@ -218,18 +212,21 @@ def test_it_equals_the_slow_loop(name, score):
         net(x).square().sum().backward()
         optimizer.step()
         if name == "redo":
-            net.eval()  # its own pass would change the statistics of the BatchNorm
+            net.eval()  # its own pass would use the statistics of the batch
             net(x)
-            method.last = lambda x=x: net(x)
         expected = copy.deepcopy(net)
         momenta = {key: optimizer.state[p]["momentum_buffer"].clone() for key, p in net.named_parameters()}
         with torch.no_grad():
             chosen = rule(expected, outputs, len(x))
             done = 1 + (number if name == "redo" else total)
             reset(expected, momenta, chosen, STRIDE * done)
-        assert method.step(optimizer) == sum(map(len, chosen))
-        net.train()
         total += sum(map(len, chosen))
+        if attached is None:
+            assert method(net, training)["units"] == sum(map(len, chosen))
+        else:
+            attached.after_step()
+            assert attached.metrics()["units"] == total
+        net.train()
         for key, value in expected.state_dict().items():
             torch.testing.assert_close(net.state_dict()[key], value, rtol=1e-4, atol=1e-6, msg=f"{key}, step {number}")
         for key, parameter in net.named_parameters():

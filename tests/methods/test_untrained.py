@@ -145,8 +145,7 @@ def test_a_computed_weight_of_a_teacher_is_no_obstacle_and_one_of_the_student_is
         methods.fire_(model, optimizers=optimizer_of(model.student))
 
 
-def test_a_step_at_which_only_units_of_a_teacher_are_due_changes_nothing():
-    """Its more numerous units are due more often."""
+def test_units_of_a_teacher_are_not_watched():
 
     class Wide(Pair):
         @staticmethod
@@ -156,24 +155,27 @@ def test_a_step_at_which_only_units_of_a_teacher_are_due_changes_nothing():
     model = Wide()
     model.student = Pair.network()
     optimizer = optimizer_of(model.student)
-    method = methods.ContinualBackprop(model, lambda: model(X), replacement_rate=1 / 32, maturity=0)
-    assert sorted(layer.size for layer in method.layers) == [8, 32]
+    training = methods.Loop(optimizer, lambda: model(X))
+    method = methods.ContinualBackprop(replacement_rate=1 / 32, maturity=0).attach(model, training)
+    assert [layer.size for layer in method.layers] == [8]
+    assert "leaves out teacher" in method.selected()
     numbers = []
     for _ in range(8):
         model(X).backward()
         optimizer.step()
-        numbers.append(method.step(optimizer))
-    assert sum(numbers[:3]) == 0 and sum(numbers) > 0
-    other = optimizer_of(Pair())
+        method.after_step()
+        numbers.append(method.metrics()["units"])
+    assert numbers == [number // 4 for number in range(1, 9)]  # a unit of 8, at 1/32 each step
+    training.optimizers = [optimizer_of(Pair())]
     with pytest.raises(ValueError, match="train no layer of these units"):
-        [method.step(other) for _ in range(8)]
+        [method.after_step() for _ in range(8)]
 
 
 def test_a_partly_trained_head_keeps_the_rest_and_its_output():
     model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
     before, output = copy.deepcopy(model.state_dict()), model(X)
     with pytest.warns(UserWarning, match=r"leaves out 2\.bias: no optimizer trains it"):
-        methods.inject_plasticity_(model, ["2"], optimizers=torch.optim.SGD([model[2].weight], 0.1))
+        methods.PlasticityInjection("2")(model, methods.Loop(torch.optim.SGD([model[2].weight], 0.1)))
     assert torch.equal(model[2].trained.bias, before["2.bias"])
     assert not torch.equal(model[2].trained.weight, before["2.weight"])
     torch.testing.assert_close(model(X), output)

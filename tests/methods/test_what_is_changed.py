@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from lightning_fire.methods.optimizer_state import reset_optimizer_state
 from reference import dash as slow_dash
 from reference import fire as slow_fire
 from torch import nn
 from torch.nn import functional as F
 
 from lightning_fire.methods import dash_, fire_, fresh_values, full_reset_, isometric_values, shrink_and_perturb_
+from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 from lightning_fire.where import Parameters, Weights
 
 FROZEN = ("3.bias", "4.weight")
