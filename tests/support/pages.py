@@ -50,7 +50,7 @@ def undefined_names(code: str) -> set[str]:
     every = list(_codes(compile(code, "page", "exec")))
     defined = {name for each in every for name in (*each.co_varnames, *each.co_cellvars, *_stored(each))}
     used = {name for each in every for name in _loaded(each)}
-    return used - defined - set(dir(builtins)) - {"__name__", "__qualname__", "__module__"}
+    return used - defined - set(dir(builtins)) - {"__name__", "__qualname__", "__module__", "__annotations__"}
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
