@@ -34,7 +34,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "fire_muon_procrustes": lambda when: lf.FIRECallback(when, steps=4, coefficients="muon", scale="procrustes"),
     "fire_quintic_auto": lambda when: lf.FIRECallback(when, coefficients="quintic", scale="auto"),
     "fire_short_log": lambda when: lf.FIRECallback(
-        when, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
+        when, LINEAR, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
     ),
     "fire_no_log": lambda when: lf.FIRECallback(when, log=lf.Log(weights=False)),
     "shrink_and_perturb": lambda when: lf.ShrinkAndPerturb(when),
@@ -58,7 +58,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
         when or EveryNSteps(2), threshold=0.3, start_chunk=1, where=HiddenUnits(exclude=["conv1"])
     ),
     "continual_backprop": lambda when: lf.ContinualBackprop(replacement_rate=0.05, maturity=3, decay=0.9, seed=5),
-    "continual_backprop_plain": lambda when: lf.ContinualBackprop(0.1, 1, compensate=False, start_chunk=1),
+    "continual_backprop_plain": lambda when: lf.ContinualBackprop(0.25, 1, compensate=False, start_chunk=1),
     "snr": lambda when: lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5),
     "snr_start_chunk": lambda when: lf.SelfNormalizedReset(
         0.1, 2, 30, expansion=1.5, start_chunk=1, where=HiddenUnits(exclude=["conv1"])
