@@ -32,6 +32,7 @@ class Case:
 TRAININGS: dict[str, Training | SeveralFits] = {
     "main": Training(),
     "muon": Training(trainings.MuonModule),
+    "scheduled": Training(trainings.Scheduled, ends=()),
     "accumulated": Training(options={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, batches=(5,), ends=()),
     "clipped": Training(options={"gradient_clip_val": 0.05}, ends=()),
     "amp": Training(options={"precision": "bf16-mixed"}, ends=()),
@@ -51,6 +52,7 @@ TRAININGS: dict[str, Training | SeveralFits] = {
 # Methods in each training but the main one, which has all that do not need another.
 METHODS: dict[str, str] = {
     "muon": "use_muon fire optimizer_reset redo",
+    "scheduled": "restart_schedulers",
     "accumulated": "fire dash redo redo_gradient continual_backprop snr feature_rank l2_init isometry_decay"
     " hare_and_tortoise weight_projection plasticity_monitor",
     "clipped": "parseval l2_init spectral isometry_decay plasticity_monitor",
@@ -112,6 +114,8 @@ def _cases() -> dict[str, Case]:
     together = ("fire", "optimizer_reset", "redo", "continual_backprop", "l2_init", "parseval", "plasticity_monitor")
     add("together/seven", partial(trained, "main", *together), "main/nothing")
     add("together/two_of_a_class", partial(trained, "main", "fire", "fire_short_log"), "main/nothing")
+    watchers = ("continual_backprop", "snr", "feature_rank", "redo")  # the last runs the module within a batch
+    add("together/watchers", partial(trained, "main", *watchers, when=SCHEDULES["every_n_steps"]), "main/nothing")
     names = ("fire", "redo_gradient", "snr", "l2_init")
     add("together/two_optimizers", partial(trained, "two_optimizers", *names), "two_optimizers/nothing")
     for name in ("fire", "redo", "full_reset_head"):

@@ -79,7 +79,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "optimizer_reset": lambda when: lf.OptimizerReset(when),
     "restart_schedulers": lambda when: lf.RestartSchedulers(when),
     "use_muon": lambda when: lf.UseMuon(when),
-    "plasticity_monitor": lambda when: lf.PlasticityMonitor(data_every_n_steps=2, log=lf.Log(curvature=True)),
+    "plasticity_monitor": lambda when: lf.PlasticityMonitor(data_every_n_steps=6, log=lf.Log(curvature=True)),
     "plasticity_monitor_rare": lambda when: lf.PlasticityMonitor(
         Weights(preset="cnn"), 2, None, log=lf.Log(name="own", layers=False)
     ),

@@ -66,6 +66,10 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = net()
 
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return 1.5 * x, y
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         loss = cross_entropy(self.net(x), y)
@@ -80,6 +84,14 @@ class Module(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+class Scheduled(Module):
+    """A schedule whose length is that of the training on the data of the moment."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer, length = torch.optim.Adam(self.parameters(), lr=1e-2), self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + 9 * epoch / length))]
 
 
 class MuonModule(Module):
@@ -284,7 +296,7 @@ class Training:
             return found
 
     def _fit(self, folder: Path, logger: Memory, callbacks: Sequence[pl.Callback], checkpoint: Path | None) -> Digests:
-        torch.manual_seed(1)
+        torch.manual_seed(1 if checkpoint is None else 2)  # all must come from the checkpoint
         module, data = self.module(), self.data()
         trainer = trainer_of(folder, logger, callbacks, self.epochs, **self.options)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
@@ -308,7 +320,7 @@ class SeveralFits:
             logger, module, trainer, checkpoint = Memory(), None, None, None
             for fit in range(3):
                 if self.anew or trainer is None:
-                    torch.manual_seed(1)
+                    torch.manual_seed(1 + fit)
                     module, trainer = Module(), trainer_of(Path(folder), logger, callbacks(), 0)
                 trainer.fit_loop.max_epochs = 2 * fit + 2
                 loader = DataLoader(images(24, 3 + fit), batch_size=6, shuffle=True)
