@@ -102,10 +102,11 @@ class MuonModule(Module):
 
 
 class Frozen(Module):
-    """The first convolution and a bias are not trained."""
+    """The first convolution and a bias are not trained; with dropout, whose draws nothing else may disturb."""
 
     def __init__(self):
         super().__init__()
+        self.net.relu3 = nn.Sequential(nn.ReLU(), nn.Dropout(0.2))
         for parameter in (self.net.conv1.weight, self.net.fc.bias):
             parameter.requires_grad_(False)
 
