@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._lightning import lerp_
+from lightning_fire._private import lerp_
 from lightning_fire.methods.change import Change, change_values, measurable, require_finite
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.methods.report import Report

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire._lightning import RunningNorms
+from lightning_fire._private import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
 from lightning_fire.methods.penalty import Penalty, views_of_weights
 from lightning_fire.where import Weights

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
+from lightning_fire._private import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.methods.change import Change, in_place, require_finite
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, tensors_of

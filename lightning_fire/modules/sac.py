@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
-from lightning_fire._lightning import lerp_
+from lightning_fire._private import lerp_
 from lightning_fire.contracts import HasN, HasResetParameters, offers
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils import parametrize
 
-from lightning_fire._lightning import children_of
+from lightning_fire._private import children_of
 from lightning_fire.distributed import local
 from lightning_fire.where.fused import Part, classes_of, is_attention_name, parts_of, role_of, split
 from lightning_fire.where.low_rank import low_rank_factors

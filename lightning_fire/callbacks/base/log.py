@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from lightning.pytorch import Trainer
 
-from lightning_fire._lightning import batches_that_stepped, is_a
+from lightning_fire._lightning import batches_that_stepped
+from lightning_fire._private import is_a
 from lightning_fire.contracts import HasEnvironmentSteps, offers
 
 

@@ -3,7 +3,8 @@
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import loss_scaler, unscales_gradients
+from lightning_fire._lightning import loss_scaler
+from lightning_fire._private import unscales_gradients
 from lightning_fire.callbacks.base.from_chunk import FromChunkCallback
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.methods.penalty import Penalty
