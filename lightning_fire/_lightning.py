@@ -179,11 +179,6 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
-def without_compile_wrapper(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrapper that `torch.compile(module)` returns; any other as it is."""
-    return getattr(module, "_orig_mod", module)
-
-
 def loss_scaler(trainer: "Trainer") -> Any:
     """Return the gradient scaler of float16 mixed precision; None in every other precision."""
     return getattr(trainer.precision_plugin, "scaler", None)
