@@ -1,5 +1,6 @@
 """The `lightning-fire` program: table of commands and their modules. Imports only the module of the command."""
 
+import argparse
 import importlib
 import io
 import os
@@ -7,9 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning_fire
+from lightning_fire.printable import printable
+
+Result = TypeVar("Result")
 
 # command: module and function, and summary
 _RECIPE = "lightning_fire.recipe.cli"
@@ -90,6 +94,17 @@ def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
         raise SystemExit(2)
     module, _, function = COMMANDS[words[0]][0].partition(":")
     return getattr(importlib.import_module(module), function), words if words[0] in _WITH_NAME else words[1:]
+
+
+def run(
+    parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
+) -> Result:
+    """Run a command; errors that a user can cause are printed in one line."""
+    options = parser.parse_args(args)
+    try:
+        return command(options)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        raise SystemExit(f"{parser.prog}: error: {printable(str(error))}") from None
 
 
 def is_ours(file: str) -> bool:

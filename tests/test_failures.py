@@ -43,8 +43,8 @@ from lightning_fire import (
     ShrinkAndPerturb,
     SpectralRegularization,
     WeightProjection,
+    atomic,
 )
-from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.experiments import compare as compare_command

@@ -11,13 +11,14 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
+from lightning_fire.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
-from lightning_fire.checkpoints.printable import printable
+from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.spectrum import QUANTILES, Health, dfi_of_new, health
 from lightning_fire.checkpoints.weights import by_tensor
+from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
+from lightning_fire.printable import printable
 from lightning_fire.where import Selection
 from lightning_fire.where.selection import about, columns, times
 

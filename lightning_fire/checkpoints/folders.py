@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.atomic import atomic_folder
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.folders import (
     INDEX_OF_PICKLES,
     SINGLE_PICKLE,

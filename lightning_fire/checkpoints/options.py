@@ -1,21 +1,17 @@
-"""Arguments and one-line errors shared by the commands `diagnose` and `reinit`."""
+"""Arguments shared by the commands `diagnose` and `reinit`."""
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
 from lightning_fire.checkpoints.pickled import warning_of_torch
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.where import Selection, Weights
 from lightning_fire.where.weights import PRESETS
-
-Result = TypeVar("Result")
 
 
 def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -84,17 +80,6 @@ def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selecti
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of FIRE that were given."""
     return {name: value for name in ("steps", "coefficients", "scale") if (value := getattr(options, name)) is not None}
-
-
-def run(
-    parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
-) -> Result:
-    """Run a command; errors that a user can cause are printed in one line."""
-    options = parser.parse_args(args)
-    try:
-        return command(options)
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"{parser.prog}: error: {printable(str(error))}") from None
 
 
 def _steps(word: str) -> int | Literal["exact"]:

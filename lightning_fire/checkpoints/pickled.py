@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.networks import LIGHTNING, averages_of, is_average, networks_of, states_of
 from lightning_fire.checkpoints.other_formats import require_torch_format

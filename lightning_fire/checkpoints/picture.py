@@ -9,9 +9,9 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.diagnose import Diagnosis
-from lightning_fire.checkpoints.printable import printable
+from lightning_fire.printable import printable
 
 _ROW = 0.2  # inches
 _MOST_PIXELS = 30_000  # high; half of the limit of the drawing library

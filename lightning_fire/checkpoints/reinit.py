@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import require_folder_of
+from lightning_fire.atomic import require_folder_of
 from lightning_fire.checkpoints.folders import PickledFolder
 from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
-from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
+from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.checkpoints.stored import Change, Stored
 from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_embedding
+from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
+from lightning_fire.printable import printable
 from lightning_fire.where import Selection
 from lightning_fire.where.selection import ByName, some
 

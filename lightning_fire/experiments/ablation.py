@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
@@ -21,6 +20,7 @@ from lightning_fire.experiments.compare import (
     with_monitor,
 )
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
+from lightning_fire.printable import printable
 
 if TYPE_CHECKING:
     import pandas as pd

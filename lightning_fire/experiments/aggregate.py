@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.pictures import colors, save
 from lightning_fire.experiments.report import deliver, figures, number
@@ -26,6 +25,7 @@ from lightning_fire.experiments.statistics import (
     resampled,
     share_above,
 )
+from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import check_name
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import Recipe, find_overlay, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pandas as pd
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.experiments.latex import as_latex
 from lightning_fire.experiments.logs import Curves, Name
 from lightning_fire.experiments.pictures import Panel, draw, write_page

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
@@ -23,6 +22,7 @@ from lightning_fire.experiments.compare import (
     with_monitor,
 )
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
+from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe
 from lightning_fire.recipe.strict_yaml import read_yaml
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.options import run
+from lightning_fire.cli import run
 from lightning_fire.text.sources import SPLITS, HubDataset, Piece, TextFiles
 from lightning_fire.text.token_folder import TokenFolder
 from lightning_fire.text.tokenizer import END_OF_TEXT, Encode, open_tokenizer

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fire.checkpoints.atomic import flush
+from lightning_fire.atomic import flush
 from lightning_fire.text.sources import SPLITS, Piece
 
 SECONDS_BETWEEN_SAVES = 5.0
