@@ -38,7 +38,7 @@ from lightning_fire.experiments.pictures import draw as draw_panels
 from lightning_fire.experiments.pictures import write_page
 from lightning_fire.experiments.training import Task, perform
 
-PACKAGE = Path(__file__).parents[2] / "lightning_fire"
+PACKAGE = Path(__file__).parents[1] / "lightning_fire"
 
 
 # what the sources may not hold
@@ -422,7 +422,7 @@ print("done")
 def test_nothing_connects(tmp_path):
     """In a process of its own, with every way to connect blocked, from the first import to a fit."""
     pytest.importorskip("sklearn")
-    code = GUARDED.format(tests=str(Path(__file__).parents[1] / "support"))
+    code = GUARDED.format(tests=str(Path(__file__).parent / "support"))
     result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.startswith("the guard works") and result.stdout.endswith("done\n")
