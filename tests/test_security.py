@@ -412,7 +412,7 @@ main(["select", *recipe])
 main(["fit", *recipe])
 (checkpoint,) = Path("saved").glob("*.ckpt")
 main(["test", "-c", "base.yaml", "--ckpt_path", str(checkpoint)])
-main(["diagnose", str(checkpoint), "--picture", "diagnosis.png"])
+main(["diagnose", str(checkpoint)])
 main(["reinit", str(checkpoint), "-o", "new.ckpt"])
 print("done")
 """
@@ -490,7 +490,7 @@ def test_names_are_text_in_figures_and_tables(tmp_path, name, monkeypatch):
 def test_names_in_a_checkpoint_do_not_steer_the_terminal(tmp_path, capsys):
     names = ["\x1b[2J\x1b[31mfc.weight", "a\rb.weight", "c\x07.weight", "d\u202eevil.weight", "$\\frac$.weight"]
     torch.save({name: draw(3, 3) for name in names}, tmp_path / "in.pt")
-    main(["diagnose", str(tmp_path / "in.pt"), "--all", "--picture", str(tmp_path / "picture.svg")])
+    main(["diagnose", str(tmp_path / "in.pt"), "--all"])
     shown = capsys.readouterr().out
     assert r"\x1b[2J\x1b[31mfc.weight" in shown and r"d\u202eevil.weight" in shown
     assert all(character.isprintable() for character in shown.replace("\n", ""))

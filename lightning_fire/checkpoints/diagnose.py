@@ -190,15 +190,14 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
         metavar="FILE",
         help="also write all numbers to FILE; without FILE: print a JSON list of the rows instead of the table",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also save a figure to this file")
     return run(parser, args, _run)
 
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:
-    for output in filter(None, (options.json, options.picture)):
-        require_folder_of(output)
-        if output.resolve() == options.checkpoint.resolve():
-            raise ValueError(f"{output} is the checkpoint: name another file")
+    if options.json:
+        require_folder_of(options.json)
+        if options.json.resolve() == options.checkpoint.resolve():
+            raise ValueError(f"{options.json} is the checkpoint: name another file")
     checkpoint = opened(options)
     selection = selection_of(options, checkpoint)
     reference = open_checkpoint(options.reference, options.unsafe_pickle, options.key) if options.reference else None
@@ -226,8 +225,4 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         }
         with atomic_file(options.json) as part:
             part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    if options.picture:
-        from lightning_fire.checkpoints.picture import draw  # matplotlib takes a second to load
-
-        draw(rows, options.picture, title=options.checkpoint.name)
     return rows
