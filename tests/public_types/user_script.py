@@ -13,7 +13,7 @@ from typing_extensions import assert_type
 import lightning_fire as lf
 from lightning_fire import functional as F
 from lightning_fire import methods
-from lightning_fire.checkpoints import Diagnosis, diagnose, health, open_checkpoint, select_weights
+from lightning_fire.checkpoints import Diagnosis, diagnose, diagnosis_of, open_checkpoint, select_weights
 from lightning_fire.integrations.huggingface import ReinitCallback as HuggingFaceCallback
 from lightning_fire.integrations.stable_baselines3 import ReinitCallback as StableBaselinesCallback
 from lightning_fire.methods import Report
@@ -77,8 +77,7 @@ def plain_loop(model: nn.Module) -> Report:
 def files(path: Path) -> list[Diagnosis]:
     """Read a checkpoint file."""
     checkpoint = open_checkpoint(path)
-    found = health(torch.eye(3), steps="exact")
-    norm: float | None = found.norm if found else None
+    norm: float = diagnosis_of(torch.eye(3), steps="exact").norm
     rows = diagnose(checkpoint, select_weights(checkpoint.tensors, lf.Weights()))
     assert_type(rows[0].dfi_ratio, float)
     print(norm)
