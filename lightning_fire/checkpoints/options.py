@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
+from lightning_fire.checkpoints.folders import Folder
+from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
-from lightning_fire.checkpoints.pickled import warning_of_torch
+from lightning_fire.checkpoints.pickled import PickledCheckpoint, warning_of_torch
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.where import Selection, Weights
@@ -65,7 +66,8 @@ def opened(options: argparse.Namespace) -> Checkpoint:
     if unknown := [key for key in options.key if key not in checkpoint.keys]:
         held = ", ".join(filter(None, checkpoint.keys))
         raise ValueError(f"--key: {checkpoint.path} has no {unknown[0]}, but {held or 'one network without a key'}")
-    if not isinstance(checkpoint, Safetensors) and (warning := warning_of_torch()):
+    kind = checkpoint.kind if isinstance(checkpoint, Folder) else type(checkpoint)
+    if kind is PickledCheckpoint and (warning := warning_of_torch()):
         print(f"warning: {warning}", file=sys.stderr)
     return checkpoint
 

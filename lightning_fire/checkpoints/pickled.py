@@ -32,6 +32,8 @@ class PickledCheckpoint:
         ValueError: If the file is not a checkpoint, or has several networks and no key, or not these keys.
     """
 
+    single = "pytorch_model.bin"  # name of the file in a folder
+
     def __init__(self, path: Path, unsafe: bool = False, keys: Sequence[str] = ()):
         self.path = path
         self._content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")

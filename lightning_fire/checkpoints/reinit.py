@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_fire.atomic import require_folder_of
-from lightning_fire.checkpoints.folders import PickledFolder
-from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
+from lightning_fire.checkpoints.folders import Folder
+from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
 from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
@@ -195,8 +195,10 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
-    if not isinstance(checkpoint, PickledCheckpoint):
+    if isinstance(checkpoint, Folder):
         return _optimizer_files(checkpoint, drop)
+    if not isinstance(checkpoint, PickledCheckpoint):
+        return ["no optimizer states to drop"] if drop else []
     states = [state for state in checkpoint.optimizer_states() if state["state"]]
     if not states:
         return ["the file has no optimizer states to drop"] if drop else []
@@ -207,9 +209,9 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     return ["optimizer states are dropped"]
 
 
-def _optimizer_files(checkpoint: Safetensors | PickledFolder, drop: bool) -> list[str]:
+def _optimizer_files(checkpoint: Folder, drop: bool) -> list[str]:
     """Drop the states in the files of a folder, when it is saved; return notes for the user."""
-    files, others = optimizer_files(checkpoint.path) if checkpoint.path.is_dir() else ([], [])
+    files, others = optimizer_files(checkpoint.path)
     if others and drop:
         raise ValueError(f"the optimizer states in {', '.join(others)} cannot be dropped here: remove them from a copy")
     if others:
