@@ -13,7 +13,7 @@ from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
-from lightning_fire.checkpoints.stored import Change, Stored, in_layer_order
+from lightning_fire.checkpoints.stored import Edit, Stored, in_layer_order
 
 _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
 
@@ -57,7 +57,7 @@ class Folder:
         """Return one tensor."""
         return self._shard_of[name].read(name)
 
-    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
+    def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy of the folder with some tensors changed, one file at a time.
 
         Links in it are followed, as a model in Hugging Face's cache consists of them.

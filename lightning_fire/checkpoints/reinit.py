@@ -19,7 +19,7 @@ from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
 from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
-from lightning_fire.checkpoints.stored import Change, Stored
+from lightning_fire.checkpoints.stored import Edit, Stored
 from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_embedding
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
@@ -67,7 +67,7 @@ class Tally:
                 self.error += (old.double() - new.double()).square().sum().item()
 
 
-def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
+def by_fire(selection: Selection, tally: Tally, **options: Any) -> Edit:
     """Replace the selected weights by FIRE, in place; a ValueError for a weight with a NaN or Inf."""
     views = by_tensor(selection)
 
@@ -86,7 +86,7 @@ def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
 
 def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
-) -> Change:
+) -> Edit:
     """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in the result."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
     if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
@@ -169,7 +169,7 @@ def _run(options: argparse.Namespace) -> Tally:
     return tally
 
 
-def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Edit, list[str]]:
     """Return the names of the tensors to change, the change, and notes for the user."""
     if options.method == "fire":
         selection = selection_of(options, checkpoint)

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.other_formats import require_safetensors_format
-from lightning_fire.checkpoints.stored import DTYPES, Change, Stored, in_layer_order
+from lightning_fire.checkpoints.stored import DTYPES, Edit, Stored, in_layer_order
 
 
 class Safetensors:
@@ -41,7 +41,7 @@ class Safetensors:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
-    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
+    def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy with some tensors changed, one at a time. All other bytes are copied."""
         with atomic_file(output) as part:
             shutil.copy(self.path, part)  # with its mode
