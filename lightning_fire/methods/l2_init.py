@@ -40,7 +40,7 @@ class L2Init(Penalty):
         initial: Mapping[str, Tensor] | None = None,
     ):
         check_model(model)
-        super().__init__(checked(where, Parameters()).select(model), strength)
+        super().__init__(dict(checked(where, Parameters()).select(model).items()), strength)
         initial = initial_values(model) if initial is None else initial
         owned = {parameter: name for name, parameter in model.named_parameters()}
         self.targets = {name: initial[owned[p]].to(p.device) for name, p in self.parameters.items()}
