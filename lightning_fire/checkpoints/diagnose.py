@@ -18,7 +18,7 @@ from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
 from lightning_fire.printable import printable
-from lightning_fire.where import Selection
+from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import about, columns, times
 
 # word of --sort: attribute, head of the column
@@ -40,7 +40,7 @@ and FIRE on your data, with your recipe (`lightning-fire init FOLDER` writes one
 
 
 def diagnose(
-    checkpoint: Checkpoint, selection: Selection, reference: Checkpoint | None = None, **options: Any
+    checkpoint: Checkpoint, selection: Selection[WeightView], reference: Checkpoint | None = None, **options: Any
 ) -> list[Diagnosis]:
     """Compute metrics of the selected weights of a checkpoint, with one tensor in memory at a time.
 

@@ -11,7 +11,7 @@ from lightning_fire.checkpoints.model_config import read_config
 from lightning_fire.checkpoints.pickled import PickledCheckpoint, warning_of_torch
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
-from lightning_fire.where import Selection, Weights
+from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.weights import PRESETS
 
 
@@ -72,7 +72,7 @@ def opened(options: argparse.Namespace) -> Checkpoint:
     return checkpoint
 
 
-def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection:
+def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection[WeightView]:
     """Select weights of a checkpoint as the arguments say."""
     weights = Weights(options.preset or "auto", options.include, options.exclude)
     config = read_config(options.config) if options.config else checkpoint.config

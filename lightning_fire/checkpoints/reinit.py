@@ -24,7 +24,7 @@ from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_e
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
 from lightning_fire.printable import printable
-from lightning_fire.where import Selection
+from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import ByName, some
 
 _OWN = {  # method: the options that only some methods have
@@ -67,7 +67,7 @@ class Tally:
                 self.error += (old.double() - new.double()).square().sum().item()
 
 
-def by_fire(selection: Selection, tally: Tally, **options: Any) -> Edit:
+def by_fire(selection: Selection[WeightView], tally: Tally, **options: Any) -> Edit:
     """Replace the selected weights by FIRE, in place; a ValueError for a weight with a NaN or Inf."""
     views = by_tensor(selection)
 

@@ -17,7 +17,7 @@ from lightning_fire.checkpoints import Diagnosis, diagnose, diagnosis_of, open_c
 from lightning_fire.integrations.huggingface import ReinitCallback as HuggingFaceCallback
 from lightning_fire.integrations.stable_baselines3 import ReinitCallback as StableBaselinesCallback
 from lightning_fire.methods import Report
-from lightning_fire.where import Selection
+from lightning_fire.where import Selection, WeightView
 
 
 def functions(weight: Tensor) -> float:
@@ -60,7 +60,7 @@ def plain_loop(model: nn.Module) -> Report:
     """Use methods in a training loop of one's own."""
     optimizer = torch.optim.Adam(model.parameters())
     selection = lf.Weights().select(model)
-    assert_type(selection, Selection)
+    assert_type(selection, Selection[WeightView])
     names: list[str] = [view.name for view in selection]
     initial = lf.initial_values(model)
     assert_type(lf.shrink_and_perturb_(model, initial, strength=0.8, optimizers=[optimizer]), Report)
