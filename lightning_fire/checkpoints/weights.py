@@ -11,8 +11,9 @@ from lightning_fire.checkpoints.embeddings import embeddings_by_shape, is_named_
 from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
+from lightning_fire.where.candidate import LOW_RANK, Candidate
 from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
-from lightning_fire.where.layers import LOW_RANK, Candidate, plain
+from lightning_fire.where.layers import plain
 from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout

@@ -7,17 +7,10 @@ from typing import Literal
 
 from torch import nn
 
+from lightning_fire.where.attention import is_causal_language_model, mostly_attention
+from lightning_fire.where.candidate import Candidate, is_vector, matrices_in
 from lightning_fire.where.fused import in_order, split
-from lightning_fire.where.layers import (
-    Candidate,
-    candidates_of,
-    is_causal_language_model,
-    is_vector,
-    looks_like_a_weight,
-    matrices_in,
-    mostly_attention,
-    plain,
-)
+from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
 from lightning_fire.where.trained import UNTRAINED
 from lightning_fire.where.weight_view import WeightView
@@ -47,8 +40,8 @@ class Weights(ByName):
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
             weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
             do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
-            `auto`: `gpt` for a causal language model, see `layers.is_causal_language_model`; `vit` for other
-            transformers, see `layers.mostly_attention`; otherwise `cnn`.
+            `auto`: `gpt` for a causal language model, see `attention.is_causal_language_model`; `vit` for other
+            transformers, see `attention.mostly_attention`; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Regular expressions; a weight is left out if some pattern matches its name.
         splits: For fused weights, by a regular expression for their names: the parts in the order of the rows, and
