@@ -5,6 +5,7 @@ Tested with torch 2.6 to 2.15: new releases are checked against this file.
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ BatchNorms = nn.modules.batchnorm._BatchNorm  # base of BatchNorm and SyncBatchN
 RunningNorms = nn.modules.batchnorm._NormBase  # base of BatchNorm, SyncBatchNorm and InstanceNorm
 
 
-def copy_of_loader(loader: DataLoader) -> DataLoader:
+def copy_of_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a shallow copy without the iterator that a loader with persistent workers keeps."""
     copied = copy.copy(loader)
     copied._iterator = None
@@ -67,7 +68,7 @@ def version_of(tensor: Tensor) -> int:
 
 def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
     """Interpolate tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
-    torch._foreach_lerp_(targets, sources, weight)
+    torch._foreach_lerp_(targets, sources, weight)  # type: ignore[call-overload]
 
 
 def children_of(module: nn.Module) -> dict[str, nn.Module | None]:

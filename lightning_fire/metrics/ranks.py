@@ -19,6 +19,7 @@ class RankOfFeatures(Sums):
     """Base of the ranks: from FᵀF, summed over batches; in a `MetricCollection` ranks of the same features share it."""
 
     higher_is_better = True
+    gram: Tensor
     _rank: Callable[[Tensor], Tensor]  # from singular values (num_features,), descending
 
     def __init__(self, num_features: int, **kwargs: Any):
