@@ -104,7 +104,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
             )
     file = folder / "meta.json"
     meta = json.loads(file.read_text()) if file.is_file() else {}
-    if not meta and (folder / "progress.json").exists():
+    if not meta.get("complete", True):
         raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}

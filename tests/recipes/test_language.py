@@ -152,5 +152,5 @@ def test_the_authors_text_is_what_prepare_text_does_by_default():
     given = [prepare_text_parser().parse_args(command.split()) for command in commands]
     assert [options.dataset for options in given] == ["Salesforce/wikitext:wikitext-103-v1", "Skylion007/openwebtext"]
     for options in given:
-        assert (options.end_of_text, options.val_share, options.val_split) == (None, None, None)
+        assert (options.end_of_text, options.val_share, options.val_split) == (None, 0.0005, None)
         assert options.tokenizer == "gpt2"
