@@ -71,7 +71,7 @@ ALLOWED_OUTSIDE = {
     "methods": {"torch"},
     "integrations": {"torch", "accelerate", "transformers", "stable_baselines3"},
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},
-    "nets": {"torch", "transformers"},  # the latter only where GPT exchanges weights with it
+    "nets": {"torch", "transformers"},  # the latter only in causal_lm
 }
 
 

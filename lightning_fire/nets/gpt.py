@@ -1,18 +1,11 @@
 """Decoder-only transformer of GPT-2."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from lightning_fire.nets import huggingface_gpt2
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # our names of the GELU, and those of `nn.GELU`
 
@@ -117,47 +110,6 @@ class GPT(nn.Module):
             raise ValueError(f"`length` must be in [1, {self.block_size}], got {length}")
         size = sum(parameter.numel() for parameter in self.parameters()) - self.transformer.wpe.weight.numel()
         return 6 * size + 12 * self.depth * self.dim * length
-
-    @classmethod
-    def from_huggingface(
-        cls,
-        source: nn.Module | Mapping[str, Tensor] | str | Path,
-        heads: int | None = None,
-        dropout: float | None = None,
-    ) -> "GPT":
-        """Copy a GPT-2 of Hugging Face's `transformers`, without any download.
-
-        Args:
-            source: The model (a `GPT2LMHeadModel`, or a `GPT2Model` without its head), its state dict, or the path of
-                a folder written by `save_pretrained`. A state dict is assumed to have the usual settings.
-            heads: Attention heads; required with a state dict, which does not contain them.
-            dropout: Probability of dropout. Default: the model's, and 0 with a state dict.
-
-        Returns:
-            The net, in training mode, with biases, on the device and with the floating type of the embedding.
-
-        Raises:
-            ValueError: If the source is not a GPT-2, or has a setting that this net lacks: unscaled attention or one
-                scaled by the layer's index, cross-attention, another MLP width, activation or LayerNorm ε, an untied
-                head, or several probabilities of dropout.
-            FileNotFoundError: If a path is not a folder with a `config.json`.
-            ImportError: If a path is given and `transformers` is not installed.
-        """
-        arguments, state = huggingface_gpt2.read(source, heads, dropout)
-        embedding = state["transformer.wte.weight"]
-        net = cls(**arguments).to(embedding.device, embedding.dtype)
-        try:
-            net.load_state_dict(state)
-        except RuntimeError as error:  # names what is missing, unexpected or of another shape
-            raise ValueError(f"`source` is not a GPT-2: {error}") from error
-        return net
-
-    def to_huggingface(self) -> "GPT2LMHeadModel":
-        """Copy the net into a `GPT2LMHeadModel` of Hugging Face's `transformers`, with biases of 0 where it has none.
-
-        Mode, device and floating type are those of this net. Raises an `ImportError` without transformers.
-        """
-        return huggingface_gpt2.write(self)
 
 
 class _Linear(nn.Linear):
