@@ -32,7 +32,7 @@ class PartlyRandomLabels(RandomLabels):
 
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
         """Return the training samples of a task, twice."""
-        (inputs, fixed), _ = super().task(self.num_tasks, train, test, num_classes, seed)
+        (inputs, fixed), _ = super().task(self.num_chunks, train, test, num_classes, seed)
         (_, labels), _ = super().task(number, train, test, num_classes, seed)
         kept = torch.rand(len(labels), generator=torch.Generator().manual_seed(1_000 * seed + number)) >= self.fraction
         samples = inputs, torch.where(kept, fixed, labels)

@@ -27,7 +27,7 @@ class Stream(Protocol):
     """A sequence of tasks, each on samples of one data set.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, drawn at random without replacement within the task; the same
             sample may return in another task. None: all.
         epochs: Epochs of each task: one number for all, or one per task.
@@ -36,13 +36,12 @@ class Stream(Protocol):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 40
+    num_chunks: int = 40
     samples_per_task: int | None = 1000
     epochs: int | tuple[int, ...] = 1
     access: ClassVar[Access] = "current"
     online: ClassVar[bool] = True
     same_samples: ClassVar[bool] = False  # in all tasks
-    count: ClassVar[str] = "num_tasks"
 
     def __post_init__(self):
         if self.samples_per_task is not None and self.samples_per_task < 1:
@@ -68,7 +67,7 @@ class Stream(Protocol):
         n, k = len(labels), self.samples_per_task
         if k is not None and k > n:
             raise ValueError(f"`samples_per_task` must not exceed the number of training samples ({n}), got {k}")
-        draws = [0 if self.same_samples else task for task in range(self.num_tasks)]
+        draws = [0 if self.same_samples else task for task in range(self.num_chunks)]
         return [torch.randperm(n, generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
 
 
@@ -97,7 +96,7 @@ class RandomLabels(Stream):
     length is ours.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, the same in each; None: all.
         epochs: Epochs of each task: one number for all, or one per task.
         labels: `"drawn"`: each sample draws its label from all classes, as Kumar et al. write; `"shuffled"`: the true
@@ -108,7 +107,7 @@ class RandomLabels(Stream):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 15
+    num_chunks: int = 15
     samples_per_task: int | None = 600
     epochs: int | tuple[int, ...] = 25
     labels: Literal["drawn", "shuffled"] = "drawn"
@@ -164,7 +163,7 @@ class SlowlyChangingRegression(Stream):
     20 bits of which 15 are slow, 100 hidden units, threshold 0.7, 10,000 samples a task.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task.
         epochs: Epochs of each task: one number for all, or one per task.
         bits: Input bits.
@@ -178,7 +177,7 @@ class SlowlyChangingRegression(Stream):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 100
+    num_chunks: int = 100
     samples_per_task: int = 10_000
     bits: int = 20
     slow_bits: int = 15

@@ -538,7 +538,7 @@ def test_the_trainer_does_not_matter_for_a_test():
         ),
         (
             lambda: datamodule(ClassIncremental(3)).setup(),
-            r"`num_phases` must divide the number of classes \(4\), got 3",
+            r"`num_chunks` must divide the number of classes \(4\), got 3",
         ),
         (lambda: datamodule(ClassIncremental(2), num_classes=2).setup(), r"`labels` must be in \[0, 2\), got 0 to 3"),
     ],

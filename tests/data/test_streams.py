@@ -368,7 +368,7 @@ def test_two_ranks_share_each_batch_and_train_as_one(tmp_path):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PermutedLabels(0), "`num_tasks` must be at least 1, got 0"),
+        (lambda: PermutedLabels(0), "`num_chunks` must be at least 1, got 0"),
         (
             lambda: PermutedInputs(2, samples_per_task=0),
             "`samples_per_task` must be at least 1, or None for all, got 0",

@@ -185,7 +185,7 @@ def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_f
 PAPER_PROTOCOLS = {
     "warm_start": {"fraction": 0.1, "epochs": [1000, 100]},
     "continual": {"num_chunks": 10, "epochs": 100},
-    "class_incremental": {"num_phases": 20, "epochs": 100},
+    "class_incremental": {"num_chunks": 20, "epochs": 100},
 }
 
 
