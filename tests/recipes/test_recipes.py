@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
 from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
 from torch import nn
 
+import lightning_fire.data
 from lightning_fire.cli import main
 from lightning_fire.nets import ResNet
 from lightning_fire.recipe.cli import RecipeCLI
@@ -52,6 +52,12 @@ BESIDE = {  # not in the paper's vision experiments
     "weight_decay": set(),
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
+FILES = {
+    "CIFAR10DataModule": write_cifar10,
+    "CIFAR100DataModule": write_cifar100,
+    "FashionMNISTDataModule": write_fashion_mnist,
+    "TinyImageNetDataModule": write_tiny_imagenet,
+}
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning"),
@@ -64,13 +70,10 @@ def image_files(tmp_path, monkeypatch):
 
     def write(data: str) -> Path:
         root = tmp_path / "data"
-        if data.startswith("CIFAR"):
-            dataset = getattr(torchvision.datasets, data.removesuffix("DataModule"))
-            files = write_cifar10(root) if data == "CIFAR10DataModule" else write_cifar100(root)
-            for name, value in files.items():
-                monkeypatch.setattr(dataset, name, value)
-        else:
-            {"TinyImageNetDataModule": write_tiny_imagenet, "FashionMNISTDataModule": write_fashion_mnist}[data](root)
+        source = getattr(lightning_fire.data, data)
+        files = FILES[data](root) or {}
+        for name, value in files.items():
+            monkeypatch.setattr(getattr(source, "source", source), name, value)
         return root
 
     return write
