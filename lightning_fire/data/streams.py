@@ -16,7 +16,7 @@ from lightning_fire.data.protocols import Access, Protocol
 from lightning_fire.data.threshold_network import ThresholdNetwork
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
-Task = tuple[Samples, Samples]  # to train on, and to validate with
+TaskSamples = tuple[Samples, Samples]  # to train on, and to validate with
 
 _SEED_STRIDE = 999_999_937  # distinguishes the draws of seeds 0, 1, 2 from each other and from batch orders
 _SAMPLES, _CHANGE = range(2)  # what is drawn
@@ -49,7 +49,7 @@ class Stream(Protocol):
         super().__post_init__()
 
     @abstractmethod
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the training and the validation samples of a task, each as inputs and targets.
 
         Args:
@@ -78,7 +78,7 @@ class PermutedLabels(Stream):
     continual learning, ICLR 2024. The default length is ours.
     """
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with renamed classes, int64 (n,)."""
         names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
         return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
@@ -118,7 +118,7 @@ class RandomLabels(Stream):
         if self.labels not in ("drawn", "shuffled"):
             raise ValueError(f"`labels` must be 'drawn' or 'shuffled', got {self.labels!r}")
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the training samples of a task with random labels, int64 (n,), twice."""
         generator = _generator(seed, number, _CHANGE)
         inputs, true = train
@@ -140,7 +140,7 @@ class PermutedInputs(Stream):
     Kumar et al., CoLLAs 2024. The default length is ours.
     """
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with permuted inputs."""
         first = 1 if train[0].ndim == 2 else 2  # of the permuted dimensions
         order = torch.randperm(train[0].shape[first:].numel(), generator=_generator(seed, number, _CHANGE))
@@ -200,7 +200,7 @@ class SlowlyChangingRegression(Stream):
         """Return the network that makes the targets of all tasks, a pure function of the seed."""
         return self._draw_network(_generator(seed, 0, _SAMPLES))
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
         fixed, generator = _generator(seed, 0, _SAMPLES), _generator(seed, number, _CHANGE)
         network = self._draw_network(fixed)

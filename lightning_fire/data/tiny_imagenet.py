@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from torchvision.datasets.utils import check_integrity, download_url
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.files import damaged, require_file
+from lightning_fire.data.file_errors import damaged, require_file
 
 _TOP = "tiny-imagenet-200"
 
