@@ -9,7 +9,8 @@ import pytest
 import torch
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
-from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
+from jsonargparse import Namespace
+from recipe_files import EVERY, ROOT, arguments_of, diagonal, methods_of, name_of
 from torch import nn
 
 import lightning_fire.data
@@ -115,10 +116,12 @@ def parser():
     [(path, method) for path in EVERY for method in methods_of(path)],
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_every_method_of_every_recipe_is_parsed(parser, path, method):
+def test_every_method_of_every_recipe_is_parsed_and_built(parser, path, method):
     """Every class that it names is in the configuration."""
     layers = find_recipe(path).layers(method)
-    config = str(parser.parse_args([word for layer in layers for word in ("-c", layer)]))
+    parsed = parser.parse_args([word for layer in layers for word in ("-c", layer)])
+    parser.instantiate(Namespace(method=parsed.method))
+    config = str(parsed)
     named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", layers[-1])
     assert named
     assert all(name.rsplit(".", 1)[-1] in config for name in named)
@@ -278,21 +281,14 @@ def test_the_search_space_is_that_of_the_paper():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "method"),
-    [(path, method) for path in OF_IMAGES for method in methods_of(path)],
+    diagonal(OF_IMAGES),
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_every_recipe_runs_two_batches(path, method, tmp_path, monkeypatch, image_files):
+def test_recipes_and_methods_run_two_batches(path, method, tmp_path, monkeypatch, image_files):
     data, arguments = settings_of(path)
-    words = ["fit", str(path), "--method", method]
-    words += [
-        "--trainer.fast_dev_run",
-        "2",
-        "--data.init_args.batch_size",
-        "4",
-        "--trainer.enable_progress_bar",
-        "false",
-    ]
-    words += ["--trainer.enable_model_summary", "false", "--trainer.accelerator", "cpu"]
+    words = ["fit", str(path), "--method", method, "--trainer.fast_dev_run", "2", "--data.init_args.batch_size", "4"]
+    words += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+    words += ["--trainer.accelerator", "cpu"]
     if "root" in arguments:
         words += ["--data.init_args.root", str(image_files(data))]
     if arguments.get("subset"):
