@@ -306,7 +306,7 @@ def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next
     (place / "replay").mkdir()
     file = place / "replay" / "a.replay"
     file.touch()
-    torch.save({"segments": [{"file": str(file)}]}, place / "start.ckpt")
+    torch.save({"parts": [(0, 1, str(file))]}, place / "start.ckpt")
     main([*compare.args[0], *(["--keep-starts"] if kept else [])])
     assert (place / "start.ckpt").exists() == kept
     assert file.exists() == kept

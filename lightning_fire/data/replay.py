@@ -51,9 +51,9 @@ class ReplayDataModule(pl.LightningDataModule):
         reward_clip: Clip the rewards to learn from at ± this (Dopamine: 1). Returns are logged unclipped.
         evaluation_episodes: Episodes of an evaluation.
         seed: Seed of the episodes and of all random draws.
-        folder: Folder for files of the buffer, relative to the Trainer's `default_root_dir`; checkpoints then have only
-            their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
-            are kept. None: in memory, and whole in each checkpoint.
+        folder: Folder for the buffer's steps in files, relative to the Trainer's `default_root_dir`; checkpoints then
+            have only their names: for buffers of gigabytes, and to share them among branches. Files of the last two
+            checkpoints are kept. None: each checkpoint has the whole buffer.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in its own process, for
             environments that take longer than the overhead of half a millisecond per step, and as many cores. The
             same training, bit for bit, if environments draw only from their own seed and share nothing.
@@ -183,7 +183,7 @@ class ReplayDataModule(pl.LightningDataModule):
     @property
     def example_observations(self) -> Tensor:
         """Zeros of the shape and type of the observations of all environments that the module acts on."""
-        return torch.from_numpy(self._rounds.collector.buffer.empty_observations())
+        return torch.from_numpy(self._rounds.collector.buffer.latest())
 
     @property
     def environment_steps(self) -> int:

@@ -21,7 +21,8 @@ class Collector:
         environment: Callable that makes an environment; actions in a box are scaled to [−1, 1].
         num_envs: Number of environments.
         seed: Seed of their episodes.
-        make_buffer: Callable that makes the buffer from the arguments of `ReplayBuffer` that depend on the environment.
+        make_buffer: Callable that makes the buffer from `observation_space` and `action_space` of one environment, and
+            `num_envs`.
         reward_clip: Clip the stored rewards at ± this; returns of episodes are unclipped.
         in_processes: Step each in a process of its own.
 
@@ -42,13 +43,8 @@ class Collector:
         seeds = [seed * 1_000_003 + i for i in range(num_envs)]
         self._make_envs = partial(VectorEnvironments, partial(scaled, environment), seeds, in_processes=in_processes)
         self._envs = self._make_envs()
-        space, actions = self._envs.observation_space, self.action_space
         self.buffer = make_buffer(
-            observation_shape=space.shape,
-            observation_dtype=stored_dtype(space),
-            action_shape=actions.shape,
-            action_dtype=np.int64 if isinstance(actions, Discrete) else np.float32,
-            num_envs=num_envs,
+            observation_space=self._envs.observation_space, action_space=self.action_space, num_envs=num_envs
         )
         self.steps = 0  # of each environment
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the unfinished episodes
@@ -136,11 +132,6 @@ class Collector:
         self.buffer.ended = np.ones(self.num_envs, bool)
         self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
         return False
-
-
-def stored_dtype(space: Box) -> np.dtype:
-    """Return the type of stored observations: that of their space, with float32 for float64."""
-    return np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
 
 
 def scaled(environment: Environment) -> gymnasium.Env:

@@ -14,7 +14,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_fire.contracts import HasObserve, offers
-from lightning_fire.experience.collector import Collector, scaled, stored_dtype
+from lightning_fire.experience.buffer import stored_dtype
+from lightning_fire.experience.collector import Collector, scaled
 from lightning_fire.experience.transitions import Episode, Round
 from lightning_fire.experience.vector import Environment, seed_of_episode
 

@@ -268,7 +268,7 @@ def test_a_test_of_a_checkpoint_leaves_the_buffer_alone(tmp_path):
         fit.test(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"), verbose=False)
     assert datamodule.environment_steps == 10 + 2 * 20
     kept = torch.load(tmp_path / "saved.ckpt", weights_only=True)["ReplayDataModule"]["rounds"]["collector"]["buffer"]
-    assert all(Path(segment["file"]).is_file() for segment in kept["segments"].values())
+    assert kept["parts"] and all(Path(path).is_file() for *_, path in kept["parts"])
 
 
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
