@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightning_fire.contracts import HasObserve, offers
 from lightning_fire.experience.buffer import stored_dtype
-from lightning_fire.experience.collector import Collector, scaled
+from lightning_fire.experience.collector import Collector
+from lightning_fire.experience.episodes import Environment, scaled, seed_of_episode
 from lightning_fire.experience.transitions import Episode, Round
-from lightning_fire.experience.vector import Environment, seed_of_episode
 
 _EVALUATION = 2**31  # a seed different from those of training
 
@@ -90,7 +90,7 @@ class Rounds:
         collector = self.collector
         with playing(self.trainer) as module:
             while collector.environment_steps < self.pace.initial_steps:
-                observed(module, collector.observations())
+                observed(module, collector.buffer.latest())
                 collector.step(collector.random_actions(self._generator(2, collector.steps)))
         collector.finished()  # episodes of random actions are not logged
 
@@ -101,7 +101,7 @@ class Rounds:
         with playing(self.trainer) as module:
             for _ in range(pace.steps):
                 learning = collector.environment_steps - pace.initial_steps
-                observations = observed(module, collector.observations())
+                observations = observed(module, collector.buffer.latest())
                 collector.step(act(module, observations, learning, generator))
         self._number += 1
         return self._of(draws, *collector.finished())

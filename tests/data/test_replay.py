@@ -117,7 +117,7 @@ def test_evaluations_have_an_environment_of_their_own(tmp_path):
     fit = trainer(tmp_path, 1, num_sanity_val_steps=0)
     fit.fit(module, data(evaluation_environment=lambda: Corridor(limit=2)))
     assert fit.callback_metrics["val/episode_length"] == 2
-    assert module.trainer.datamodule._rounds.collector._envs.observations.shape == (1, 3)
+    assert module.trainer.datamodule._rounds.collector.buffer.newest().shape == (1, 3)
     assert max(transitions.next_observations[:, 0].max() for transitions in module.batches) > 2
 
 
