@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
@@ -13,11 +12,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
-from lightning_fire.contracts import HasAct, HasNStep, offers
+from lightning_fire.contracts import HasAct, offers
 from lightning_fire.messages import inform, rank_zero_warn
 
 if TYPE_CHECKING:
-    from lightning_fire.experience.rounds import Evaluation, Rounds
+    from lightning_fire.data.rollouts import Evaluation, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -59,7 +58,7 @@ class ReplayDataModule(pl.LightningDataModule):
             same training, bit for bit, if environments draw only from their own seed and share nothing.
         evaluation_environment: Callable that makes the environment of evaluations. Default: `environment`.
         video_folder: Folder, relative to `default_root_dir`, for a video of the first episode of each evaluation,
-            `step-N.mp4`, N environment steps; needs moviepy, and an evaluation environment that renders frames.
+            `step-N-episode-0.mp4`, N environment steps; needs moviepy, and environments that render frames.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
@@ -88,25 +87,29 @@ class ReplayDataModule(pl.LightningDataModule):
         video_folder: str | None = None,
     ):
         super().__init__()
-        at_least_one = {
-            "steps_per_epoch": steps_per_epoch,
-            "batch_size": batch_size,
-            "initial_steps": initial_steps,
-            "steps_per_round": steps_per_round,
-            "num_envs": num_envs,
-            "evaluation_episodes": evaluation_episodes,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
-        if seed < 0:
-            raise ValueError(f"`seed` must be a whole number from 0, got {seed}")
+        self.environment, self.evaluation_environment = environment, evaluation_environment
+        self.steps_per_epoch, self.steps_per_round = steps_per_epoch, steps_per_round
+        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
+        self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
+        self.evaluation_episodes, self.seed = evaluation_episodes, seed
+        self.folder, self.video_folder, self.vectorization_mode = folder, video_folder, vectorization_mode
+        counts = (
+            "steps_per_epoch",
+            "batch_size",
+            "initial_steps",
+            "steps_per_round",
+            "num_envs",
+            "evaluation_episodes",
+        )
+        for name, least in {**dict.fromkeys(counts, 1), "seed": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
         if vectorization_mode not in ("sync", "async"):
             raise ValueError(f"`vectorization_mode` must be 'sync' or 'async', got {vectorization_mode!r}")
         in_round = steps_per_round * num_envs
-        self.updates = round(replay_ratio * in_round)
+        self.updates, self.rounds_per_epoch = round(replay_ratio * in_round), steps_per_epoch // in_round
         if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
             raise ValueError(
                 f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
@@ -117,13 +120,6 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a rollout, got"
                 f" {steps_per_epoch}"
             )
-        self.environment = environment
-        self.rounds_per_epoch, self.steps_per_round = steps_per_epoch // in_round, steps_per_round
-        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
-        self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
-        self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
-        self.vectorization_mode = vectorization_mode
-        self.evaluation_environment, self.video_folder = evaluation_environment, video_folder
         self._rounds: Rounds | None = None
         self._evaluation: Evaluation | None = None
 
@@ -134,7 +130,7 @@ class ReplayDataModule(pl.LightningDataModule):
             stage: `fit`, `validate`, `test` or None.
         """
         try:
-            from lightning_fire.experience.rounds import Evaluation
+            from lightning_fire.data.rollouts import Evaluation, Rounds
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
@@ -152,28 +148,9 @@ class ReplayDataModule(pl.LightningDataModule):
         for logger in self.trainer.loggers:
             # Lightning's own count of batches does not change: it also decides when to log
             vars(logger)["log_metrics"] = partial(self._log_over_steps, logger)
-        environment, count = self.evaluation_environment or self.environment, lambda: self.environment_steps
-        record = self.video_folder is not None and not self.trainer.fast_dev_run
-        video = (Path(self.trainer.default_root_dir) / self.video_folder, count) if record else ()
-        self._evaluation = Evaluation(
-            environment, self.evaluation_episodes, self.stack, self.trainer, self.seed, *video
-        )
+        self._evaluation = Evaluation(self)
         if stage == "fit":
-            self._rounds = self._rounds or self._make_rounds()
-            module, self._rounds.trainer = self.trainer.lightning_module, self.trainer
-            self._rounds.returns = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
-
-    def _make_rounds(self) -> "Rounds":
-        from lightning_fire.experience import Collector, ReplayBuffer
-        from lightning_fire.experience.rounds import Pace, Rounds
-
-        folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
-        make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
-        in_processes = self.vectorization_mode == "async"
-        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
-        initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
-        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
-        return Rounds(collector, pace, self.seed)
+            self._rounds = self._rounds or Rounds(self)
 
     @property
     def action_space(self) -> Any:
@@ -205,13 +182,11 @@ class ReplayDataModule(pl.LightningDataModule):
         return self._evaluation
 
     def teardown(self, stage: str) -> None:
-        """Close the environments of evaluation; after a `fast_dev_run` drop the collected steps.
+        """After a `fast_dev_run` drop the collected steps.
 
         Args:
             stage: `fit`, `validate` or `test`.
         """
-        if self._evaluation is not None:
-            self._evaluation.close()
         if self.trainer.fast_dev_run:
             self._rounds = None
         self._log_over_batches()

@@ -145,13 +145,13 @@ def test_the_first_episode_of_each_evaluation_is_recorded(tmp_path):
         weights.append(module.net.weight.detach())
     assert torch.equal(*weights)
     fit.validate(module, fit.datamodule, verbose=False)
-    assert {path.name for path in (tmp_path / "videos").iterdir()} == {"step-0.mp4", "step-30.mp4", "step-50.mp4"}
+    assert {path.name for path in (tmp_path / "videos").iterdir()} == {f"step-{n}-episode-0.mp4" for n in (0, 30, 50)}
     from moviepy import VideoFileClip
 
-    with VideoFileClip(str(tmp_path / "videos" / "step-50.mp4")) as clip:
+    with VideoFileClip(str(tmp_path / "videos" / "step-50-episode-0.mp4")) as clip:
         seen = [frame.mean() for frame in clip.iter_frames()]
     _, length = played(0)
-    assert len(seen) == length and np.allclose(seen, 10 * np.arange(1, length + 1), atol=6)  # compressed
+    assert len(seen) == length + 1 and np.allclose(seen, 10 * np.arange(length + 1), atol=6)  # compressed
 
 
 def test_videos_that_cannot_be_recorded_raise_before_training(tmp_path, monkeypatch):
@@ -316,7 +316,7 @@ def test_continuous_actions_are_scaled(tmp_path):
         ({"steps_per_epoch": 21, "num_envs": 2}, "`steps_per_epoch` must be a multiple of the 2"),
         ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1"),
         ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
-        ({"seed": -1}, "`seed` must be a whole number from 0"),
+        ({"seed": -1}, "`seed` must be at least 0"),
         ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
         ({"vectorization_mode": "threads"}, "`vectorization_mode` must be 'sync' or 'async', got 'threads'"),
     ],
