@@ -177,9 +177,7 @@ class ReplayDataModule(pl.LightningDataModule):
         """Return the episodes of an evaluation."""
         return self._evaluation
 
-    def test_dataloader(self) -> "Evaluation":
-        """Return the episodes of an evaluation."""
-        return self._evaluation
+    test_dataloader = val_dataloader
 
     def teardown(self, stage: str) -> None:
         """After a `fast_dev_run` drop the collected steps.

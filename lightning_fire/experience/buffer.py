@@ -1,14 +1,12 @@
-"""Replay buffer that stores each frame once, in memory, and writes a step to disk once for all its checkpoints."""
+"""Replay buffer in memory that stores each frame once, and writes each step once for all checkpoints."""
 
 import uuid
-from collections import deque
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
-from numpy.typing import ArrayLike
 
 from lightning_fire.experience.transitions import Transitions
 
@@ -76,7 +74,7 @@ class ReplayBuffer:
         self._fields = {name: self._ring[name] for name in self.dtype.names}
         self._every = np.arange(num_envs)
         self._files: list[tuple[int, int, str]] = []  # of the last checkpoint: steps from, to (excluded), and path
-        self._needed: deque[set[str]] = deque(maxlen=2)  # by the last checkpoints
+        self._before: set[str] = set()  # files of the checkpoint before it
         self._own: set[str] = set()  # files that this buffer has written
 
     def __len__(self) -> int:
@@ -87,15 +85,8 @@ class ReplayBuffer:
         row = self._ring[self.written % len(self._ring)]
         row["observation"], row["age"] = observations, 0
 
-    def add(
-        self,
-        actions: ArrayLike,
-        rewards: ArrayLike,
-        terminated: ArrayLike,
-        truncated: ArrayLike,
-        next_observations: ArrayLike,
-    ) -> None:
-        """Store the result of an action in each environment: `(num_envs, *shape)` or `(num_envs,)` each.
+    def add(self, actions: Any, rewards: Any, terminated: Any, truncated: Any, next_observations: Any) -> None:
+        """Store the result of an action in each environment: arrays `(num_envs, *shape)` or `(num_envs,)`.
 
         `next_observations` are the last of an episode, if it has ended.
         """
@@ -184,20 +175,13 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
         oldest = max(0, self.written - self.steps - self.stack + 1)
-        if self.folder is None:
-            rows = torch.from_numpy(np.concatenate(self._rows(oldest)))
-            parts: list[tuple[int, int, Any]] = [(oldest, self.written, rows)]
-        else:
+        if self.folder is not None:
             self._write(oldest)
-            parts = self._files
-        return {"written": self.written, "kind": self.kind, "ended": self.ended.tolist(), "parts": parts}
+        rows = [] if self.folder else [(oldest, self.written, torch.from_numpy(np.concatenate(self._rows(oldest))))]
+        return {"written": self.written, "kind": self.kind, "ended": self.ended.tolist(), "parts": rows or self._files}
 
     def _write(self, oldest: int) -> None:
-        """Write the steps since the last checkpoint, and delete files that are not needed any more.
-
-        Raises:
-            OSError: If the disk is full.
-        """
+        """Write the steps since the last checkpoint, and delete files that are not needed any more."""
         self._files = [part for part in self._files if part[1] > oldest]
         first = self._files[-1][1] if self._files else oldest  # whose row was not complete yet
         if not self._files or first < self.written:
@@ -208,10 +192,10 @@ class ReplayBuffer:
                     rows.tofile(file)
             self._own.add(str(path))
             self._files.append((first, self.written, str(path)))
-        self._needed.append({path for *_, path in self._files})
-        for path in self._own - set().union(*self._needed):
+        needed = {path for *_, path in self._files}
+        for path in self._own - needed - self._before:
             Path(path).unlink(missing_ok=True)
-            self._own.discard(path)
+        self._own, self._before = self._own & (needed | self._before), needed
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`.
@@ -227,7 +211,7 @@ class ReplayBuffer:
             self._ring[np.arange(first, first + len(rows)) % len(self._ring)] = rows
         self.written, self.ended = state["written"], np.array(state["ended"], bool)
         self._files = [tuple(part) for part in state["parts"] if isinstance(part[2], str)]
-        self._needed.append({path for *_, path in self._files})
+        self._before = {path for *_, path in self._files}
 
     def _read(self, kept: torch.Tensor | str) -> np.ndarray:
         if not isinstance(kept, str):

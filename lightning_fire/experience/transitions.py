@@ -11,7 +11,7 @@ from torch import Tensor
 class Transitions(NamedTuple):
     """Steps of an environment, sampled from a replay buffer.
 
-    Leading dimensions `…` are the minibatches of a `Round` and the samples of each.
+    Leading dimensions `…`: minibatches of a `Round`, samples.
 
     Attributes:
         observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.

@@ -36,20 +36,20 @@ class ReplayModule(pl.LightningModule):
         self._timed = (0, 0.0)  # environment steps and seconds, when `charts/SPS` was last logged
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return the actions, of the environments' shape, for observations `(num_envs, *shape)`.
+        """Return the actions, of the environments' shape, for observations `(num_envs, *shape)` on the module's device.
 
         Args:
-            observations: On the module's device.
+            observations: The latest ones.
             step: Environment steps done since the initial ones; None: act as well as possible.
             generator: Of the CPU, for all random draws.
         """
         raise NotImplementedError
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Learn from a minibatch, and return scalars to log, by name.
+        """Learn from a minibatch, `Transitions` with leading dimension `(batch,)`, and return scalars to log, by name.
 
         Args:
-            transitions: `Transitions`, leading dimension `(batch,)`.
+            transitions: The minibatch.
             generator: Of the module's device, for all random draws.
         """
         raise NotImplementedError
@@ -96,26 +96,18 @@ class ReplayModule(pl.LightningModule):
         for index in range(len(batch.transitions.rewards)):
             values = self.update(batch.transitions.each(itemgetter(index)), generator)
             self._note(values)
-        for name, ended in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
-            for value in ended.float():
-                self._note({name: value})
         self._environment_steps = int(batch.environment_steps)
         self.trainer.callback_metrics["step"] = torch.tensor(self._environment_steps)  # in names of checkpoints
-        self._log_episodes(batch)
+        for total, length, end in zip(batch.returns, batch.lengths.float(), batch.ends.tolist(), strict=True):
+            self._note({"episode_return": total, "episode_length": length})
+            self._write({"charts/episodic_return": total.item(), "charts/episodic_length": length.item()}, end)
         every = self.trainer.log_every_n_steps
         if every and self.loggers and self.global_step // every > steps_before // every:
-            self._log_now({f"losses/{name}": value.item() for name, value in values.items()})
-
-    def _log_episodes(self, batch: Any) -> None:
-        if not len(batch.ends):
-            return
-        for end, total, length in zip(*map(Tensor.tolist, (batch.ends, batch.returns, batch.lengths)), strict=True):
-            self._write({"charts/episodic_return": total, "charts/episodic_length": length}, end)
-
-    def _log_now(self, losses: dict[str, float]) -> None:
-        (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
-        charts = {"SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
-        self._write({**losses, **{f"charts/{name}": value for name, value in charts.items()}}, self._environment_steps)
+            (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
+            charts = {"SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
+            logged = {f"losses/{name}": value.item() for name, value in values.items()}
+            logged |= {f"charts/{name}": value for name, value in charts.items()}
+            self._write(logged, self._environment_steps)
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for logger in self.loggers:
@@ -145,21 +137,18 @@ class ReplayModule(pl.LightningModule):
         self._sums, self._counts = {}, defaultdict(int)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        sums = {"sums": dict(self._sums), "counts": dict(self._counts)}
-        checkpoint["epoch_so_far"] = {**sums, "environment_steps": self._environment_steps}
+        checkpoint["epoch_so_far"] = self._environment_steps, dict(self._sums), dict(self._counts)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if so_far := checkpoint.get("epoch_so_far"):
-            self._sums = {name: value.to(self.device) for name, value in so_far["sums"].items()}
-            self._counts = defaultdict(int, so_far["counts"])
-            self._environment_steps = so_far["environment_steps"]
+            self._environment_steps, sums, counts = so_far
+            self._sums = {name: value.to(self.device) for name, value in sums.items()}
+            self._counts = defaultdict(int, counts)
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_episode(batch, "val")
+    def validation_step(self, batch: Any, batch_idx: int, stage: str = "val") -> None:
+        """Log an `Episode`."""
+        self.log(f"{stage}/episode_return", batch.returns, prog_bar=True, on_epoch=True, batch_size=1)
+        self.log(f"{stage}/episode_length", batch.length.float(), on_epoch=True, batch_size=1)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_episode(batch, "test")
-
-    def _log_episode(self, episode: Any, stage: str) -> None:
-        self.log(f"{stage}/episode_return", episode.returns, prog_bar=True, on_epoch=True, batch_size=1)
-        self.log(f"{stage}/episode_length", episode.length.float(), on_epoch=True, batch_size=1)
+        self.validation_step(batch, batch_idx, "test")
