@@ -1,12 +1,10 @@
 """A LightningDataModule for reinforcement learning from a replay buffer."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
@@ -29,7 +27,7 @@ class ReplayDataModule(pl.LightningDataModule):
     observations, before `act`. An evaluation is `evaluation_episodes` episodes, one a batch.
 
     Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
-    `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
+    `initial_steps` + `max_epochs` · `steps_per_epoch` of them.
 
     A resumed training continues with the same buffer and, if the environments are deterministic, within the same
     episodes: it replays the actions of each since its episode began. All random draws are a function of the seed and
@@ -145,9 +143,6 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
-        for logger in self.trainer.loggers:
-            # Lightning's own count of batches does not change: it also decides when to log
-            vars(logger)["log_metrics"] = partial(self._log_over_steps, logger)
         self._evaluation = Evaluation(self)
         if stage == "fit":
             self._rounds = self._rounds or Rounds(self)
@@ -187,18 +182,6 @@ class ReplayDataModule(pl.LightningDataModule):
         """
         if self.trainer.fast_dev_run:
             self._rounds = None
-        self._log_over_batches()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Return the loggers to Lightning's axis, as `teardown` is not called after an exception."""
-        self._log_over_batches()
-
-    def _log_over_steps(self, logger: Logger, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        type(logger).log_metrics(logger, metrics, self.environment_steps)
-
-    def _log_over_batches(self) -> None:
-        for logger in self.trainer.loggers:
-            vars(logger).pop("log_metrics", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer, or the names of its files, and the states of the environments: values and tensors."""

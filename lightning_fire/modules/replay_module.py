@@ -18,7 +18,8 @@ class ReplayModule(pl.LightningModule):
 
     A subclass writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
     means of what `update` returns, as `train/{name}`, and of the episodes that ended in it, `train/episode_return` and
-    `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`.
+    `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`. With the key
+    `step`, Lightning writes the values of an epoch or evaluation over environment steps.
 
     As CleanRL does, each episode logs `charts/episodic_return` and `charts/episodic_length`, at the environment step
     with which it ended. Every `Trainer(log_every_n_steps=)` optimizer steps, at most once a rollout: the values of the
@@ -111,7 +112,7 @@ class ReplayModule(pl.LightningModule):
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for logger in self.loggers:
-            type(logger).log_metrics(logger, values, step)  # at this very step
+            logger.log_metrics(values, step)
 
     def _generator(self, batch: Any) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(int(batch.seed))
@@ -129,7 +130,8 @@ class ReplayModule(pl.LightningModule):
 
     def on_train_epoch_end(self) -> None:
         means = {f"train/{name}": total / self._counts[name] for name, total in self._sums.items()}
-        self.log_dict({**means, "train/environment_steps": float(self._environment_steps)})
+        steps = float(self._environment_steps)
+        self.log_dict({**means, "train/environment_steps": steps, "step": steps})
         self._sums, self._counts = {}, defaultdict(int)
 
     def on_train_epoch_start(self) -> None:
@@ -147,6 +149,7 @@ class ReplayModule(pl.LightningModule):
 
     def validation_step(self, batch: Any, batch_idx: int, stage: str = "val") -> None:
         """Log an `Episode`."""
+        self.log("step", float(self._environment_steps), reduce_fx="max", on_epoch=True, batch_size=1)
         self.log(f"{stage}/episode_return", batch.returns, prog_bar=True, on_epoch=True, batch_size=1)
         self.log(f"{stage}/episode_length", batch.length.float(), on_epoch=True, batch_size=1)
 
