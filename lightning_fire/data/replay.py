@@ -20,18 +20,14 @@ if TYPE_CHECKING:
 class ReplayDataModule(pl.LightningDataModule):
     """Data from environments, stepped by the module that is trained: batches are sampled from the stored steps.
 
-    A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
-    `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
-    for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
-    ones, and None where the module is evaluated. If it has `observe(observations)`, this is called with all training
-    observations, before `act`. An evaluation is `evaluation_episodes` episodes, one a batch.
+    A batch is a `Round`: minibatches for as many updates as `replay_ratio` asks for, after `steps_per_round` steps of
+    each environment. The LightningModule must have `act(observations, step, generator)`, see `ReplayModule`. If it has
+    `observe(observations)`, this is called with all training observations before. An evaluation is
+    `evaluation_episodes` episodes, one a batch.
 
-    Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
-    `initial_steps` + `max_epochs` · `steps_per_epoch` of them.
-
-    A resumed training continues with the same buffer and, if the environments are deterministic, within the same
-    episodes: it replays the actions of each since its episode began. All random draws are a function of the seed and
-    the number of the batch, so that it is then equal to an uninterrupted one.
+    Steps are counted over all environments, those that begin a new episode included. Training takes `initial_steps` +
+    `max_epochs` · `steps_per_epoch` of them. A resumed training equals an uninterrupted one if the environments are
+    deterministic: it replays the actions of each episode, and random draws depend on the seed and the batch's number.
 
     Args:
         environment: Callable that makes an environment of gymnasium: `Gymnasium` or `Atari` of
@@ -48,12 +44,12 @@ class ReplayDataModule(pl.LightningDataModule):
         reward_clip: Clip the rewards to learn from at ± this (Dopamine: 1). Returns are logged unclipped.
         evaluation_episodes: Episodes of an evaluation.
         seed: Seed of the episodes and of all random draws.
-        folder: Folder for the buffer's steps in files, relative to the Trainer's `default_root_dir`; checkpoints then
-            have only their names: for buffers of gigabytes, and to share them among branches. Files of the last two
-            checkpoints are kept. None: each checkpoint has the whole buffer.
+        folder: Folder for steps in files, relative to the Trainer's `default_root_dir`, of which checkpoints then have
+            only the names: for buffers of gigabytes, and to share them among branches; see `ReplayBuffer`. None: each
+            checkpoint has the whole buffer.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in its own process, for
-            environments that take longer than the overhead of half a millisecond per step, and as many cores. The
-            same training, bit for bit, if environments draw only from their own seed and share nothing.
+            environments that take longer than half a millisecond per step, and as many cores. The same training, bit
+            for bit, if environments draw only from their own seed and share nothing.
         evaluation_environment: Callable that makes the environment of evaluations. Default: `environment`.
         video_folder: Folder, relative to `default_root_dir`, for a video of the first episode of each evaluation,
             `step-N-episode-0.mp4`, N environment steps; needs moviepy, and environments that render frames.
@@ -91,42 +87,31 @@ class ReplayDataModule(pl.LightningDataModule):
         self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
         self.evaluation_episodes, self.seed = evaluation_episodes, seed
         self.folder, self.video_folder, self.vectorization_mode = folder, video_folder, vectorization_mode
-        counts = (
-            "steps_per_epoch",
-            "batch_size",
-            "initial_steps",
-            "steps_per_round",
-            "num_envs",
-            "evaluation_episodes",
-        )
-        for name, least in {**dict.fromkeys(counts, 1), "seed": 0}.items():
-            if getattr(self, name) < least:
+        counts = "steps_per_epoch batch_size initial_steps steps_per_round num_envs evaluation_episodes seed"
+        for name in counts.split():
+            if getattr(self, name) < (least := int(name != "seed")):
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
         if vectorization_mode not in ("sync", "async"):
             raise ValueError(f"`vectorization_mode` must be 'sync' or 'async', got {vectorization_mode!r}")
         in_round = steps_per_round * num_envs
-        self.updates, self.rounds_per_epoch = round(replay_ratio * in_round), steps_per_epoch // in_round
-        if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
+        updates, self.rounds_per_epoch = replay_ratio * in_round, steps_per_epoch // in_round
+        self.updates = round(updates)
+        if self.updates < 1 or abs(self.updates - updates) > 1e-9:
             raise ValueError(
-                f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
-                f" {replay_ratio * in_round:g} updates, which must be a whole number from 1: change `steps_per_round`"
+                f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has {updates:g} updates,"
+                " which must be a whole number from 1: change `steps_per_round`"
             )
         if steps_per_epoch % in_round:
             raise ValueError(
-                f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a rollout, got"
-                f" {steps_per_epoch}"
+                f"`steps_per_epoch` must be a multiple of the {in_round} steps of a rollout, got {steps_per_epoch}"
             )
         self._rounds: Rounds | None = None
         self._evaluation: Evaluation | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the Trainer and its module, and make the environments and the buffer.
-
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
+        """Check the Trainer and its module, and make the environments and the buffer."""
         try:
             from lightning_fire.data.rollouts import Evaluation, Rounds
         except ModuleNotFoundError as error:
@@ -154,7 +139,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def example_observations(self) -> Tensor:
-        """Zeros of the shape and type of the observations of all environments that the module acts on."""
+        """Latest observations, of all environments, that the module acts on."""
         return torch.from_numpy(self._rounds.collector.buffer.latest())
 
     @property
@@ -175,11 +160,7 @@ class ReplayDataModule(pl.LightningDataModule):
     test_dataloader = val_dataloader
 
     def teardown(self, stage: str) -> None:
-        """After a `fast_dev_run` drop the collected steps.
-
-        Args:
-            stage: `fit`, `validate` or `test`.
-        """
+        """Drop the collected steps after a `fast_dev_run`."""
         if self.trainer.fast_dev_run:
             self._rounds = None
 
@@ -191,8 +172,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint; only fits use it."""
-        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if not fitting or self._rounds is None or "rounds" not in state_dict:
+        if not state_dict or self.trainer.state.fn != TrainerFn.FITTING:
             return
         if self._rounds.restore(state_dict["rounds"]):
             inform(f"Training continues after {self.environment_steps} environment steps.")

@@ -48,13 +48,9 @@ class Rounds:
         self._data = data
         folder = None if data.folder is None else Path(data.trainer.default_root_dir) / data.folder
         make_buffer = partial(ReplayBuffer, data.capacity, stack=data.stack, folder=folder)
-        in_processes = data.vectorization_mode == "async"
-        self.collector = Collector(
-            data.environment, data.num_envs, data.seed, make_buffer, data.reward_clip, in_processes
-        )
+        how = data.reward_clip, data.vectorization_mode == "async"
+        self.collector = Collector(data.environment, data.num_envs, data.seed, make_buffer, *how)
         self._initial = data.num_envs if data.trainer.fast_dev_run else data.initial_steps
-        self._position = (-1, 0)  # epoch, rollouts yielded in it
-        self._resumed = (-1, 0)
         self._number = 0  # of the rollout, over all epochs
 
     def __len__(self) -> int:
@@ -62,22 +58,19 @@ class Rounds:
 
     def __iter__(self) -> Iterator[Round]:
         # A generator: the module does not act before the first batch is requested.
-        epoch = self._data.trainer.current_epoch
-        begun = self._resumed[1] if self._resumed[0] == epoch else 0
-        self._resumed = (-1, 0)  # a later fit has epochs of the same numbers
-        for done in range(begun + 1, len(self) + 1):
+        done = self._data.trainer.fit_loop.batch_idx + 1  # in this epoch, before a resume
+        for _ in range(done, len(self)):
             draws = self._generator(0, self._number)
             generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
             self._collect(self._data.steps_per_round, partial(act, generator=generator))
             self._number += 1
-            self._position = (epoch, done)
             yield self._batch(draws, *self.collector.finished())
 
     def collect_initial(self) -> None:
         """Collect the remaining initial steps; to be called before the first rollout."""
         collector = self.collector
         missing = -(-(self._initial - collector.environment_steps) // collector.num_envs)
-        self._collect(missing, lambda *_: collector.random_actions(self._generator(2, collector.steps)))
+        self._collect(missing, lambda *_: collector.random_actions(self._generator(2, collector.buffer.written)))
         collector.finished()  # episodes of random actions are not logged
 
     def _collect(self, steps: int, actions: Callable[[LightningModule, Tensor, int], np.ndarray]) -> None:
@@ -90,11 +83,7 @@ class Rounds:
                 self.collector.step(actions(module, observations, self.collector.environment_steps - self._initial))
 
     def peek_batches(self) -> Iterator[Round]:
-        """Yield minibatches for measurements, sampled from the buffer without acting and without a change of training.
-
-        Raises:
-            ValueError: If nothing is stored yet.
-        """
+        """Yield minibatches for measurements, sampled without acting and without a change of training."""
         for ahead in range(len(self)):
             none = torch.empty(0, dtype=torch.int64)
             yield self._batch(self._generator(3, self._number + ahead), torch.empty(0), none, none)
@@ -119,11 +108,10 @@ class Rounds:
 
     def state(self) -> dict[str, Any]:
         """Return plain values and tensors."""
-        return {"position": list(self._position), "number": self._number, "collector": self.collector.state_dict()}
+        return {"number": self._number, "collector": self.collector.state_dict()}
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Restore the result of `state`; return whether the environments are in the same state."""
-        self._resumed = self._position = tuple(state["position"])
         self._number = state["number"]
         return self.collector.load_state_dict(state["collector"])
 

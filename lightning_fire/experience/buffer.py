@@ -18,9 +18,9 @@ class ReplayBuffer:
     of its episode are zeros. A step of an environment that begins a new episode and ignores the action
     (gymnasium's `AutoresetMode.NEXT_STEP`) is never drawn.
 
-    A checkpoint contains the steps. With a folder, it contains the names of files there, which are not changed later,
-    so that any number of branches can share them: each checkpoint adds a file of the steps since the one before. Files
-    of this buffer are deleted when its last two checkpoints do not need them, those of the training before it never.
+    With a folder, a checkpoint contains names of files there, which any number of branches can share: it adds one with
+    the steps since the checkpoint before. Files of this buffer are deleted when its last two checkpoints do not need
+    them, those of the training before it never.
 
     Args:
         capacity: Steps to keep, of all environments together.
@@ -33,7 +33,6 @@ class ReplayBuffer:
     Attributes:
         ended: Whether the last step ended the episode of each environment, `(num_envs,)`, bool.
         dtype: Type of a row, which holds one step of all environments.
-        kind: Number and types of the steps, which a checkpoint must have as well.
 
     Raises:
         ValueError: If `capacity` is not at least one step of each environment, or `stack` or `num_envs` below 1.
@@ -66,8 +65,8 @@ class ReplayBuffer:
             ],
             align=True,
         )
-        kinds = (f"{name}s {kind.shape} {kind.base}" for name, (kind, *_) in list(self.dtype.fields.items())[:2])
-        self.kind = f"{self.steps} steps of {' and '.join(kinds)}"
+        kinds = (f"{name}s {self.dtype[name].shape} {self.dtype[name].base}" for name in ("observation", "action"))
+        self._kind = f"{self.steps} steps of {' and '.join(kinds)}"
         self.written = 0  # steps; the observation after the last also has a row
         self.ended = np.zeros(num_envs, bool)
         self._ring = np.zeros(self.steps + stack, self.dtype)  # memory is taken as rows are written
@@ -178,7 +177,7 @@ class ReplayBuffer:
         if self.folder is not None:
             self._write(oldest)
         rows = [] if self.folder else [(oldest, self.written, torch.from_numpy(np.concatenate(self._rows(oldest))))]
-        return {"written": self.written, "kind": self.kind, "ended": self.ended.tolist(), "parts": rows or self._files}
+        return {"written": self.written, "kind": self._kind, "ended": self.ended.tolist(), "parts": rows or self._files}
 
     def _write(self, oldest: int) -> None:
         """Write the steps since the last checkpoint, and delete files that are not needed any more."""
@@ -204,8 +203,8 @@ class ReplayBuffer:
             ValueError: If its sizes or types differ from those of this buffer.
             FileNotFoundError: If one of its files does not exist.
         """
-        if state["kind"] != self.kind:
-            raise ValueError(f"the checkpoint's replay buffer keeps {state['kind']}, and this one {self.kind}")
+        if state["kind"] != self._kind:
+            raise ValueError(f"the checkpoint's replay buffer keeps {state['kind']}, and this one {self._kind}")
         parts = [(first, self._read(kept)) for first, _, kept in state["parts"]]
         for first, rows in parts:
             self._ring[np.arange(first, first + len(rows)) % len(self._ring)] = rows
@@ -217,8 +216,8 @@ class ReplayBuffer:
         if not isinstance(kept, str):
             return kept.numpy().view(self.dtype)
         path = Path(kept)
-        if not path.is_file() and self.folder is not None:
-            path = self.folder / path.name  # the folder may have moved
+        if not path.is_file():
+            path = (self.folder or path.parent) / path.name  # the folder may have moved
         if not path.is_file():
             raise FileNotFoundError(
                 f"the checkpoint's replay is neither at {kept} nor at {path}: only the last two checkpoints of a"

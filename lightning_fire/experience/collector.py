@@ -18,20 +18,17 @@ from lightning_fire.experience.episodes import Environment, make_episodes
 class Collector:
     """Environments of `gymnasium.vector` that are stepped together, and the replay buffer of their steps.
 
-    The position of each, its episode and the actions in it, is kept here: after an interruption, an error of an
-    environment or the death of its process, new ones continue from it. A step of an environment whose episode has
-    ended begins the next one and ignores the action, with reward 0.
+    The episode of each and the actions in it are kept here: after an interruption or an error in a step, or the death
+    of a process, new environments continue from there.
 
     Args:
         environment: Callable that makes an environment; actions in a box are scaled to [−1, 1].
         num_envs: Number of environments.
         seed: Seed of their episodes.
-        make_buffer: Callable that makes the buffer from `observation_space` and `action_space` of one environment, and
-            `num_envs`.
+        make_buffer: Callable that makes the buffer from the spaces of one environment and `num_envs`.
         reward_clip: Clip the stored rewards at ± this; returns of episodes are unclipped.
-        in_processes: Step all at once, each in a process of its own, which ends with this object or with its owner;
-            else one after another. The same steps, of environments that draw from their own seeds alone and share
-            nothing.
+        in_processes: Step each in a process of its own, which ends with this object or with its owner. The same steps,
+            if environments draw from their own seeds alone and share nothing.
 
     Raises:
         ValueError: If the observations or actions of the environment are not arrays or non-negative integers.
@@ -49,7 +46,7 @@ class Collector:
         self.num_envs, self._clip, self._in_processes = num_envs, reward_clip, in_processes
         self._make = partial(make_episodes, environment, os.getpid())
         self._seeds = [seed * 1_000_003 + i for i in range(num_envs)]
-        self.steps = 0  # of each environment
+        self.environment_steps = 0  # of all together
         self._episodes = [0] * num_envs  # number of the present episode of each
         self._actions: list[list[np.ndarray]] = [[] for _ in range(num_envs)]  # in it
         self._returns = [0.0] * num_envs  # in it
@@ -61,11 +58,6 @@ class Collector:
             observation_space=self._envs.single_observation_space, action_space=self.action_space, num_envs=num_envs
         )
         self.buffer.begin(first)
-
-    @property
-    def environment_steps(self) -> int:
-        """Number of steps of all environments together."""
-        return self.steps * self.num_envs
 
     def random_actions(self, generator: np.random.Generator) -> np.ndarray:
         """Draw actions uniformly, `(num_envs, *shape)`."""
@@ -92,7 +84,7 @@ class Collector:
             if ended:
                 end = self.environment_steps + i + 1
                 self._finished.append((self._returns[i], len(self._actions[i]), end))
-        self.steps += 1
+        self.environment_steps += self.num_envs
 
     def _step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
         try:
@@ -130,7 +122,7 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors."""
         return {
-            "steps": self.steps,
+            "steps": self.environment_steps,
             "episodes": list(self._episodes),
             "actions": [torch.from_numpy(np.array(actions)) for actions in self._actions],
             "returns": list(self._returns),
@@ -144,9 +136,9 @@ class Collector:
         If they are not deterministic, or have changed, each begins a new episode.
         """
         self.buffer.load_state_dict(state["buffer"])
-        self.steps, self._episodes, self._returns = state["steps"], list(state["episodes"]), list(state["returns"])
+        self.environment_steps, self._finished = state["steps"], [tuple(episode) for episode in state["finished"]]
+        self._episodes, self._returns = list(state["episodes"]), list(state["returns"])
         self._actions = [list(actions.numpy()) for actions in state["actions"]]
-        self._finished = [tuple(episode) for episode in state["finished"]]
         self.close()
         there, newest = self._start(self.buffer.ended), self.buffer.newest()
         if np.array_equal(newest, there.astype(newest.dtype), equal_nan=newest.dtype.kind == "f"):

@@ -17,14 +17,8 @@ class SeededEpisodes(gymnasium.Wrapper):
     """Wrapper that seeds each episode by its number; the first reset replays actions, to restore a step of an episode.
 
     This restores only deterministic environments, without state that is kept beyond an episode, as in wrappers that
-    normalise rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes.
-
-    Args:
-        env: The environment.
-        seed: Seed of all its episodes.
-        episode: Number of the first episode, counted from 0.
-        actions: Actions to replay in it.
-        ended: Whether it has then ended, so that the next step begins another one and ignores the action.
+    normalise rewards. An `info` is dropped: it can be large, or hold objects that cannot be sent between processes. If
+    the first episode, `episode`, has `ended`, the next step begins another one.
     """
 
     def __init__(
@@ -57,9 +51,8 @@ def seed_of_episode(seed: int, number: int) -> int:
 def make_episodes(environment: Environment, owner: int, seed: int, *position: Any) -> SeededEpisodes:
     """Make an environment of a training, in the process `owner` or in one of its own."""
     if os.getpid() != owner:
-        for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):  # from terminals and clusters they come to all, for the owner
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        for name in {"SIGINT", "SIGUSR1", "SIGUSR2"} & set(dir(signal)):  # come from terminals and clusters to all
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or Lightning's handler, which a fork inherits, survives it
         random.seed(seed)  # or all forks draw the same
         np.random.seed(seed % 2**32)

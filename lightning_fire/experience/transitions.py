@@ -62,12 +62,7 @@ class Round(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An episode of evaluation.
-
-    Attributes:
-        returns: Its undiscounted return, float32, a scalar.
-        length: Its number of steps, int64, a scalar.
-    """
+    """Undiscounted return, float32, and number of steps, int64, of an episode of evaluation: scalars."""
 
     returns: Tensor
     length: Tensor

@@ -1,7 +1,6 @@
 """Base class of DQN and SAC: updates from a replay buffer, and the log of episodes."""
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -30,27 +29,26 @@ class ReplayModule(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = defaultdict(int)
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # of values in this epoch, and how many
         self._environment_steps = 0
         self._charts: dict[str, float] = {}  # more to log with `charts/SPS`, by name
         self._timed = (0, 0.0)  # environment steps and seconds, when `charts/SPS` was last logged
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return the actions, of the environments' shape, for observations `(num_envs, *shape)` on the module's device.
+        """Return the actions, of the environments' shape, on any device.
 
         Args:
-            observations: The latest ones.
+            observations: The latest ones, `(num_envs, *shape)`, on the module's device.
             step: Environment steps done since the initial ones; None: act as well as possible.
             generator: Of the CPU, for all random draws.
         """
         raise NotImplementedError
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
-        """Learn from a minibatch, `Transitions` with leading dimension `(batch,)`, and return scalars to log, by name.
+        """Learn from a minibatch, and return scalars to log, by name.
 
         Args:
-            transitions: The minibatch.
+            transitions: `Transitions`, leading dimension `(batch,)`.
             generator: Of the module's device, for all random draws.
         """
         raise NotImplementedError
@@ -75,16 +73,13 @@ class ReplayModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Check the networks on an example."""
         data = self.trainer.datamodule
-        if not offers(data, HasActionSpace) or data.action_space is None:
-            return
-        example = data.example_observations.to(self.device)
-        try:
-            self.check_environment(data.action_space, example)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the networks cannot take observations {tuple(example.shape)} or actions of {data.action_space}:"
-                f" {error}"
-            ) from error
+        if offers(data, HasActionSpace) and data.action_space is not None:
+            example, space = data.example_observations.to(self.device), data.action_space
+            try:
+                self.check_environment(space, example)
+            except RuntimeError as error:
+                message = f"the networks cannot take observations {tuple(example.shape)} or actions of {space}: {error}"
+                raise ValueError(message) from error
 
     def on_train_start(self) -> None:
         data = self.trainer.datamodule
@@ -105,10 +100,9 @@ class ReplayModule(pl.LightningModule):
         every = self.trainer.log_every_n_steps
         if every and self.loggers and self.global_step // every > steps_before // every:
             (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
-            charts = {"SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
-            logged = {f"losses/{name}": value.item() for name, value in values.items()}
-            logged |= {f"charts/{name}": value for name, value in charts.items()}
-            self._write(logged, self._environment_steps)
+            losses = {f"losses/{name}": value.item() for name, value in values.items()}
+            charts = {"charts/SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
+            self._write({**losses, **charts}, self._environment_steps)
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for logger in self.loggers:
@@ -124,28 +118,26 @@ class ReplayModule(pl.LightningModule):
 
     def _note(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
-            value = value.detach()
-            self._sums[name] = value + self._sums[name] if name in self._sums else value
-            self._counts[name] += 1
+            total, number = self._sums.get(name, (0, 0))
+            self._sums[name] = value.detach() + total, number + 1
 
     def on_train_epoch_end(self) -> None:
-        means = {f"train/{name}": total / self._counts[name] for name, total in self._sums.items()}
+        means = {f"train/{name}": total / number for name, (total, number) in self._sums.items()}
         steps = float(self._environment_steps)
         self.log_dict({**means, "train/environment_steps": steps, "step": steps})
-        self._sums, self._counts = {}, defaultdict(int)
+        self._sums = {}
 
     def on_train_epoch_start(self) -> None:
         """Reset the sums; not called where a run resumes within an epoch."""
-        self._sums, self._counts = {}, defaultdict(int)
+        self._sums = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["epoch_so_far"] = self._environment_steps, dict(self._sums), dict(self._counts)
+        checkpoint["epoch_so_far"] = self._environment_steps, dict(self._sums)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if so_far := checkpoint.get("epoch_so_far"):
-            self._environment_steps, sums, counts = so_far
-            self._sums = {name: value.to(self.device) for name, value in sums.items()}
-            self._counts = defaultdict(int, counts)
+            self._environment_steps, sums = so_far
+            self._sums = {name: (total.to(self.device), number) for name, (total, number) in sums.items()}
 
     def validation_step(self, batch: Any, batch_idx: int, stage: str = "val") -> None:
         """Log an `Episode`."""

@@ -46,8 +46,7 @@ class SAC(ReplayModule):
     Each update steps `actor`, `log_temperature` and `critic` (both critics), in this order, and moves `target_critic`,
     as in SimBa. Observations are normalized by the mean and variance of those seen in training.
 
-    Logs each epoch `train/critic_loss`, `train/actor_loss`, `train/q`, `train/entropy` and `train/temperature`, and
-    what `ReplayModule` logs.
+    Logs `critic_loss`, `actor_loss`, `q`, `entropy` and `temperature`, and what `ReplayModule` logs.
 
     Args:
         actor: From observations `(batch, n)` to `(batch, 2 · m)`: means of the actions before tanh, and values that

@@ -30,7 +30,7 @@ def test_an_episode_ends_with_the_time_limit():
 
 
 def test_an_unknown_game_is_named():
-    with pytest.raises(ValueError, match="'ALE/Chess3D-v5' cannot be made"):
+    with pytest.raises(ValueError, match="'ale_py:ALE/Chess3D-v5' cannot be made"):
         Atari("Chess3D")()
 
 
