@@ -160,7 +160,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_keeps_the_files_of_the_last_two_checkpoints_and_no_others(tmp_path):
     buffer, generator, states = made(32, folder=tmp_path), np.random.default_rng(0), []
-    for steps in (40, 10, 0, 10, 40, 5):
+    for steps in (40, 10, 0, 10, 19, 40, 5):
         play(buffer, steps, generator)
         states.append((buffer.state_dict(), drawn(buffer)))
         for old, expected in states[-2:]:
