@@ -32,10 +32,6 @@ COMMANDS = {
         "lightning_fire.experiments.sweep:main",
         "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'",
     ),
-    "ablation": (
-        "lightning_fire.experiments.ablation:main",
-        "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure",
-    ),
     "aggregate": (
         "lightning_fire.experiments.aggregate:main",
         "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",

@@ -309,7 +309,7 @@ def test_unknown_recipe(tmp_path, capsys):
     assert f"unknown recipe {tmp_path}: neither a file nor a name of `lightning-fire recipes`" in error
 
 
-@pytest.mark.parametrize("words", [["compare"], ["ablation"], ["sweep", "--method", "fire", "--space", "space.yaml"]])
+@pytest.mark.parametrize("words", [["compare"], ["sweep", "--method", "fire", "--space", "space.yaml"]])
 def test_an_output_that_is_a_file_is_refused_before_training(recipe, words, capsys):
     Path("taken").touch()
     with pytest.raises(SystemExit) as error:

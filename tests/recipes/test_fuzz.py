@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_fire.cli import console, main
-from lightning_fire.experiments import ablation, sweep
+from lightning_fire.experiments import sweep
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
@@ -524,10 +524,9 @@ def test_errors_are_short():
     assert err.getvalue().startswith("usage: lightning-fire ")
 
 
-# the other commands over recipes
+# sweep
 
 
-@pytest.mark.parametrize("words", [["sweep", "--method", "fire"], ["ablation", "--methods", "fire"]])
 @few
 @given(
     text=st.one_of(st.binary(max_size=20), values.map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode()))
@@ -536,8 +535,8 @@ def test_errors_are_short():
 @example(text=b"- a")
 @example(text=b"\xff")
 @example(text=b"method: {class_path: FIRECallback, class_path: FullReset}")
-def test_a_method_of_any_kind_in_the_other_commands(words, text):
-    """They read it themselves; what they take is passed to the training, which is left out here."""
+def test_a_method_of_any_kind_in_a_sweep(text):
+    """It reads it itself; what it takes is passed to the training, which is left out here."""
 
     class Reached(BaseException):
         pass
@@ -550,10 +549,9 @@ def test_a_method_of_any_kind_in_the_other_commands(words, text):
         indented = b"".join(b"    " + line for line in text.splitlines(keepends=True))
         Path(folder, "recipe.yaml").write_bytes(b"methods:\n  fire:\n" + indented)
         Path(folder, "search_space.yaml").write_text("fire: {steps: [1, 2]}")
-        for module in (sweep, ablation):
-            stack.enter_context(patch.object(module, "engine_for", reach))
+        stack.enter_context(patch.object(sweep, "engine_for", reach))
         try:
-            main([words[0], f"{folder}/recipe.yaml", *words[1:], "--output", f"{folder}/out"])
+            main(["sweep", f"{folder}/recipe.yaml", "--method", "fire", "--output", f"{folder}/out"])
         except SystemExit as leaving:
             assert leaving.code == 2
             assert re.search("fire|recipe.yaml", err.getvalue().partition("error: ")[2])

@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from pages import ROOT
 
 from lightning_fire.cli import main
-from lightning_fire.experiments import ablation, compare, sweep
+from lightning_fire.experiments import compare, sweep
 from lightning_fire.experiments.branching import chosen_starts
 from lightning_fire.experiments.runs import plan, reference_of
 from lightning_fire.experiments.sweep import as_config, read_space
@@ -192,6 +192,6 @@ _CHECKS: dict[str, Callable[[list[str]], Any]] = {
     **dict.fromkeys(("fit", "validate", "test", "select"), _check_recipe),
     **{
         name: partial(_check_comparison, command.parser())
-        for name, command in {"compare": compare, "ablation": ablation, "sweep": sweep}.items()
+        for name, command in {"compare": compare, "sweep": sweep}.items()
     },
 }

@@ -1,4 +1,8 @@
-"""`lightning-fire ablation`: the paper's figure "Ablation study results" of a recipe."""
+"""The paper's ablation figures of a recipe: numbers of FIRE's steps (5 and 6), or coefficients of its polynomial (7).
+
+python -m studies.ablation_figures vision/warm_start/fashion_mnist_small_resnet --seeds 3   # ablation.png
+python -m studies.ablation_figures RECIPE --what coefficients   # the table and figure of compare
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -6,11 +10,14 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 
 from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.chunks import Metric
 from lightning_fire.experiments.compare import (
     add_common_arguments,
     common,
@@ -19,15 +26,10 @@ from lightning_fire.experiments.compare import (
     train_and_read,
     with_monitor,
 )
+from lightning_fire.experiments.pictures import save
+from lightning_fire.experiments.report import MINUS, Column, Report, deliver, figures
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
 from lightning_fire.printable import printable
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-    from lightning_fire.experiments.chunks import Metric
-    from lightning_fire.experiments.report import Report
 
 _METHODS = {
     "steps": ["vanilla", "full_reset", "shrink_and_perturb", "dash", "fire"],
@@ -45,7 +47,7 @@ _NOTE = (
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
-        prog="lightning-fire ablation",
+        prog="python -m studies.ablation_figures",
         allow_abbrev=False,
         description="Draw the paper's ablation figures of a recipe. By the number of FIRE's steps (figures 5 and 6):"
         " final accuracy; curvature of the loss on the new data (largest eigenvalue of its Hessian), deviation from"
@@ -71,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
+def main(args: Sequence[str] | None = None) -> pd.DataFrame:
     """Run the command, and return the numbers of each run by method; of variants of FIRE as `fire,steps=N`."""
     options = parser().parse_args(args)
     what = options.what
@@ -128,11 +130,9 @@ def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path)
 
 
 def publish(
-    report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
+    report: Report, by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
     """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
-    from lightning_fire.experiments.report import MINUS, deliver, figures
-
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
     results = partial(report.numbers.droplevel("start").to_csv, float_format="%.6g")
     files = {
@@ -144,17 +144,13 @@ def publish(
     deliver(output, tables, files, note, name="ablation")
 
 
-def metric_of(report: "Report") -> "Metric":
+def metric_of(report: Report) -> Metric:
     """Return the metric that a report compares."""
-    from lightning_fire.experiments.chunks import Metric
-
     return getattr(report, "metric", Metric())
 
 
-def table(report: "Report", head: str, rows: Mapping[str, str]) -> list[list[str]]:
+def table(report: Report, head: str, rows: Mapping[str, str]) -> list[list[str]]:
     """Return the cells of a table of an ablation, the first row the header."""
-    from lightning_fire.experiments.report import Column
-
     columns = [
         Column(f"final {metric_of(report).name}", "final"),
         Column(f"minus {report.reference} (95 %)", "final", "minus"),
@@ -169,7 +165,7 @@ def table(report: "Report", head: str, rows: Mapping[str, str]) -> list[list[str
 
 
 def draw(
-    report: "Report",
+    report: Report,
     by_method: Mapping[str, str],
     by_steps: Mapping[str, str],
     path: Path,
@@ -177,17 +173,13 @@ def draw(
     form: str = "png",
 ) -> None:
     """Draw the figure: mean and standard deviation (n - 1) over the seeds."""
-    import matplotlib.pyplot as plt
-
-    from lightning_fire.experiments.pictures import save
-
     means = report.numbers.groupby("method").mean()
     spreads = report.numbers.groupby("method").std().fillna(0.0)
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
     figure.suptitle(title, parse_math=False)
     accuracy, along, *bars = axes.values()
 
-    def curve(axis: "Axes", measure: str, color: str, label: str | None = None) -> None:
+    def curve(axis: Axes, measure: str, color: str, label: str | None = None) -> None:
         values, errors = (frame.loc[list(by_steps.values()), measure] for frame in (means, spreads))
         axis.errorbar(list(by_steps), values, errors, color=color, label=label, marker="o", capsize=3)
 
@@ -216,3 +208,7 @@ def draw(
     negative = (report.numbers["lambda_max_after"] <= 0).any()
     bars[0].set_yscale("symlog" if negative else "log")
     save(figure, path, form)
+
+
+if __name__ == "__main__":
+    main()
