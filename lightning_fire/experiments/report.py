@@ -205,9 +205,10 @@ def deliver(
         with whole_file(output / file) as part:
             write(part)
     print(note)
-    for ending, what in {".png": "figure", ".pdf": "for papers", ".csv": "every run"}.items():
-        where = output / next(file for file in files if file.endswith(ending))
-        place(what, f"{where}, {output / f'{name}.tex'}" if ending == ".pdf" else where)
+    kinds = {Path(file).suffix: output / file for file in [*files, f"{name}.tex"]}
+    for what, endings in {"figure": [".png"], "for papers": [".pdf", ".tex"], "every run": [".csv"]}.items():
+        if there := [str(kinds[ending]) for ending in endings if ending in kinds]:
+            place(what, ", ".join(there))
 
 
 def place(what: str, where: object) -> None:

@@ -1,7 +1,6 @@
 """Comparisons of returns: branches from one training up to the event, numbers, table and figure."""
 
 import csv
-import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from matplotlib.image import imread
 from recipe_files import ROOT
 
 from lightning_fire.cli import main
-from lightning_fire.experiments.aggregate import curves_of, read_task
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.returns import ReturnReport, returns_of
@@ -104,23 +102,6 @@ def test_writes_a_table_numbers_and_a_figure(compared):
         rows = {row["method"]: row for row in csv.DictReader(file)}
     assert rows["fire"]["before"] == rows["vanilla"]["before"] and float(rows["fire"]["dfi_after"]) < 0.1
     assert imread(folder / "comparison.png").std() > 0.01
-
-
-@pytest.mark.slow
-def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
-    tasks = [f"{compared['branches']}=0:100", f"{compared['whole']}=0:10"]
-    result = main(["aggregate", *tasks, "--output", str(tmp_path)])
-    assert list(result) == METHODS and imread(tmp_path / "aggregate.png").shape[1] > 1800  # three panels
-    read = [read_task(task, "final") for task in tasks]
-    curves = curves_of(read, METHODS)
-    for method in METHODS:
-        steps, returns = returns_of(read_curves(compared["branches"] / method / "seed0"))
-        first, second = curves.values[method][0]
-        assert first == pytest.approx(np.interp(curves.grid, steps / steps[-1], returns) / 100)
-        assert second == pytest.approx(10 * first)  # branches are whole runs
-    assert curves.event == 0.6 and curves.grid[[0, -1]] == pytest.approx([0.4, 1])
-    shutil.copy(compared["whole"] / "results.csv", tmp_path)
-    assert curves_of([read_task(str(tmp_path), "final")], METHODS) is None
 
 
 @pytest.mark.slow
