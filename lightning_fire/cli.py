@@ -48,7 +48,6 @@ COMMANDS = {
         "lightning_fire.text.prepare_command:main",
         "tokenise texts into the files that language models train on",
     ),
-    "completion": ("lightning_fire.completion:main", "print a script that completes commands and recipes in a shell"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.

@@ -39,8 +39,7 @@ MAY_IMPORT = {
     "experience": {"experience"},
     "data": {"_lightning", "data", "experience", "messages"},
     "modules": {"_lightning", "metrics", "nets", "modules"},
-    "completion": {"cli", "recipe"},
-    "experiments": {"_lightning", "callbacks", "completion", "experiments", "recipe", "when"},
+    "experiments": {"_lightning", "callbacks", "experiments", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints", "cli"},
     "recipe": {
         "callbacks",

@@ -323,7 +323,7 @@ def test_a_comparison_whose_folder_is_a_file_is_an_error(compare, tmp_path, caps
     assert (tmp_path / "out").read_text() == "a file"
 
 
-@pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.html"])
+@pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.png"])
 def test_results_that_cannot_be_written_stay_as_they_were(compare, tmp_path, monkeypatch, name):
     compare()
     (tmp_path / "out" / name).write_text("of old")

@@ -4,7 +4,6 @@ import ast
 import builtins
 import csv
 import gzip
-import html
 import io
 import json
 import os
@@ -31,11 +30,10 @@ from tiny_recipe import error_of as parser_error_of
 
 from lightning_fire import data
 from lightning_fire.cli import main
-from lightning_fire.experiments import ablation
 from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.pictures import draw as draw_panels
-from lightning_fire.experiments.pictures import write_page
 from lightning_fire.experiments.training import Task, perform
+from studies import ablation_figures
 
 PACKAGE = Path(__file__).parents[1] / "lightning_fire"
 
@@ -235,7 +233,6 @@ RUNS = "!!python/object/apply:os.mkdir [done]"
         ["compare", "evil.yaml", "--methods", "evil"],
         ["compare", "tiny.yaml", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
         ["sweep", "tiny.yaml", "--method", "fire", "--space", "tiny/evil.yaml"],
-        ["ablation", "tiny.yaml", "--methods", "fire", "--set", f"trainer.logger={RUNS}"],
     ],
     ids=lambda words: " ".join(words[:4]),
 )
@@ -422,21 +419,6 @@ MARKUP = [
 ]
 
 
-@pytest.mark.parametrize("name", MARKUP)
-def test_names_are_text_on_the_page(tmp_path, name):
-    pytest.importorskip("plotly")
-    write_page(ChunkReport(named({name: {0: HISTORY}}), name).panels(), tmp_path / "page.html", title=name)
-    text = (tmp_path / "page.html").read_text()
-    shown = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")  # plotly takes <b>, <a> and the like
-    found = [
-        json.loads(word) for word in re.findall(r'"name":("(?:[^"\\]|\\.)*")', text[text.rindex("Plotly.newPlot") :])
-    ]
-    assert any(word.strip().startswith(shown) for word in found), found
-    assert f"<h1>{html.escape(name)}</h1>" in text and f"<title>{html.escape(name)}</title>" in text
-    assert "alert(1)" not in re.sub(r'"(?:[^"\\]|\\.)*"', "", text[text.rindex("Plotly.newPlot") :])
-    assert "onerror=alert(1)>" not in text and "<script>alert" not in text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MARKUP)
 def test_names_are_text_in_figures_and_tables(tmp_path, name, monkeypatch):
@@ -452,7 +434,7 @@ def test_names_are_text_in_figures_and_tables(tmp_path, name, monkeypatch):
         assert [text.get_text().strip().startswith(name) for text in texts] == [True, True]
         assert not any(text.get_parse_math() for text in texts)
     report = ChunkReport(named({name: {0: HISTORY}}), name)
-    ablation.draw(report, {name: name}, {"10": name}, tmp_path / "ablation.png", title=name)
+    ablation_figures.draw(report, {name: name}, {"10": name}, tmp_path / "ablation.png", title=name)
     labels = [text for axes in figures.pop().axes for text in axes.get_xticklabels() if text.get_text() == name]
     assert len(labels) == 3 and not any(text.get_parse_math() for text in labels)
     monkeypatch.undo()

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import pkgutil
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.printable import printable
@@ -39,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire compare",
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
-        " deviation over the seeds, difference to a reference), and write it as CSV, figure and HTML report."
+        " deviation over the seeds, difference to a reference), and write it as CSV and figure."
         " Finished runs are not run again, interrupted ones continue from their last checkpoint; a run that fails is"
         " reported and does not stop the others.",
     )
@@ -71,20 +69,18 @@ def parser() -> argparse.ArgumentParser:
         " on from the same ones",
     )
     parser.add_argument(
-        "--list",
+        "--no-report",
         action="store_true",
-        help="train nothing, print a command for each run, for GNU parallel or another scheduler; when they are done,"
-        " the command without --list prints the table. Each trains its first chunk by itself",
+        help="train, but print and write no results: one job of any scheduler, with one method and seed; when all have"
+        " ended, the command with all methods and seeds prints the table",
     )
-    parser.add_argument("--no-report", action="store_true", help="train, but print and write no results")
     parser.add_argument("--json", action="store_true", help="at the end print the numbers of all runs as JSON lines")
     return parser
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
     """Add the arguments that all commands over a recipe have."""
-    recipe = parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
-    recipe.complete = RECIPES
+    parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
@@ -162,7 +158,7 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
     return engine_of(options.engine, output, options.jobs, of_run, nested(options.engine_set, "--engine-set"))
 
 
-def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
+def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run, a row each by start, method and seed.
 
     The methods `measures()` of `ChunkReport`, `ReturnReport` and `PhaseReport` list the columns.
@@ -173,11 +169,8 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
         reference = reference_of(options.reference, options.methods)
         runs = plan(recipe, options.methods, seeds, output)
         starts = chosen_starts(recipe.starts, options.starts)
-        if starts and (options.list or options.no_shared_start):
-            raise ValueError(f"{recipe.path} has `starts`: --list and --no-shared-start are not for it")
-        if options.list:
-            print("\n".join(_command_of(run, options) for run in runs))
-            return None
+        if starts and options.no_shared_start:
+            raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
         if starts:
             runs = with_first_phases(runs, recipe, starts, extra)
         engine = engine_for(recipe, options, output)
@@ -301,13 +294,6 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
 def title_of(recipe: Recipe) -> str:
     """Return the title of a figure."""
     return " / ".join(recipe.name.parts).replace("_", " ")
-
-
-def _command_of(run: Run, options: argparse.Namespace) -> str:
-    words = ["lightning-fire", "compare", str(options.recipe), "--methods", run.method, "--seeds", "1"]
-    words += ["--first-seed", str(run.seed), "--output", str(run.folder.parent.parent), "--jobs", "1", "--no-report"]
-    words += ["--config", options.config] if options.config else []
-    return shlex.join([*words, *(["--set", *options.set] if options.set else [])])
 
 
 def nested(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Results of a comparison: numbers of each run, a table, CSV files, figures and an HTML report."""
+"""Results of a comparison: numbers of each run, a table, CSV files and figures."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ import pandas as pd
 from lightning_fire.atomic import atomic_file
 from lightning_fire.experiments.latex import as_latex
 from lightning_fire.experiments.logs import Curves, Name
-from lightning_fire.experiments.pictures import Panel, draw, write_page
+from lightning_fire.experiments.pictures import Panel, draw
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.recipe.recipe import VANILLA
 
@@ -170,12 +170,6 @@ class Report:
         for remark in self.remarks():
             print(f"\n{remark}\n")
         place("TensorBoard", f"tensorboard --logdir {output}")
-        try:
-            with whole_file(output / "comparison.html") as part:
-                write_page(panels, part, title, self.side_by_side, tables, "\n".join([note, *self.remarks()]))
-            place("HTML report", output / "comparison.html")
-        except ImportError as error:
-            place("HTML report", f"({error})")
 
 
 def _without_start(rows: pd.DataFrame) -> pd.DataFrame:

@@ -7,12 +7,10 @@ import json
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +32,7 @@ from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
 from lightning_fire.experiments.compare import parser as compare_parser
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
-from lightning_fire.experiments.pictures import band, colors, draw, write_page
+from lightning_fire.experiments.pictures import band, colors, draw
 from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
@@ -72,11 +70,9 @@ def test_table_csv_figure_and_logs_of_a_whole_comparison(recipe, tmp_path, capsy
     assert rows[0]["sfe"] == ""
     assert float(rows[-1]["final"]) == pytest.approx(fire.loc[1, "final"], rel=1e-5)
     assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
-    assert (tmp_path / "out/comparison.html").stat().st_size > 1_000_000
     for line in (
         "tensorboard --logdir out",
         "out/comparison.png",
-        "out/comparison.html",
         "out/summary.csv",
         "first epoch",
         "vanilla  ",
@@ -582,24 +578,6 @@ def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, e
     assert runs.reference_of(name, methods) == expected
 
 
-def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
-    pytest.importorskip("plotly")
-    panels = report_of({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}).panels()
-    panels.append(replace(panels[0], lines={1: "Start", 2: ""}))
-    table = [["method", "DfI & SFE"], ["fire", "0.8 ± 0.1"]]
-    write_page(panels, tmp_path / "page.html", "a title", tables=[table], note="a\nnote")
-    text = (
-        (tmp_path / "page.html").read_text(encoding="utf-8").replace("\\u00b1", "±")
-    )  # escaped where orjson is not installed
-    for word in ("vanilla  0.800 ± 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
-        assert word in text
-    for cell in ("<th>DfI &amp; SFE</th>", "<td>0.8 ± 0.1</td>", "<p>a\nnote</p>"):
-        assert cell in text
-    plot = text[text.rindex("Plotly.newPlot") :]
-    assert "Start" in plot and "new text" not in plot and plot.count('"annotations"') == 1
-    assert not re.search(r"<script[^>]+src=", text)
-
-
 def test_the_axis_of_the_metric_has_no_impossible_values():
     accuracies = {
         "vanilla": {0: history(val__accuracy=series((19, 0.9), (59, 0.02)))},
@@ -641,13 +619,6 @@ def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
     else:
         with pytest.raises(MisconfigurationException, match="training logs no train/none, which is compared"):
             report.on_train_epoch_end(trainer, None)
-
-
-def test_without_plotly_the_error_names_the_install_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
-        write_page(report_of({"fire": {0: HISTORY}}).panels(), tmp_path / "page.html", "a title")
 
 
 def test_many_methods_have_colours_of_their_own():
@@ -776,7 +747,7 @@ def test_names_that_leave_the_folder_or_run_in_a_spreadsheet_are_refused(recipe,
     content.setdefault(key, {})[name] = {"class_path": "FullReset"} if key == "methods" else 1
     recipe.write_text(yaml.safe_dump(content))
     with pytest.raises(SystemExit):
-        compare(recipe, "--methods", "vanilla", "--list")
+        compare(recipe, "--methods", "vanilla")
     text = capsys.readouterr()
     assert f"{name!r} cannot be a name" in text.err and "\x1b" not in text.err and not text.out
 
@@ -865,13 +836,11 @@ def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
         assert settings["trainer"]["enable_progress_bar"] is False
 
 
-def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe, tmp_path, capsys):
+def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe):
     Path("more.yaml").write_text("trainer: {precision: bf16-mixed, max_epochs: 3}\n")
     words = [str(recipe), "--config", "more.yaml", "--set", "trainer.max_epochs=5"]
     extra = common(compare_parser().parse_args(words))[3]
     assert extra == {"trainer": {"precision": "bf16-mixed", "max_epochs": 5}}
-    compare(recipe, "--methods", "fire", "--seeds", "1", "--config", "more.yaml", "--list")
-    assert " --config more.yaml" in capsys.readouterr().out
 
 
 def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_not_a_recipe():
@@ -1090,22 +1059,15 @@ def test_the_table_is_utf8_for_any_default_encoding(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.slow
-def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
-    words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
-    assert compare(recipe, *words, "--list") is None
-    commands = capsys.readouterr().out.splitlines()
-    assert len(commands) == 4
-    assert not (tmp_path / "out").exists()
-    name, *rest = shlex.split(commands[3])
-    assert name == "lightning-fire"
-    assert main(rest).loc[("", "fire", 1), "sfe"] > 0
-    assert "final accuracy" not in capsys.readouterr().out
-    assert [path.parent.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("finished.json")] == [
-        Path("fire/seed1")
-    ]
-    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
-    compare(recipe, *words)
-    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before
+def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
+    words = ["--set", "data.init_args.batch_size=9", "--methods"]
+    one = compare(recipe, *words, "fire", "--seeds", "1", "--first-seed", "1", "--no-report")
+    assert one.loc[("", "fire", 1), "sfe"] > 0 and "final accuracy" not in capsys.readouterr().out
+    (marker,) = (tmp_path / "out").rglob("finished.json")
+    assert marker.parent == tmp_path / "out/fire/seed1" and not (tmp_path / "out/table.txt").exists()
+    before = marker.stat().st_mtime_ns
+    compare(recipe, *words, "vanilla", "fire", "--seeds", "2")
+    assert marker.stat().st_mtime_ns == before
 
 
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):

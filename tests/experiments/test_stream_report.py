@@ -87,9 +87,6 @@ def test_everything_is_written(histories, tmp_path, capsys):
         "test_last": pytest.approx(0.26),
         "dormant_last": pytest.approx(0.25),
     }
-    page = (tmp_path / "comparison.html").read_text()
-    assert "online accuracy" in page
-    assert "dormant units" in page
     assert matplotlib.image.imread(tmp_path / "comparison.png").shape[:2] == (1050, 1400)
 
 
