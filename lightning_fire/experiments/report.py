@@ -199,7 +199,7 @@ def deliver(
         with whole_file(output / file) as part:
             write(part)
     print(note)
-    kinds = {Path(file).suffix: output / file for file in [*files, f"{name}.tex"]}
+    kinds = {Path(file).suffix: output / file for file in reversed([*files, f"{name}.tex"])}
     for what, endings in {"figure": [".png"], "for papers": [".pdf", ".tex"], "every run": [".csv"]}.items():
         if there := [str(kinds[ending]) for ending in endings if ending in kinds]:
             place(what, ", ".join(there))

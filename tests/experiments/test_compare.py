@@ -1058,6 +1058,11 @@ def test_the_table_is_utf8_for_any_default_encoding(tmp_path, monkeypatch, capsy
     assert b"0.8 $\\pm$ 0.1" in (tmp_path / "table.tex").read_bytes()
 
 
+def test_every_run_is_in_the_first_table_of_several(tmp_path, capsys):
+    deliver(tmp_path, [[["final"]]], dict.fromkeys(("results.csv", "summary.csv"), Path.touch), "note")
+    assert f"every run:   {tmp_path / 'results.csv'}\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
     words = ["--set", "data.init_args.batch_size=9", "--methods"]
