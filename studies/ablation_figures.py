@@ -27,7 +27,7 @@ from lightning_fire.experiments.compare import (
     with_monitor,
 )
 from lightning_fire.experiments.pictures import save
-from lightning_fire.experiments.report import MINUS, Column, Report, deliver, figures
+from lightning_fire.experiments.report import MINUS, Column, ComparisonReport, deliver, figures
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
 from lightning_fire.printable import printable
 
@@ -130,7 +130,7 @@ def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path)
 
 
 def publish(
-    report: Report, by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
+    report: ComparisonReport, by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
     """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
@@ -144,12 +144,12 @@ def publish(
     deliver(output, tables, files, note, name="ablation")
 
 
-def metric_of(report: Report) -> Metric:
+def metric_of(report: ComparisonReport) -> Metric:
     """Return the metric that a report compares."""
     return getattr(report, "metric", Metric())
 
 
-def table(report: Report, head: str, rows: Mapping[str, str]) -> list[list[str]]:
+def table(report: ComparisonReport, head: str, rows: Mapping[str, str]) -> list[list[str]]:
     """Return the cells of a table of an ablation, the first row the header."""
     columns = [
         Column(f"final {metric_of(report).name}", "final"),
@@ -165,7 +165,7 @@ def table(report: Report, head: str, rows: Mapping[str, str]) -> list[list[str]]
 
 
 def draw(
-    report: Report,
+    report: ComparisonReport,
     by_method: Mapping[str, str],
     by_steps: Mapping[str, str],
     path: Path,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lightning_fire.experiments.engines import Engine
-    from lightning_fire.experiments.report import Report
+    from lightning_fire.experiments.report import ComparisonReport
 
 _REPORTS = ("accuracy", "loss", "return")
 # what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
@@ -161,7 +161,7 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
 def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run, a row each by start, method and seed.
 
-    The methods `measures()` of `ChunkReport`, `ReturnReport` and `PhaseReport` list the columns.
+    `chunks.measures_of` and the methods `measures()` of `ReturnReport` and `PhaseReport` list the columns.
     """
     options = parser().parse_args(args)
     try:
@@ -195,20 +195,21 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
 
 def train_and_read(
     runs: Sequence[Run], engine: "Engine", extra: Mapping[str, Any], reference: str, options: argparse.Namespace
-) -> tuple["Report | None", int]:
+) -> tuple["ComparisonReport | None", int]:
     """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
-    from lightning_fire.experiments.chunks import ChunkReport, Metric
+    from lightning_fire.experiments import phases, returns
+    from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.logs import read_curves
-    from lightning_fire.experiments.phases import PhaseReport
-    from lightning_fire.experiments.returns import ReturnReport
     from lightning_fire.experiments.runner import train
+    from lightning_fire.experiments.streams import report_of_chunks
 
     declared = "phases" if runs[0].branch else declared_report(runs[0], extra)
-    kind = {"phases": PhaseReport, "return": ReturnReport}.get(declared, ChunkReport)
     if declared == "loss" and options.metric is None:
         options.metric, options.mode = "val/loss", "min"
     metric = Metric(options.metric or "val/accuracy", options.mode)
-    if kind is ChunkReport:
+    needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared)
+    if needs is None:
+        needs = metric.needs
         runs = [
             replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
         ]
@@ -217,7 +218,7 @@ def train_and_read(
     done = [run for run in runs if run not in failed]
     for run in sorted(done, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
         found = read_curves(run.folder)
-        if lacking := kind.lacking(found, metric):
+        if lacking := {key: who for key, who in needs.items() if not {key, f"{key}_seen"} & set(found)}:
             logged_by = "; ".join(f"{key}, as {who} does" for key, who in sorted(lacking.items()))
             failed[run] = f"{run.folder} has not logged {logged_by}"
         else:
@@ -227,14 +228,16 @@ def train_and_read(
         print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:
         return None, len(failed)
-    if kind is not PhaseReport:
-        return kind(curves, reference, metric), len(failed)
+    if declared == "return":
+        return returns.ReturnReport(curves, reference), len(failed)
+    if declared != "phases":
+        return report_of_chunks(curves, reference, metric), len(failed)
     before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
     taken: dict[str, dict[int, int]] = {}
     for run in runs:
         if run not in failed:
             taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
-    return PhaseReport(curves, reference, before, taken), len(failed)
+    return phases.PhaseReport(curves, reference, before, taken), len(failed)
 
 
 def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:

@@ -365,10 +365,8 @@ def test_a_metric_of_which_less_is_better():
     assert other["final"] == pytest.approx(0.2) and "final val/loss" in reports[1].table()
     accuracy, loss = (each.panels()[0] for each in reports)
     assert (loss.low, loss.high) == pytest.approx((1 - accuracy.high, 1 - accuracy.low))
-    assert ChunkReport.lacking(HISTORY, Metric("val/loss", "min")) == {
-        "val/loss": "a validation (see check_val_every_n_epoch)"
-    }
-    assert ChunkReport.lacking(HISTORY, Metric("train/accuracy")) == {"train/accuracy": "training"}
+    assert Metric("val/loss", "min").needs["val/loss"] == "a validation (see check_val_every_n_epoch)"
+    assert Metric("train/accuracy").needs["train/accuracy"] == "training"
 
 
 THREE_CHUNKS = history((0, 10, 30), val__accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)))
@@ -662,17 +660,9 @@ def test_runs_of_different_length_are_averaged_together():
     assert deviation[1] == pytest.approx(np.std([0.6, 0.49], ddof=1))
 
 
-def test_missing_logs_of_a_run_are_listed(tmp_path):
-    assert ChunkReport.lacking(read_curves(tmp_path)) == {
-        "val/accuracy": "a validation (see check_val_every_n_epoch)",
-        "plasticity/chunk": "PlasticityMonitor",
-    }
-
-
 def test_a_monitor_that_measures_no_weights_leaves_dashes(tmp_path):
     """As `every_n_epochs=25` in 9 epochs; the accuracy is compared all the same."""
     run = history(**NO_EVENTS, plasticity__dfi_normalized=None)
-    assert not ChunkReport.lacking(run)
     report = report_of({"vanilla": {0: run}})
     first, second = cells_of(report)
     assert first["vanilla"]["final accuracy"] == "0.800"

@@ -286,8 +286,3 @@ def test_a_run_that_ends_as_nan_is_drawn_and_reported(tmp_path):
     draw(report.panels(), tmp_path / "picture.png", "title", side_by_side=True)
     assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
     assert report.table().splitlines()[3].split()[-2:] == ["–", "never"]
-
-
-def test_what_a_run_must_log():
-    assert PhaseReport.lacking({}) == dict.fromkeys(["val/loss", "val/loss_at_new_data"], "LanguageModel")
-    assert not PhaseReport.lacking(history(2.0, 1.0))

@@ -11,7 +11,7 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import sweep
-from lightning_fire.experiments.report import Report
+from lightning_fire.experiments.report import ComparisonReport
 from lightning_fire.recipe.recipe import find_recipe
 
 optuna = pytest.importorskip("optuna")
@@ -88,7 +88,7 @@ class Scores:
         return (Known(rows) if rows else None), len(runs) - len(rows)
 
 
-class Known(Report):
+class Known(ComparisonReport):
     """A report of numbers that are known."""
 
     def __init__(self, rows):

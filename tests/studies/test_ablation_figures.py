@@ -11,7 +11,7 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.logs import read_curves
-from lightning_fire.experiments.report import Report, aligned
+from lightning_fire.experiments.report import ComparisonReport, aligned
 from lightning_fire.functional.orthogonal import Coefficients
 from studies import ablation_figures as study
 
@@ -68,7 +68,7 @@ NUMBERS = {
 }
 
 
-class Known(Report):
+class Known(ComparisonReport):
     """A report of numbers that are known."""
 
     def measures(self, name):
