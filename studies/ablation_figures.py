@@ -84,17 +84,16 @@ def main(args: Sequence[str] | None = None) -> pd.DataFrame:
         recipe, output, seeds, extra = common(options, "_ablation")
         if "fire" not in options.methods:
             raise ValueError(f"--methods must have fire among them, got {' '.join(options.methods)}")
-        runs = plan(recipe, options.methods, seeds, output)
+        runs = with_monitor(plan(recipe, options.methods, seeds, output, extra))
         values = dict.fromkeys((options.steps or _STEPS) if what == "steps" else _COEFFICIENTS)
         variants = {value: _variant(runs, what, value, output) for value in values}
         engine = engine_for(recipe, options, output)
-        extra = with_monitor(runs, extra)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
-    every = with_shared_starts([*runs, *new], extra)
+    every = with_shared_starts([*runs, *new])
     with at_work_in(output), closing(engine):
-        report, failed = train_and_read(every, engine, extra, reference_of(None, options.methods), options)
+        report, failed = train_and_read(every, engine, reference_of(None, options.methods), options)
     if failed or report is None:
         raise SystemExit(f"{failed} of {len(every)} runs failed")
     if what != "steps":
@@ -115,14 +114,14 @@ def _steps(word: str) -> int | str:
 def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path) -> list[Run]:
     """Return the runs of FIRE with another value of an argument; its own where the recipe has this value."""
     own = [run for run in runs if run.method == "fire"]
-    overlay = yaml.safe_load(own[0].configs[-1])
+    overlay = own[0].configs[-1]
     method = overlay.get("method")
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"the method fire is not one FIRECallback: {method}")
     if (method.get("init_args") or {}).get(argument, _DEFAULTS[argument]) == value:
         return own
     label = f"fire,{argument}={value}"
-    layer = yaml.safe_dump(merged(overlay, {"method": {"init_args": {argument: value}}}))
+    layer = merged(overlay, {"method": {"init_args": {argument: value}}})
     return [
         replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], layer))
         for run in own

@@ -32,7 +32,8 @@ from lightning_fire import data
 from lightning_fire.cli import main
 from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.pictures import draw as draw_panels
-from lightning_fire.experiments.training import Task, perform
+from lightning_fire.experiments.runs import Run
+from lightning_fire.experiments.training import perform
 from studies import ablation_figures
 
 PACKAGE = Path(__file__).parents[1] / "lightning_fire"
@@ -164,13 +165,13 @@ def test_a_checkpoint_that_is_not_there_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_the_checkpoint_that_a_killed_run_left_is_not_unpickled(tmp_path):
-    task = Task(tmp_path / "run", {"run.yaml": "{}"}, "as it was", (), None, tmp_path)
-    task.folder.mkdir()
-    task.log.touch()
-    (task.folder / "begun.json").write_text('{"settings": "as it was"}')
-    torch.save({"loops": Attack(os.mkdir, str(tmp_path / "done"))}, task.folder / "last.ckpt")
+    run = Run("vanilla", 0, tmp_path / "run", [{}])
+    run.folder.mkdir()
+    run.log.touch()
+    (run.folder / "begun.json").write_text(json.dumps({"settings": run.fingerprint()}))
+    torch.save({"loops": Attack(os.mkdir, str(tmp_path / "done"))}, run.folder / "last.ckpt")
     with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        perform(task, lambda words: None)
+        perform(run, lambda words: None)
     assert not (tmp_path / "done").exists()
 
 

@@ -167,20 +167,20 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     try:
         recipe, output, seeds, extra = common(options)
         reference = reference_of(options.reference, options.methods)
-        runs = plan(recipe, options.methods, seeds, output)
+        runs = plan(recipe, options.methods, seeds, output, extra)
         starts = chosen_starts(recipe.starts, options.starts)
         if starts and options.no_shared_start:
             raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
         if starts:
-            runs = with_first_phases(runs, recipe, starts, extra)
+            runs = with_first_phases(runs, recipe, starts)
         engine = engine_for(recipe, options, output)
-        extra = with_monitor(runs, extra)
+        runs = with_monitor(runs)
     except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     if not starts and not options.no_shared_start:
-        runs = with_shared_starts(runs, extra, options.keep_starts)
+        runs = with_shared_starts(runs, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
-        report, failed = train_and_read(runs, engine, extra, reference, options)
+        report, failed = train_and_read(runs, engine, reference, options)
         if report is None:
             raise SystemExit("no run finished")
         if not options.no_report:
@@ -194,7 +194,7 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
 
 
 def train_and_read(
-    runs: Sequence[Run], engine: "Engine", extra: Mapping[str, Any], reference: str, options: argparse.Namespace
+    runs: Sequence[Run], engine: "Engine", reference: str, options: argparse.Namespace
 ) -> tuple["ComparisonReport | None", int]:
     """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
     from lightning_fire.experiments import phases, returns
@@ -203,7 +203,7 @@ def train_and_read(
     from lightning_fire.experiments.runner import train
     from lightning_fire.experiments.streams import report_of_chunks
 
-    declared = "phases" if runs[0].branch else declared_report(runs[0], extra)
+    declared = "phases" if runs[0].branch else declared_report(runs[0])
     if declared == "loss" and options.metric is None:
         options.metric, options.mode = "val/loss", "min"
     metric = Metric(options.metric or "val/accuracy", options.mode)
@@ -213,7 +213,7 @@ def train_and_read(
         runs = [
             replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
         ]
-    failed, curves = train(runs, engine, extra, options.max_minutes), {}
+    failed, curves = train(runs, engine, options.max_minutes), {}
     branches, methods = [run.branch for run in runs], [run.method for run in runs]
     done = [run for run in runs if run not in failed]
     for run in sorted(done, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
@@ -240,21 +240,21 @@ def train_and_read(
     return phases.PhaseReport(curves, reference, before, taken), len(failed)
 
 
-def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration for all runs, with the callback that the table needs.
+def with_monitor(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the callback that the table needs.
 
     Raises:
         ValueError: If some runs have the callback and others have not, or the data declares no known report.
     """
-    without = [run.method for run in runs if not _has_monitor(run.recipe(extra))]
-    if runs[0].branch or declared_report(runs[0], extra) == "return" or not without:
-        return dict(extra)
+    without = [run.method for run in runs if not _has_monitor(run.recipe())]
+    if runs[0].branch or declared_report(runs[0]) == "return" or not without:
+        return list(runs)
     if len(without) < len(runs):
         raise ValueError(
             f"{', '.join(dict.fromkeys(without))} lacks the PlasticityMonitor that other methods have: name it under"
             " trainer.callbacks of the recipe, or nowhere"
         )
-    return merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
+    return [replace(run, extra=merged(run.extra, {"trainer": {"callbacks+": [_MONITOR]}})) for run in runs]
 
 
 def _has_monitor(config: Any) -> bool:
@@ -266,13 +266,13 @@ def _has_monitor(config: Any) -> bool:
     return isinstance(config, list) and any(map(_has_monitor, config))
 
 
-def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
+def declared_report(run: Run) -> str:
     """Return which report the data of a run declares, see `contracts.HasReport`.
 
     Raises:
         ValueError: If the class of the data cannot be imported, or declares another report than there are.
     """
-    data = run.recipe(extra).get("data")
+    data = run.recipe().get("data")
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):
         return "accuracy"  # the run itself reports it

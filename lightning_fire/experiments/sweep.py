@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,17 +64,17 @@ def main(args: Sequence[str] | None = None) -> Setting:
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options, f"_{options.method}")
-        example = plan(recipe, [options.method], [0], output)[0]  # raises an error for an unknown method
+        example = plan(recipe, [options.method], [0], output, extra)[0]  # raises an error for an unknown method
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
         engine = engine_for(recipe, options, output)
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
-        extra = with_monitor([example], extra)
+        (example,) = with_monitor([example])
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     with at_work_in(output), closing(engine):
-        sweep = _Sweep(recipe, options, example, space, output, engine, seeds, extra)
+        sweep = _Sweep(recipe, options, example, space, output, engine, seeds)
         sweep.study()
         return sweep.publish()
 
@@ -90,7 +90,6 @@ class _Sweep:
     output: Path
     engine: Any
     seeds: range
-    extra: Mapping[str, Any]
     settings: dict[str, Setting] = field(default_factory=dict)
 
     def study(self) -> None:
@@ -104,7 +103,7 @@ class _Sweep:
         )
         sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
         # of this sweep alone: another one may have used the folder
-        what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
+        what = [self.example.fingerprint(), self.options.measure, list(self.seeds), dict(self.space)]
         name = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
         study = optuna.create_study(
             study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
@@ -147,7 +146,7 @@ class _Sweep:
         if not settings:
             return []
         labels = [self._label(setting) for setting in settings]
-        report, _ = train_and_read(self._runs(labels, seeds), self.engine, self.extra, labels[0], self.options)
+        report, _ = train_and_read(self._runs(labels, seeds), self.engine, labels[0], self.options)
         if report is None:
             return [None] * len(labels)
         if self.options.measure not in report.numbers:
@@ -162,12 +161,13 @@ class _Sweep:
 
     def _runs(self, labels: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         base, *overlay = self.example.configs
-        own = yaml.safe_load(overlay[0]) if overlay else {}
+        own = overlay[0] if overlay else {}
         runs = []
         for label in dict.fromkeys(labels):
-            layer = yaml.safe_dump(merged(own, as_config(self.settings[label])), sort_keys=False)
-            runs += [Run(label, seed, self.output / label / f"seed{seed}", (base, layer)) for seed in seeds]
-        return with_shared_starts(runs, self.extra)
+            configs = base, merged(own, as_config(self.settings[label]))
+            example = replace(self.example, method=label, configs=configs)
+            runs += [replace(example, seed=seed, folder=self.output / label / f"seed{seed}") for seed in seeds]
+        return with_shared_starts(runs)
 
     def _label(self, setting: Setting) -> str:
         """Name a setting; also the name of a folder."""
@@ -180,16 +180,14 @@ class _Sweep:
     def publish(self) -> Setting:
         """Print the table, the best first, write everything and `best.yaml`, and return the best setting."""
         finished = [
-            label
-            for label in self.settings
-            if all(run.is_finished(self.extra) for run in self._runs([label], self.seeds))
+            label for label in self.settings if all(run.is_finished() for run in self._runs([label], self.seeds))
         ]
         scores = dict(zip(finished, self._train([self.settings[label] for label in finished], self.seeds), strict=True))
         best_first = sorted((label for label in finished if scores[label] is not None), key=lambda n: -scores[n])
         if not best_first:
             raise SystemExit("no setting could be trained")
         best, runs = best_first[0], self._runs(best_first, self.seeds)
-        report, _ = train_and_read(runs, self.engine, self.extra, best, self.options)
+        report, _ = train_and_read(runs, self.engine, best, self.options)
         report.publish(self.output, title_of(self.recipe))
         own = merged(self.recipe.methods.get(self.options.method, {}), as_config(self.settings[best]))
         methods = {**self.recipe.methods, self.options.method: own}
@@ -249,7 +247,7 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    methods = [yaml.safe_load(overlay).get("method") for overlay in run.configs[1:]]
+    methods = [overlay.get("method") for overlay in run.configs[1:]]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} is not one callback, whose arguments could be tried: {methods}")
     try:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -36,8 +37,7 @@ from lightning_fire.experiments.pictures import band, colors, draw
 from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
-from lightning_fire.experiments.training import Progress
-from lightning_fire.experiments.training import Report as TrainingReport
+from lightning_fire.experiments.training import ReportProgress, RunProgress
 from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
 
 
@@ -235,8 +235,8 @@ def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, cap
 
 def test_every_logger_of_a_recipe_stays_beside_ours():
     def loggers(trainer, extra=None):
-        run = Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
-        names = [logger["class_path"] for logger in run.settings(extra or {})["trainer"]["logger"]]
+        run = Run("vanilla", 0, Path("out/vanilla/seed0"), [{"trainer": trainer}], extra or {})
+        names = [logger["class_path"] for logger in run.settings()["trainer"]["logger"]]
         assert names[0] == "lightning.pytorch.loggers.TensorBoardLogger"
         return names[1:]
 
@@ -244,10 +244,9 @@ def test_every_logger_of_a_recipe_stays_beside_ours():
     assert loggers({}) == loggers({"logger": True}) == loggers({"logger": False}) == loggers({"logger": None}) == []
     assert loggers({"logger": csv}) == loggers({"logger": "CSVLogger"}) == ["CSVLogger"]
     assert loggers({"logger": [csv, {"class_path": "WandbLogger"}]}) == ["CSVLogger", "WandbLogger"]
-    run = Run(
-        "fire", 3, Path("out/fire/seed3"), ("trainer: {logger: {class_path: lightning.pytorch.loggers.WandbLogger}}",)
-    )
-    assert run.settings({})["trainer"]["logger"][1]["init_args"] == {"name": "fire seed 3"}
+    wandb = {"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.WandbLogger"}}}
+    run = Run("fire", 3, Path("out/fire/seed3"), [wandb])
+    assert run.settings()["trainer"]["logger"][1]["init_args"] == {"name": "fire seed 3"}
     assert loggers({"logger": csv}, {"trainer": {"logger": {"class_path": "MLFlowLogger"}}}) == ["MLFlowLogger"]
 
 
@@ -606,7 +605,7 @@ def test_the_note_names_the_data_of_the_metric(key, origin):
 @pytest.mark.parametrize(("key", "logged"), [("train/accuracy", "train/accuracy"), ("train/none", None)])
 def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
     """`Classifier` logs it at the end of the epoch."""
-    report = TrainingReport(tmp_path / "progress.json", needs=key)
+    report = ReportProgress(tmp_path / "progress.json", needs=key)
     trainer = SimpleNamespace(callback_metrics={}, sanity_checking=False)
     report.on_validation_end(trainer, None)
     trainer.callback_metrics = {logged: 0.5} if logged else {"val/loss": 1.0}
@@ -717,14 +716,14 @@ def test_a_mistake_in_ones_own_data_is_an_error_before_training(recipe, line, me
     ],
 )
 def test_a_recipe_without_a_monitor_gets_one(config, added):
-    data = yaml.safe_dump({"data": {"class_path": "SmallFashionMNISTDataModule"}})
-    run = Run("vanilla", 0, Path("out"), (data, yaml.safe_dump(config)))
-    assert with_monitor([run], {}) == ({"trainer": {"callbacks+": [_MONITOR]}} if added else {})
-    plain = Run("plain", 0, Path("out"), (data,))
-    assert with_monitor([plain], config) == (config if not added else with_monitor([plain], config))  # of --config
+    data = {"data": {"class_path": "SmallFashionMNISTDataModule"}}
+    run, plain = Run("vanilla", 0, Path("out"), [data, config]), Run("plain", 0, Path("out"), [data])
+    assert with_monitor([run])[0].extra == ({"trainer": {"callbacks+": [_MONITOR]}} if added else {})
+    by_config = replace(plain, extra=config)
+    assert (with_monitor([by_config])[0].extra == config) != added
     if not added:
         with pytest.raises(ValueError, match="plain lacks the PlasticityMonitor that other methods have"):
-            with_monitor([run, plain], {})
+            with_monitor([run, plain])
 
 
 @pytest.mark.parametrize(
@@ -818,8 +817,9 @@ def test_processes_share_the_cores(monkeypatch):
 
 
 def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
-    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path):
-        settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
+    extra = {"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}}
+    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path, extra):
+        settings = run.settings()
         assert settings["seed_everything"] == run.seed
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
         assert settings["trainer"]["max_epochs"] == 3
@@ -895,15 +895,16 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     for name, overlay in overlays.items():
         set_method(recipe, name, overlay)
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
-    shared = with_shared_starts(planned, {})
+    shared = with_shared_starts(planned)
     assert [run.method for run in shared] == [run.method for run in planned]
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
-    assert not any(run.start for run in with_shared_starts(planned, {"method": {"init_args": {"steps": 3}}}))
-    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # no run to share with
+    changed = [replace(run, extra={"method": {"init_args": {"steps": 3}}}) for run in planned]
+    assert not any(run.start for run in with_shared_starts(changed))
+    assert not any(run.start for run in with_shared_starts(planned[:1]))  # no run to share with
     set_base(recipe, BASE + MONITOR + "method: {class_path: ReDo}\n")
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
-    assert not any(run.start for run in with_shared_starts(planned, {}))
+    assert not any(run.start for run in with_shared_starts(planned))
 
 
 @pytest.mark.slow
@@ -937,10 +938,10 @@ def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
     def edit(*args):
         set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
 
-    assert runner.execute([run], local(), {}, edit) == {run: None}
+    assert runner.execute([run], local(), edit) == {run: None}
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["method"]["init_args"]["steps"] == 5
     (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert run.is_finished({}) and not edited.is_finished({})
+    assert run.is_finished() and not edited.is_finished()
 
 
 def local():
@@ -950,25 +951,25 @@ def local():
 @pytest.mark.slow
 def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert runner.execute([run], local(), {}) == {run: None}
+    assert runner.execute([run], local()) == {run: None}
     text = recipe.read_text()
     for same in (f"# what came of it\n{text}\n", re.sub("^( +)", r"\1\1", text, flags=re.MULTILINE)):
         assert same != text
         recipe.write_text(same)
         (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert again.is_finished({})
+        assert again.is_finished()
     for new in ("steps: 6", "steps: '5'", ""):
         other = text.replace("steps: 5", new)
         assert other != text
         recipe.write_text(other)
         (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert not changed.is_finished({})
+        assert not changed.is_finished()
 
 
 def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
-    assert run.fingerprint({}) == elsewhere.fingerprint({})
+    assert run.fingerprint() == elsewhere.fingerprint()
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
@@ -977,9 +978,10 @@ def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
 
 
 def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
-    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
-    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["Report", "Timer"]
+    extra = {"trainer": {"callbacks+": [{"class_path": "Timer"}]}}
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out", extra)
+    callbacks = run.settings()["trainer"]["callbacks+"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ReportProgress", "Timer"]
 
 
 def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
@@ -1001,23 +1003,23 @@ def test_sigterm_is_handled_without_sighup(monkeypatch):
 def test_a_file_keeps_few_lines_of_the_bar(monkeypatch, capsys):
     """500 reports of progress at once: a terminal would show some of them, a log file gets the first line alone."""
 
-    def execute(runs, engine, extra, show, until):
+    def execute(runs, engine, show, until):
         for epoch in range(500):
-            show({"run": Progress(epoch, 500, 1, 1)}, [])
+            show({"run": RunProgress(epoch, 500, 1, 1)}, [])
         return {}
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(runner, "amount", lambda todo, now, active: (500, now["run"].epoch))
-    assert runner.train([], None, {}) == {}
+    assert runner.train([], None) == {}
     assert capsys.readouterr().err.count("\r") == 2  # at its begin, and at its end
 
 
 def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
-    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
+    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"))
     (start,) = {run.start for run in planned}
 
     def at(epoch, began=0):
-        return Progress(epoch, 110, 1, 2, began=began)
+        return RunProgress(epoch, 110, 1, 2, began=began)
 
     todo = [start, *planned]
     assert runner.amount(todo, {start: at(50)}, [start]) == (None, 50)
@@ -1109,10 +1111,15 @@ def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
         "metric": "{class_path: FullReset, init_args: {when: {class_path: WhenMetric, init_args:"
         " {metric: val/loss, above: 1}}}}",
     }
-    layers = {name: ("trainer: {max_epochs: 6}", f"method: {text}") for name, text in overlays.items()}
-    found = {name: branching._idle_epochs(of, {}) for name, of in layers.items()}
+
+    def idle(*layers, **extra):
+        configs = list(map(yaml.safe_load, layers))
+        return branching._idle_epochs(Run("method", 0, tmp_path, configs, extra))
+
+    base, texts = "trainer: {max_epochs: 6}", {name: f"method: {text}" for name, text in overlays.items()}
+    found = {name: idle(base, text) for name, text in texts.items()}
     assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
-    assert branching._idle_epochs(layers["epochs"], {"trainer": {"max_steps": 5}}) == 0
-    assert branching._idle_epochs(layers["epochs"][:1], {}) is None
-    assert branching._idle_epochs(("{}", layers["epochs"][1]), {}) == 0  # the length of training is not known
-    assert branching._idle_epochs(("{}", FIRE), {}) == math.inf
+    assert idle(base, texts["epochs"], trainer={"max_steps": 5}) == 0
+    assert idle(base) is None
+    assert idle("{}", texts["epochs"]) == 0  # the length of training is not known
+    assert idle("{}", FIRE) == math.inf

@@ -139,9 +139,9 @@ def test_methods_that_wait_for_the_same_fraction_of_training_have_one_start(tmp_
     methods = {"first": resets(0.5), "second": resets(0.5, 0.5), "later": resets(0.9), "mixed": resets(0.5, 0.9)}
     recipe = Recipe(tmp_path / "mine.yaml", {"trainer": {"max_epochs": epochs}}, methods)
     runs = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out")
-    starts = {run.method: run.start for run in with_shared_starts(runs, {})}
+    starts = {run.method: run.start for run in with_shared_starts(runs)}
     sharing = {method for method, start in starts.items() if start is not None}
     assert sharing == ({"vanilla", "first", "second"} if until else set())
-    assert not until or starts["first"].saves["SaveStart"]["epochs"] == until
-    with_steps = with_shared_starts(runs, {"trainer": {"max_steps": 100}})
-    assert all(run.start is None for run in with_steps)
+    assert not until or starts["first"].saves == {"start.ckpt": until}
+    with_steps = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out", {"trainer": {"max_steps": 100}})
+    assert all(run.start is None for run in with_shared_starts(with_steps))

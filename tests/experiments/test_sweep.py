@@ -72,19 +72,19 @@ class Scores:
         self.seen, self.score = [], score
         monkeypatch.setattr(sweep, "train_and_read", self.train_and_read)
 
-    def train_and_read(self, runs, engine, extra, reference, options):
+    def train_and_read(self, runs, engine, reference, options):
         rows = {}
         for label, of_label in groupby(runs, key=lambda run: run.method):
             of_label = list(of_label)
-            setting = yaml.safe_load(of_label[0].configs[-1])["method"]["init_args"]
+            setting = of_label[0].configs[-1]["method"]["init_args"]
             setting = {key: value for key, value in setting.items() if key != "when"}
-            if not all(run.is_finished(extra) for run in of_label):
+            if not all(run.is_finished() for run in of_label):
                 self.seen.append((setting, [run.seed for run in of_label]))
             value = self.score(**setting)
             for run in of_label if value is not None else []:
                 rows["", label, run.seed] = {"final": value}
                 run.folder.mkdir(parents=True, exist_ok=True)
-                (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint(extra)}))
+                (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint()}))
         return (Known(rows) if rows else None), len(runs) - len(rows)
 
 

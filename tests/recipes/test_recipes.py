@@ -108,7 +108,7 @@ class Unbuilt(RecipeCLI):
 
 @pytest.fixture(scope="module")
 def parser():
-    return Unbuilt(["-c", find_recipe("quick_start").layers("vanilla")[0]], run=False).parser
+    return Unbuilt(find_recipe("quick_start").words("vanilla"), run=False).parser
 
 
 @pytest.mark.parametrize(
@@ -118,11 +118,11 @@ def parser():
 )
 def test_every_method_of_every_recipe_is_parsed_and_built(parser, path, method):
     """Every class that it names is in the configuration."""
-    layers = find_recipe(path).layers(method)
-    parsed = parser.parse_args([word for layer in layers for word in ("-c", layer)])
+    words = find_recipe(path).words(method)
+    parsed = parser.parse_args(words)
     parser.instantiate(Namespace(method=parsed.method))
     config = str(parsed)
-    named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", layers[-1])
+    named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", words[-1])
     assert named
     assert all(name.rsplit(".", 1)[-1] in config for name in named)
 
@@ -138,7 +138,7 @@ FASTER = re.compile(r"# (channels_last|compile|precision): ")
 @pytest.mark.parametrize("recipe", [path for path in OF_IMAGES if path.stem not in STREAMS], ids=name_of)
 def test_the_configuration_for_a_gpu_suits_every_recipe_of_images(parser, recipe):
     """It is laid over each, and validates at the end of each chunk."""
-    words = ["-c", find_recipe(recipe).layers("vanilla")[0], "-c", str(ROOT / "vision" / "gpu.yaml")]
+    words = [*find_recipe(recipe).words("vanilla"), "-c", str(ROOT / "vision" / "gpu.yaml")]
     config = parser.parse_args(words)
     assert config.model.init_args.compile and config.trainer.precision == "bf16-mixed"
     epochs = find_recipe(recipe).base["data"]["init_args"]["protocol"]["init_args"]["epochs"]
@@ -150,7 +150,7 @@ def test_the_configuration_for_a_gpu_suits_every_recipe_of_images(parser, recipe
 
 def test_the_small_reset_shrinks_every_matrix_of_resnet18():
     recipe = find_recipe("vision/warm_start/fashion_mnist_resnet18")
-    cli = Unbuilt(["-c", recipe.layers("vanilla")[0]], run=False)
+    cli = Unbuilt(recipe.words("vanilla"), run=False)
     net = ResNet(**cli.config.model.init_args.net.init_args)
     (pattern,) = recipe.methods["small_reset"]["method"][1]["init_args"]["where"]["init_args"]["include"]
     matrices = {name for name, weight in net.named_parameters() if weight.ndim > 1}
@@ -164,7 +164,7 @@ def test_what_makes_a_recipe_faster_is_there_as_comments(recipe, tmp_path):
     """Without their comment signs they are in force."""
     path = tmp_path / "faster.yaml"
     path.write_text(FASTER.sub(r"\1: ", recipe.read_text()))
-    cli = RecipeCLI(["-c", find_recipe(path).layers("vanilla")[0], "--trainer.accelerator", "cpu"], run=False)
+    cli = RecipeCLI([*find_recipe(path).words("vanilla"), "--trainer.accelerator", "cpu"], run=False)
     assert (cli.model.memory_format == torch.channels_last) == ("vit" not in recipe.stem)
     assert cli.model.net._compiled_call_impl is not None
     assert cli.trainer.precision == "bf16-mixed"

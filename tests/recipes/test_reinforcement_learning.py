@@ -80,7 +80,7 @@ def test_the_authors_setting_of_atari_is_one_override(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in PATHS if path.stem != "cartpole_solved"], ids=name_of)
 def test_all_methods_are_branches_of_one_training(tmp_path, path):
-    runs = with_shared_starts(plan(find_recipe(path), methods_of(path), [0], tmp_path), {})
+    runs = with_shared_starts(plan(find_recipe(path), methods_of(path), [0], tmp_path))
     assert [run.method for run in runs if run.start is None] == []
 
 

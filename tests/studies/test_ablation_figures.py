@@ -126,7 +126,7 @@ def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_
     }
     seen = []
 
-    def trained(runs, engine, extra, reference, options):
+    def trained(runs, engine, reference, options):
         seen.extend(runs)
         return ChunkReport({(run.branch, run.method, run.seed): curves for run in runs}, reference), 0
 
@@ -134,7 +134,7 @@ def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_
     numbers = ablate(recipe, "--what", "coefficients")
     variants = [f"fire,coefficients={name}" for name in ("quintic", "muon")]
     assert list(numbers.index.unique("method")) == ["vanilla", "fire", *variants]
-    layers = {run.method: yaml.safe_load(run.configs[-1])["method"]["init_args"] for run in seen[1:]}
+    layers = {run.method: run.configs[-1]["method"]["init_args"] for run in seen[1:]}
     own = layers.pop("fire")
     assert "coefficients" not in own and own["steps"] == 5
     assert layers == {f"fire,coefficients={name}": {**own, "coefficients": name} for name in ("quintic", "muon")}

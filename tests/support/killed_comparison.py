@@ -30,9 +30,9 @@ class Forked:
 
     limit = 2
 
-    def begin(self, tasks):
+    def begin(self, runs):
         """Begin trainings."""
-        return list(map(Job, tasks))
+        return list(map(Job, runs))
 
     def close(self):
         """Do nothing."""
@@ -41,17 +41,17 @@ class Forked:
 class Job:
     """A training in a fork."""
 
-    def __init__(self, task):
+    def __init__(self, run):
         comparison = str(os.getpid())
 
         def work():
-            with open(task.log, "a") as output:
+            with open(run.log, "a") as output:
                 os.dup2(output.fileno(), sys.stdout.fileno())
                 os.dup2(output.fileno(), sys.stderr.fileno())
             os.environ[runs.PARENT] = comparison
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            if reason := training.perform(task, lambda words: lightning_fire(["fit", *words]) and None):
+            if reason := training.perform(run, lambda words: lightning_fire(["fit", *words]) and None):
                 raise SystemExit(reason)
 
         self.process, self.code = forked(work), None
