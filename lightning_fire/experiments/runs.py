@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe, as_yaml
+from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
 
 SETTINGS = "run.yaml"
 MARKER = "finished.json"
@@ -115,7 +115,7 @@ class Run:
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {START: self.saves[START]} if START in self.saves else {}
         own = replace(self, folder=folder, saves=saves, needs="").settings()
-        texts = [*map(as_yaml, self.configs), yaml.safe_dump(own), *([self.start.fingerprint()] if self.branch else [])]
+        texts = [*map(yaml.safe_dump, (*self.configs, own)), *([self.start.fingerprint()] if self.branch else [])]
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def is_finished(self) -> bool:

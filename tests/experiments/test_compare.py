@@ -1123,3 +1123,13 @@ def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
     assert idle(base) is None
     assert idle("{}", texts["epochs"]) == 0  # the length of training is not known
     assert idle("{}", FIRE) == math.inf
+
+
+def test_the_order_of_keys_does_not_change_a_training(recipe, tmp_path):
+    def fingerprint(extra):
+        (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out", extra)
+        return run.fingerprint()
+
+    keys = {"trainer": {"max_epochs": 3, "precision": 32}, "ckpt_path": None}
+    turned = {"ckpt_path": None, "trainer": {"precision": 32, "max_epochs": 3}}
+    assert fingerprint(keys) == fingerprint(turned) != fingerprint({})
