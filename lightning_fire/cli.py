@@ -30,7 +30,7 @@ COMMANDS = {
     ),
     "sweep": (
         "lightning_fire.experiments.sweep:main",
-        "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'",
+        "try the hyper-parameters of a method",
     ),
     "aggregate": (
         "lightning_fire.experiments.aggregate:main",
