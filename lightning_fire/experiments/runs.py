@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lightning_fire.recipe.recipe import BEST, VANILLA, Recipe
+from lightning_fire.recipe.recipe import VANILLA, Recipe
 
 SETTINGS = "run.yaml"
 MARKER = "finished.json"
@@ -82,11 +82,7 @@ class Run:
     def settings(self) -> dict[str, Any]:
         """Return the configuration of this run that comes on top of those of recipe and method."""
         callbacks = [_callback("ReportProgress", path=str(self.folder / PROGRESS), needs=self.needs)]
-        if START in self.saves:
-            callbacks.append(_callback("SaveStart", path=str(self.folder / START), epochs=self.saves[START]))
-        elif self.saves:
-            epochs = sorted({when for when in self.saves.values() if when != BEST})
-            callbacks.append(_callback("SaveStarts", epochs=epochs, best=BEST in self.saves.values()))
+        callbacks += [_callback("SaveStarts", saves=dict(self.saves))] if self.saves else []
         recipe, own = self.recipe(), {"seed_everything": self.seed}
         if _takes_seed(recipe.get("data")):
             own["data"] = {"init_args": {"seed": self.seed}}
@@ -217,8 +213,7 @@ def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _callback(name: str, **arguments: Any) -> dict[str, Any]:
-    given = {key: value for key, value in arguments.items() if value not in (None, "")}
-    return {"class_path": f"lightning_fire.experiments.training.{name}", "init_args": given}
+    return {"class_path": f"lightning_fire.experiments.training.{name}", "init_args": arguments}
 
 
 def _takes_seed(data: Any) -> bool:

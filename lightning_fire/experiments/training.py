@@ -16,9 +16,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, Run, at_work_in
+from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, at_work_in
 from lightning_fire.recipe.continued_logs import first_new_step
-from lightning_fire.recipe.recipe import as_yaml
+from lightning_fire.recipe.recipe import BEST, as_yaml
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
 """Environment variable with the time between two checkpoints of a training that can be continued."""
@@ -208,63 +208,55 @@ def _plain(states: dict[str, Any]) -> dict[str, Any]:
     return {**states, "numpy": (algorithm, keys.tolist(), *rest)}
 
 
-class SaveStart(Callback):
-    """End the training after some epochs, None: those of the first chunk of data, and save a checkpoint then."""
+class SaveStarts(Callback):
+    """Save the checkpoints that other trainings continue from, in `trainer.default_root_dir`.
 
-    def __init__(self, path: str, epochs: int | None = None):
-        self.path, self.epochs = Path(path), epochs
-        self._reached = False
+    Args:
+        saves: After how many epochs each is saved, by name of its file: a number; `best`, with the lowest `val/loss`;
+            None, those of the first chunk of data. That of `START` ends the training: it is saved after all that the
+            end of an epoch brings, and with the random states.
+    """
+
+    def __init__(self, saves: dict[str, int | str | None]):
+        self.saves = saves
+        self._lowest, self._validated, self._ends = float("inf"), False, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
+        if START not in self.saves:
+            return
+        if self.saves[START] is None and not offers(trainer.datamodule, HasChunkAt):
             raise MisconfigurationException(
                 f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
             )
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data, epoch = trainer.datamodule, trainer.current_epoch
-        if self.epochs is None:
-            self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
-        else:
-            self._reached = epoch + 1 >= self.epochs
-        if self._reached:
-            trainer.should_stop = True
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, after all that the end of an epoch brings."""
-        if self._reached:
-            save(trainer, self.path)
-
-
-class SaveStarts(Callback):
-    """Save checkpoints at the end of epochs, and of the epoch with the lowest `val/loss`: `epoch=N.ckpt`, `best.ckpt`
-    in `trainer.default_root_dir`.
-    """
-
-    def __init__(self, epochs: list[int], best: bool = True):
-        self.epochs, self.best = epochs, best
-        self._lowest, self._validated = float("inf"), False
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
-        if done in self.epochs:
-            trainer.save_checkpoint(folder / f"epoch={done}.ckpt")
-        if not self.best or not self._validated:
-            return
+        data, done, folder = trainer.datamodule, trainer.current_epoch + 1, Path(trainer.default_root_dir)
+        for name, when in self.saves.items():
+            if name == START:
+                self._ends = done >= when if when else data.chunk_at(done) != data.chunk_at(done - 1)
+                trainer.should_stop = trainer.should_stop or self._ends
+            elif done == when or (when == BEST and self._validated and self._is_lowest(trainer)):
+                trainer.save_checkpoint(folder / name)
         self._validated = False
+
+    def _is_lowest(self, trainer: Trainer) -> bool:
         if "val/loss" not in trainer.callback_metrics:
             raise MisconfigurationException("the best checkpoint is that of the lowest val/loss, which is not logged")
-        if (loss := float(trainer.callback_metrics["val/loss"])) < self._lowest:
-            self._lowest = loss
-            trainer.save_checkpoint(folder / "best.ckpt")
+        before, loss = self._lowest, float(trainer.callback_metrics["val/loss"])
+        self._lowest = min(before, loss)
+        return loss < before
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._ends:
+            save(trainer, Path(trainer.default_root_dir, START))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the lowest loss, for a training that is continued."""
-        return {"lowest": self._lowest}
+        return {"lowest": self._lowest} if BEST in self.saves.values() else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._lowest = state_dict["lowest"]

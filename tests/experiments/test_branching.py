@@ -6,9 +6,10 @@ from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 
 from lightning_fire import FIRECallback, OptimizerReset
-from lightning_fire.experiments.training import SAVE_SECONDS, ReportProgress, RunProgress, SaveStart, read_progress
+from lightning_fire.experiments.training import SAVE_SECONDS, ReportProgress, RunProgress, SaveStarts, read_progress
 
 SAVING = {"enable_checkpointing": True}
+FIRST_CHUNK = {"start.ckpt": None}
 
 
 class Data(GrowingData):
@@ -61,10 +62,10 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
         return kind()
 
     whole = fitted(OptimizerReset(), FIRECallback(), data=Data(), module=built(), **options)
-    path = str(tmp_path / "start.ckpt")
-    report = tmp_path / "progress.json"
+    path, report = str(tmp_path / "start.ckpt"), tmp_path / "progress.json"
+    first = {**options, **SAVING, "default_root_dir": tmp_path}
     start = fitted(
-        OptimizerReset(), ReportProgress(report), SaveStart(path), data=Data(), module=built(), **options, **SAVING
+        OptimizerReset(), ReportProgress(report), SaveStarts(FIRST_CHUNK), data=Data(), module=built(), **first
     )
     assert start.trainer.current_epoch == 2
     module = built()
@@ -75,9 +76,9 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
 
 
 def test_random_numbers_continue_and_do_not_restart(tmp_path):
-    path = str(tmp_path / "start.ckpt")
-    report = tmp_path / "progress.json"
-    start = fitted(ReportProgress(report), SaveStart(path), data=Data(), module=Draws(), **SAVING)
+    path, report = str(tmp_path / "start.ckpt"), tmp_path / "progress.json"
+    saving = {**SAVING, "default_root_dir": tmp_path}
+    start = fitted(ReportProgress(report), SaveStarts(FIRST_CHUNK), data=Data(), module=Draws(), **saving)
     options = {"data": Data(), "ckpt_path": path, **SAVING}
     resumed = [fitted(ReportProgress(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
     assert resumed[0].drawn == resumed[1].drawn
@@ -88,7 +89,7 @@ def test_random_numbers_continue_and_do_not_restart(tmp_path):
 
 def test_data_that_does_not_say_where_its_chunks_are():
     with pytest.raises(Exception, match=r"GrowingData has no chunk_at\(epoch\)"):
-        fitted(SaveStart("never.ckpt"))
+        fitted(SaveStarts(FIRST_CHUNK))
 
 
 class Stops(Callback):

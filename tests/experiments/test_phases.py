@@ -131,7 +131,12 @@ class WithValidation(PlainData):
 
 
 def test_the_best_is_that_of_the_lowest_loss(tmp_path):
-    fit = trainer(SaveStarts([2, 5]), max_epochs=6, default_root_dir=tmp_path, num_sanity_val_steps=0)
+    fit = trainer(
+        SaveStarts({"best.ckpt": "best", "epoch=2.ckpt": 2, "epoch=5.ckpt": 5}),
+        max_epochs=6,
+        default_root_dir=tmp_path,
+        num_sanity_val_steps=0,
+    )
     fit.fit(Losses([5.0, 3.0, 4.0, 2.0, 2.0, 3.0]), WithValidation())
     saved = {path.name: torch.load(path, weights_only=True)["saved_at"] for path in tmp_path.glob("*.ckpt")}
     assert saved == {"best.ckpt": 3, "epoch=2.ckpt": 1, "epoch=5.ckpt": 4}
@@ -146,7 +151,7 @@ class LogsNothing(Losses):
 
 def test_the_best_needs_a_loss(tmp_path):
     with pytest.raises(MisconfigurationException, match="lowest val/loss, which is not logged"):
-        trainer(SaveStarts([]), default_root_dir=tmp_path).fit(LogsNothing([]), WithValidation())
+        trainer(SaveStarts({"best.ckpt": "best"}), default_root_dir=tmp_path).fit(LogsNothing([]), WithValidation())
 
 
 def checkpoint(path, epochs):
