@@ -2,9 +2,9 @@
 
     python benchmarks/environment_processes.py [--only cartpole asterix lunar_lander humanoid] [--json FILE]
 
-The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`. Both get the same
-random actions, and return the same. Milliseconds of a step of all environments, medians over the repetitions; the ratio
-of the medians, in brackets the smallest and largest of a repetition.
+The two are `vectorization_mode` "sync" and "async" of `ReplayDataModule`. Both get the same random actions, and return
+the same. Milliseconds of a step of all environments and of storing it, medians over the repetitions; the ratio of the
+medians, in brackets the smallest and largest of a repetition.
 Processes help as far as there are cores; the network, which acts and learns in between, is not counted.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from machine import parser_of, publish
 from paired import in_turn, ratio, seconds
 
-from lightning_fire.experience import Atari, Gymnasium, VectorEnvironments
+from lightning_fire.experience import Atari, Collector, Gymnasium, ReplayBuffer
 
 ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
     "cartpole": Gymnasium("CartPole-v1"),
@@ -28,23 +28,19 @@ ENVIRONMENTS: dict[str, Callable[[], gymnasium.Env]] = {
 }
 
 
-def go(envs: VectorEnvironments, actions: Sequence[np.ndarray]) -> None:
+def go(collector: Collector, actions: Sequence[np.ndarray]) -> None:
     for action in actions:
-        envs.step(action)
+        collector.step(action)
 
 
 def table(name: str, num_envs: int, steps: int, rounds: int) -> dict[str, Any]:
     """Measure one kind of environment; print and return a row."""
-    ways = {
-        "InTurn": VectorEnvironments(ENVIRONMENTS[name], range(num_envs)),
-        "InProcesses": VectorEnvironments(ENVIRONMENTS[name], range(num_envs), in_processes=True),
-    }
-    space = ways["InTurn"].action_space
-    space.seed(0)
-    actions = [np.stack([space.sample() for _ in range(num_envs)]) for _ in range(steps)]
-    found = in_turn({kind: partial(seconds, go, envs, actions) for kind, envs in ways.items()}, rounds)
-    for envs in ways.values():
-        envs.close()
+    make = partial(Collector, ENVIRONMENTS[name], num_envs, 0, partial(ReplayBuffer, 100 * num_envs))
+    ways = {"InTurn": make(), "InProcesses": make(in_processes=True)}
+    actions = [ways["InTurn"].random_actions(np.random.default_rng(step)) for step in range(steps)]
+    found = in_turn({kind: partial(seconds, go, collector, actions) for kind, collector in ways.items()}, rounds)
+    for collector in ways.values():
+        collector.close()
     middle, least, most = ratio(found["InTurn"], found["InProcesses"])
     row = {way: round(statistics.median(times) / steps * 1000, 3) for way, times in found.items()}
     print(

@@ -1,26 +1,19 @@
-"""Every access to private attributes of Lightning and torch, in one file.
+"""Every access to private attributes of Lightning, in one file.
 
-Tested with lightning 2.6.6 and torch 2.6 to 2.15: new releases are checked against this file. It imports only
-torch.
+Tested with lightning 2.6.6: new releases are checked against this file. It imports only torch.
 """
 
-import copy
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves as tree_leaves
-from torch.utils._pytree import tree_map as tree_map
+from torch import nn
 from torch.utils.data import DataLoader
+
+from lightning_fire._private import is_a
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.utilities import CombinedLoader
-
-Dropouts = nn.modules.dropout._DropoutNd  # base of every dropout layer
-BatchNorms = nn.modules.batchnorm._BatchNorm  # base of BatchNorm and SyncBatchNorm
-RunningNorms = nn.modules.batchnorm._NormBase  # base of BatchNorm, SyncBatchNorm and InstanceNorm
 
 OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
@@ -43,13 +36,6 @@ def combined_like(combined: "CombinedLoader", iterables: Any) -> "CombinedLoader
     from lightning.pytorch.utilities import CombinedLoader
 
     return CombinedLoader(iterables, combined._mode)
-
-
-def copy_of_loader(loader: DataLoader) -> DataLoader:
-    """Return a shallow copy without the iterator that a loader with persistent workers keeps."""
-    copied = copy.copy(loader)
-    copied._iterator = None
-    return copied
 
 
 def before_batch_transfer(module: "LightningModule", batch: Any) -> Any:
@@ -146,11 +132,6 @@ def attached_trainer(module: nn.Module) -> Any:
     return getattr(module, "_trainer", None)
 
 
-def is_a(thing: object, *names: str) -> bool:
-    """Return whether an object is of a class of one of these names, of `lightning` or of `pytorch_lightning`."""
-    return not {kind.__name__ for kind in type(thing).__mro__}.isdisjoint(names)
-
-
 @torch.no_grad()
 def restart_average(callback: Any, module: "LightningModule") -> bool:
     """Restart a callback that averages the weights of a module from the present ones; return whether it is one."""
@@ -198,67 +179,6 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module, or a part of it, runs through `torch.compile`."""
-    return getattr(module, "_compiler_ctx", None) is not None or any(  # Lightning's mark on a LightningModule
-        type(part).__name__ == "OptimizedModule" or part._compiled_call_impl is not None for part in module.modules()
-    )
-
-
-def show_hooks(module: nn.Module) -> Callable[[], None]:
-    """Let code that `torch.compile` made before run hooks of a module that were registered since, or are removed later.
-
-    Compiled code does not check for hooks; it checks whether `forward` is an attribute of the module itself.
-
-    Returns:
-        A function to call when the hooks are removed.
-    """
-    if "forward" in vars(module):
-        return lambda: None
-    vars(module)["forward"] = module.forward
-    return lambda: vars(module).pop("forward", None)
-
-
-def without_compile_wrapper(module: nn.Module) -> nn.Module:
-    """Return the module inside the wrapper that `torch.compile(module)` returns; any other as it is."""
-    return getattr(module, "_orig_mod", module)
-
-
-def is_in_backward() -> bool:
-    """Return whether autograd is in a backward pass, in which gradient checkpointing repeats forward passes."""
-    return torch._C._current_graph_task_id() != -1
-
-
 def loss_scaler(trainer: "Trainer") -> Any:
     """Return the gradient scaler of float16 mixed precision; None in every other precision."""
     return getattr(trainer.precision_plugin, "scaler", None)
-
-
-def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer unscales the gradients of mixed precision in its own step, as fused ones do."""
-    return getattr(optimizer, "_step_supports_amp_scaling", False)
-
-
-def version_of(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor; those through `.data` are not counted."""
-    return tensor._version
-
-
-def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
-    """Interpolate tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
-    torch._foreach_lerp_(targets, sources, weight)
-
-
-def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
-    """Return the children of a module by name, as registered; the public method omits repeated ones."""
-    return module._modules
-
-
-def copy_with_empty_parameters(layer: nn.Module) -> nn.Module:
-    """Return a shallow copy of a layer with uninitialized parameters of its own; it shares everything else."""
-    copied = copy.copy(layer)
-    copied._parameters = {
-        name: None if value is None else nn.Parameter(torch.empty_like(value))
-        for name, value in layer._parameters.items()
-    }
-    return copied

@@ -1,5 +1,6 @@
 """The `lightning-fire` program: table of commands and their modules. Imports only the module of the command."""
 
+import argparse
 import importlib
 import io
 import os
@@ -7,9 +8,12 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning_fire
+from lightning_fire.printable import printable
+
+Result = TypeVar("Result")
 
 # command: module and function, and summary
 _RECIPE = "lightning_fire.recipe.cli"
@@ -26,11 +30,7 @@ COMMANDS = {
     ),
     "sweep": (
         "lightning_fire.experiments.sweep:main",
-        "try the hyper-parameters of a method; needs pip install 'lightning-fire[sweep]'",
-    ),
-    "ablation": (
-        "lightning_fire.experiments.ablation:main",
-        "accuracy, curvature, DfI and SFE by method and by number of FIRE's steps; table and figure",
+        "try the hyper-parameters of a method",
     ),
     "aggregate": (
         "lightning_fire.experiments.aggregate:main",
@@ -48,7 +48,6 @@ COMMANDS = {
         "lightning_fire.text.prepare_command:main",
         "tokenise texts into the files that language models train on",
     ),
-    "completion": ("lightning_fire.completion:main", "print a script that completes commands and recipes in a shell"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
@@ -90,6 +89,17 @@ def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
         raise SystemExit(2)
     module, _, function = COMMANDS[words[0]][0].partition(":")
     return getattr(importlib.import_module(module), function), words if words[0] in _WITH_NAME else words[1:]
+
+
+def run(
+    parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
+) -> Result:
+    """Run a command; errors that a user can cause are printed in one line."""
+    options = parser.parse_args(args)
+    try:
+        return command(options)
+    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
+        raise SystemExit(f"{parser.prog}: error: {printable(str(error))}") from None
 
 
 def is_ours(file: str) -> bool:

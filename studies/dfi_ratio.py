@@ -15,9 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from lightning_fire.checkpoints import health
-from lightning_fire.checkpoints.diagnose import mean_ratio
-from lightning_fire.checkpoints.spectrum import dfi_of_new
+from lightning_fire.checkpoints.diagnosis import diagnosis_of, mean_ratio
 
 INPUTS, CLASSES, BATCH = 64, 10, 100
 FACTORS, STEPS = (0.25, 0.5, 1.0, 2.0), (100, 1000, 4000)
@@ -39,8 +37,7 @@ def accuracy(net: nn.Module, inputs: Tensor, labels: Tensor) -> float:
 
 def ratio(net: nn.Sequential) -> float:
     """Return the geometric mean of DfI divided by that of new weights, as `diagnose` does."""
-    measured = [(health(layer.weight), dfi_of_new(tuple(layer.weight.shape))) for layer in net[::2]]
-    return mean_ratio(found.dfi_normalized / of_new for found, of_new in measured if found)
+    return mean_ratio(diagnosis_of(layer.weight).dfi_ratio for layer in net[::2])
 
 
 def measure(factor: float, seed: int, steps: Sequence[int]) -> Iterator[dict[str, float]]:

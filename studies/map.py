@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from lightning_fire.data import RandomLabels
-from lightning_fire.data.streams import Samples, Task
+from lightning_fire.data.streams import Samples, TaskSamples
 from studies.methods import METHODS
 from studies.runs import Setting, arguments, cell, finish, markdown, run
 from studies.streams import STREAMS, Stream
@@ -30,9 +30,9 @@ class PartlyRandomLabels(RandomLabels):
 
     fraction: float = 1.0
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the training samples of a task, twice."""
-        (inputs, fixed), _ = super().task(self.num_tasks, train, test, num_classes, seed)
+        (inputs, fixed), _ = super().task(self.num_chunks, train, test, num_classes, seed)
         (_, labels), _ = super().task(number, train, test, num_classes, seed)
         kept = torch.rand(len(labels), generator=torch.Generator().manual_seed(1_000 * seed + number)) >= self.fraction
         samples = inputs, torch.where(kept, fixed, labels)

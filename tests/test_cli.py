@@ -409,8 +409,8 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are init, recipes, fit, validate, test, select, compare, sweep, ablation,"
-            " aggregate, diagnose, reinit, prepare-text",
+            "no command 'nonsense'; there are init, recipes, fit, validate, test, select, compare, sweep, aggregate,"
+            " diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
     ],
@@ -472,20 +472,3 @@ def test_select_prints_its_usage(capsys):
             main(["select", *words])
         assert leaving.value.code == code
         assert "usage: lightning-fire select RECIPE --method NAME" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_shell_completes_commands_options_and_recipes(tmp_path):
-    pytest.importorskip("shtab")
-    script = main(["completion", "bash"])
-    (tmp_path / "mine.yaml").touch()
-    words = ["lightning-fire", "compare", "quick_", "lightning-fire", "compare", "mi", "lightning-fire", "comp"]
-    words += ["lightning-fire", "compare", "--meth"]
-    asked = (words[:3], words[3:6], words[6:8], words[8:])
-    found = []
-    for line in asked:
-        ask = f"COMP_WORDS=({' '.join(line)}); COMP_CWORD={len(line) - 1}"
-        call = f"$(complete -p lightning-fire | cut -d' ' -f5) lightning-fire {line[-1]} {line[-2]}"
-        shell = ["bash", "-c", f"{script}\n{ask}\n{call}\nprintf '%s ' \"${{COMPREPLY[@]}}\""]
-        found.append(subprocess.run(shell, capture_output=True, text=True, cwd=tmp_path, check=True).stdout.split())
-    assert found == [["quick_start"], ["mine.yaml"], ["compare", "completion"], ["--methods"]]

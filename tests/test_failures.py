@@ -44,8 +44,8 @@ from lightning_fire import (
     ShrinkAndPerturb,
     SpectralRegularization,
     WeightProjection,
+    atomic,
 )
-from lightning_fire.checkpoints import atomic
 from lightning_fire.cli import main
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.experiments import compare as compare_command
@@ -312,7 +312,7 @@ def test_what_a_killed_comparison_left_of_finished_starts_is_removed_by_the_next
     (place / "replay").mkdir()
     file = place / "replay" / "a.replay"
     file.touch()
-    torch.save({"segments": [{"file": str(file)}]}, place / "start.ckpt")
+    torch.save({"parts": [(0, 1, str(file))]}, place / "start.ckpt")
     main([*compare.args[0], *(["--keep-starts"] if kept else [])])
     assert (place / "start.ckpt").exists() == kept
     assert file.exists() == kept
@@ -329,7 +329,7 @@ def test_a_comparison_whose_folder_is_a_file_is_an_error(compare, tmp_path, caps
     assert (tmp_path / "out").read_text() == "a file"
 
 
-@pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.html"])
+@pytest.mark.parametrize("name", ["table.txt", "results.csv", "comparison.png"])
 def test_results_that_cannot_be_written_stay_as_they_were(compare, tmp_path, monkeypatch, name):
     compare()
     (tmp_path / "out" / name).write_text("of old")

@@ -66,7 +66,7 @@ def test_only_callbacks_import_more_than_torch():
 import importlib, sys
 sys.modules |= dict.fromkeys({blocked})  # an import of one raises an ImportError
 import torch, lightning_fire
-for name in ("_lightning", "distributed", "functional", "methods", "optim", "when", "where"):
+for name in ("_private", "distributed", "functional", "methods", "optim", "when", "where"):
     importlib.import_module("lightning_fire." + name)
 for name in set(lightning_fire.__all__) - {needs_lightning}:
     getattr(lightning_fire, name)

@@ -2,23 +2,23 @@
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import exp, inf, isfinite, isnan, log, nan
+from collections.abc import Mapping, Sequence
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.atomic import atomic_file, require_folder_of
+from lightning_fire.atomic import atomic_file, require_folder_of
+from lightning_fire.checkpoints.diagnosis import QUANTILES, Diagnosis, diagnosis_of, mean_ratio
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
-from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
-from lightning_fire.checkpoints.printable import printable
-from lightning_fire.checkpoints.spectrum import QUANTILES, Health, dfi_of_new, health
+from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.weights import by_tensor
+from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized
-from lightning_fire.where import Selection
+from lightning_fire.printable import printable
+from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import about, columns, times
 
 # word of --sort: attribute, head of the column
@@ -32,7 +32,6 @@ METRICS = {
 }
 
 _STDOUT = Path("-")
-_LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not dominate the mean
 _NO_CONCLUSION = """\
 The ratio follows the length of training and is larger after small initial weights, also where nothing is lost: it
 does not show whether the network still learns well. To decide, compare continuing (vanilla), new training (full_reset)
@@ -40,36 +39,8 @@ and FIRE on your data, with your recipe (`lightning-fire init FOLDER` writes one
   lightning-fire compare RECIPE --methods vanilla full_reset fire --seeds 5"""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Metrics of one weight of a checkpoint.
-
-    Attributes:
-        name: Its name; a part of a fused weight ends with its letter.
-        shape: Shape `(out, in, *kernel)`.
-        health: Its metrics; None if it holds a NaN or Inf.
-        dfi_reference: Normalised DfI of its reference.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    health: Health | None
-    dfi_reference: float
-
-    @property
-    def dfi_ratio(self) -> float:
-        """Normalised DfI by that of the reference; NaN if that is 0, as that of an isometry."""
-        return self.value("dfi") / self.dfi_reference if self.dfi_reference > 1e-9 else nan
-
-    def value(self, metric: str) -> float:
-        """Return one metric, a key of `METRICS`; Inf where the weight is not finite."""
-        if metric == "ratio":
-            return self.dfi_ratio
-        return getattr(self.health, METRICS[metric][0]) if self.health else inf
-
-
 def diagnose(
-    checkpoint: Checkpoint, selection: Selection, reference: Checkpoint | None = None, **options: Any
+    checkpoint: Checkpoint, selection: Selection[WeightView], reference: Checkpoint | None = None, **options: Any
 ) -> list[Diagnosis]:
     """Compute metrics of the selected weights of a checkpoint, with one tensor in memory at a time.
 
@@ -93,8 +64,8 @@ def diagnose(
             raise ValueError(f"{reference.path} has no {name} of shape {tuple(tensor.shape)}")
         other = reference.read(held[name].name) if reference else None
         for view in views:
-            of_new = dfi_of_new(view.shape) if other is None else _dfi(view.of(other).read(), view.name)
-            rows.append(Diagnosis(view.name, view.shape, health(view.of(tensor).read(), **options), of_new))
+            of_other = None if other is None else _dfi(view.of(other).read(), view.name)
+            rows.append(diagnosis_of(view.of(tensor).read(), view.name, of_other, **options))
     return rows
 
 
@@ -109,9 +80,9 @@ def table(rows: Sequence[Diagnosis]) -> str:
     """Format a diagnosis as a table, with means."""
     cells = [("weight", "shape", *(head for _, head in METRICS.values()))]
     for row in rows:
-        values = [_short(row.value(metric)) for metric in METRICS] if row.health else ["NaN or Inf", *[""] * 5]
-        cells.append((row.name, times(row.shape), *values))
-    known = [row.health for row in rows if row.health]
+        values = [_short(getattr(row, attribute)) for attribute, _ in METRICS.values()]
+        cells.append((row.name, times(row.shape), *(values if isfinite(row.norm) else ["NaN or Inf", *[""] * 5])))
+    known = [row for row in rows if isfinite(row.norm)]
     if not known:
         return f"{columns(cells)}\n{len(rows)} weight matrices, none of them finite"
     mean = _short(sum(each.dfi_normalized for each in known) / len(known))
@@ -120,20 +91,6 @@ def table(rows: Sequence[Diagnosis]) -> str:
         moved = sum(each.sfe_normalized * each.norm**2 for each in known if isfinite(each.sfe_normalized))
         summary += f", SFE/‖W‖² of all together {_short(moved / norm)}"
     return f"{columns(cells)}\n{summary}"
-
-
-def mean_ratio(ratios: Iterable[float]) -> float:
-    """Return the geometric mean of the ratios of DfI to its reference; NaN without ratios.
-
-    Args:
-        ratios: One for each weight; NaN and Inf are left out.
-
-    Example:
-        >>> mean_ratio([2.0, 8.0, nan])
-        4.0
-    """
-    logs = [log(max(ratio, _LEAST)) for ratio in ratios if isfinite(ratio)]
-    return exp(sum(logs) / len(logs)) if logs else nan
 
 
 def _about_ratio(ratio: float, against_checkpoint: bool) -> str:
@@ -155,13 +112,15 @@ def as_json(rows: Sequence[Diagnosis]) -> list[dict[str, Any]]:
     """Return a diagnosis as JSON values: null instead of NaN and Inf."""
     entries = []
     for row in rows:
-        entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": row.health is not None}
-        entry["dfi_reference"] = row.dfi_reference
-        for metric, (attribute, _) in METRICS.items():
-            entry[attribute] = row.value(metric) if isfinite(row.value(metric)) else None
-        quantiles = row.health.quantiles if row.health else [None] * len(QUANTILES)
-        entries.append({**entry, "singular_values": dict(zip(QUANTILES, quantiles, strict=True))})
+        entry: dict[str, Any] = {"name": row.name, "shape": list(row.shape), "finite": isfinite(row.norm)}
+        numbers = {name: getattr(row, name) for name in ("dfi_reference", *(name for name, _ in METRICS.values()))}
+        entry |= _or_null(numbers)
+        entries.append({**entry, "singular_values": _or_null(dict(zip(QUANTILES, row.quantiles, strict=True)))})
     return entries
+
+
+def _or_null(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: number if isfinite(number) else None for name, number in numbers.items()}
 
 
 def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
@@ -189,22 +148,21 @@ def main(args: Sequence[str] | None = None) -> list[Diagnosis]:
         metavar="FILE",
         help="also write all numbers to FILE; without FILE: print a JSON list of the rows instead of the table",
     )
-    parser.add_argument("--picture", type=Path, metavar="FILE.png", help="also save a figure to this file")
     return run(parser, args, _run)
 
 
 def _run(options: argparse.Namespace) -> list[Diagnosis]:
-    for output in filter(None, (options.json, options.picture)):
-        require_folder_of(output)
-        if output.resolve() == options.checkpoint.resolve():
-            raise ValueError(f"{output} is the checkpoint: name another file")
+    if options.json:
+        require_folder_of(options.json)
+        if options.json.resolve() == options.checkpoint.resolve():
+            raise ValueError(f"{options.json} is the checkpoint: name another file")
     checkpoint = opened(options)
     selection = selection_of(options, checkpoint)
     reference = open_checkpoint(options.reference, options.unsafe_pickle, options.key) if options.reference else None
     rows = diagnose(checkpoint, selection, reference, **fire_options(options))
     ratio = mean_ratio(row.dfi_ratio for row in rows)
     if options.sort:
-        rows.sort(key=lambda row: -row.value(options.sort))
+        rows.sort(key=lambda row: -getattr(row, METRICS[options.sort][0]))
     taken = by_tensor(selection)
     left = [row for row in selection.rows if row.name not in taken]
     if options.json == _STDOUT:
@@ -225,8 +183,4 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         }
         with atomic_file(options.json) as part:
             part.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
-    if options.picture:
-        from lightning_fire.checkpoints.picture import draw  # matplotlib takes a second to load
-
-        draw(rows, options.picture, title=options.checkpoint.name)
     return rows

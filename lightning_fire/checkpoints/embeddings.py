@@ -71,12 +71,6 @@ def embeddings_by_shape(tensors: Sequence[Stored]) -> set[str]:
         if rows < _FEWEST or rows == width or has_bias or not stored.name.endswith(".weight"):
             continue
         alone = sizes[rows] == same[stored.shape] <= 2 and sizes[width] > same[stored.shape]
-        if (
-            stored.name.endswith(".weight")
-            and rows != width
-            and alone
-            and not has_bias
-            and (stored.aliases or not linear)
-        ):
+        if alone and (stored.aliases or not linear):
             found.add(stored.name)
     return found

@@ -1,42 +1,52 @@
-"""Folders of checkpoint files: copies of them, shards of `torch.save`, and hints on what else a folder holds."""
+"""Folders of checkpoint files: the tensors in all of them, copies, and hints on what else a folder holds."""
 
 import json
 import re
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_folder
+from lightning_fire.atomic import atomic_folder
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
-from lightning_fire.checkpoints.stored import Change
+from lightning_fire.checkpoints.safetensors_file import Safetensors
+from lightning_fire.checkpoints.stored import Edit, Stored, in_layer_order
 
-INDEX_OF_PICKLES = "pytorch_model.bin.index.json"
-SINGLE_PICKLE = "pytorch_model.bin"
 _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
 
 
-class PickledFolder:
-    """Tensors of files of `torch.save` in a folder: `pytorch_model.bin`, or those that its index names."""
+class Folder:
+    """Tensors of the files of one kind in a folder: those that an index names, or a single one.
+
+    Attributes:
+        emptied: Names of files in it whose optimizer states are emptied in a copy.
+    """
 
     keys: tuple[str, ...] = ()
 
-    def __init__(self, path: Path, unsafe: bool = False):
-        self.path, self._unsafe = path, unsafe
-        index = read_index(path / INDEX_OF_PICKLES) if (path / INDEX_OF_PICKLES).is_file() else None
-        files = list(dict.fromkeys(index.values())) if index else [SINGLE_PICKLE]
-        require_files(path, files)
-        shards = [PickledCheckpoint(path / file, unsafe) for file in files]
-        self._shard_of = {name: shard for shard in shards for stored in shard.tensors for name in stored.names}
-        if lost := [name for name in index or () if name not in self._shard_of]:
-            raise ValueError(f"{path} does not hold {lost[0]}, as its index says it does")
-        self.tensors = [stored for shard in shards for stored in shard.tensors]
-        self.description = f"torch.save in {len(files)} file{'s' * (len(files) > 1)}, {len(self.tensors)} tensors"
+    def __init__(self, path: Path, kind: type[Safetensors | PickledCheckpoint], unsafe: bool = False):
+        self.path, self.kind, self._unsafe = path, kind, unsafe
         self.emptied: Sequence[str] = ()
+        index = _read_index(path / index_of(kind)) if (path / index_of(kind)).is_file() else {}
+        files = list(dict.fromkeys(index.values())) or [kind.single]
+        if missing := [file for file in files if not (path / file).is_file()]:
+            raise FileNotFoundError(f"{path} lacks {', '.join(missing)}, which its index names")
+        tensors: list[Stored] = []
+        self._shard_of: dict[str, Safetensors | PickledCheckpoint] = {}
+        for shard in (kind(path / file, unsafe) for file in files):
+            held = {name for stored in shard.tensors for name in stored.names}
+            named = [name for name, file in index.items() if file == shard.path.name] if index else held
+            if lost := [name for name in named if name not in held]:
+                raise ValueError(f"{shard.path} does not hold {lost[0]}, as the index says it does")
+            taken = [stored for stored in shard.tensors if not set(stored.names).isdisjoint(named)]
+            self._shard_of |= dict.fromkeys([name for stored in taken for name in stored.names], shard)
+            tensors += taken
+        self.tensors = in_layer_order(tensors) if kind is Safetensors else tensors
+        words = "safetensors" if kind is Safetensors else "torch.save"
+        self.description = f"{words} in {len(files)} file{'s' * (len(files) > 1)}, {len(self.tensors)} tensors"
 
     @property
     def config(self) -> ModelConfig:
@@ -47,36 +57,31 @@ class PickledFolder:
         """Return one tensor."""
         return self._shard_of[name].read(name)
 
-    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
-        """Write a copy of the folder with some tensors changed, one file at a time."""
-        with folder_copy(self.path, output, self.emptied, self._unsafe) as part:
-            for shard in dict.fromkeys(self._shard_of[name] for name in names):
-                of_shard = [name for name in names if self._shard_of[name] is shard]
-                shard.save(part / shard.path.name, of_shard, change)
+    def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
+        """Write a copy of the folder with some tensors changed, one file at a time.
+
+        Links in it are followed, as a model in Hugging Face's cache consists of them.
+        """
+        here, there = self.path.resolve(), output.resolve()
+        if here != there and (here in there.parents or there in here.parents):
+            raise ValueError(f"{output} and {self.path} must not lie in each other")
+        shards = list(dict.fromkeys(self._shard_of[name] for name in names))
+        changed = {shard.path.name for shard in shards}
+        with atomic_folder(output) as part:
+            shutil.copytree(self.path, part, ignore=lambda at, _: changed if Path(at) == self.path else set())
+            for name in self.emptied:
+                empty(part / name, self._unsafe)
+            for shard in shards:
+                shard.save(part / shard.path.name, [name for name in names if self._shard_of[name] is shard], change)
 
 
-@contextmanager
-def folder_copy(folder: Path, output: Path, emptied: Sequence[str], unsafe: bool) -> Iterator[Path]:
-    """Context manager: copy a folder, to be changed, and rename the copy to `output` at the end.
-
-    Args:
-        folder: The folder; links in it are followed, as a model in Hugging Face's cache consists of them.
-        output: Its copy.
-        emptied: Names of files in it whose optimizer states are emptied.
-        unsafe: Whether to unpickle any Python object in these.
-    """
-    here, there = folder.resolve(), output.resolve()
-    if here != there and (here in there.parents or there in here.parents):
-        raise ValueError(f"{output} and {folder} must not lie in each other")
-    with atomic_folder(output) as part:
-        shutil.copytree(folder, part)
-        for name in emptied:
-            empty(part / name, unsafe)
-        yield part
+def index_of(kind: type[Safetensors | PickledCheckpoint]) -> str:
+    """Return the name of the file that says which file of a folder holds each tensor."""
+    return f"{kind.single}.index.json"
 
 
-def read_index(path: Path) -> dict[str, str]:
-    """Return the file of a folder that holds each tensor, from the index of the folder."""
+def _read_index(path: Path) -> dict[str, str]:
+    """Return the name of the file that holds each tensor."""
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         outside = [file for file in files.values() if Path(file).name != file or file == ".."]
@@ -85,12 +90,6 @@ def read_index(path: Path) -> dict[str, str]:
     if outside:
         raise ValueError(f"{path} names {outside[0]!r}, which is not a file of its folder")
     return dict(files)
-
-
-def require_files(folder: Path, files: Sequence[str]) -> None:
-    """Raise an error if a folder lacks files of its index."""
-    if missing := [file for file in files if not (folder / file).is_file()]:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}, which its index names")
 
 
 def contents_of(folder: Path) -> str:

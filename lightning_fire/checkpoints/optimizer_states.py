@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.networks import states_of
 from lightning_fire.checkpoints.pickled import load_pickled
 

@@ -1,21 +1,18 @@
-"""Arguments and one-line errors shared by the commands `diagnose` and `reinit`."""
+"""Arguments shared by the commands `diagnose` and `reinit`."""
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
-from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
+from lightning_fire.checkpoints.folders import Folder
+from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
-from lightning_fire.checkpoints.pickled import warning_of_torch
-from lightning_fire.checkpoints.printable import printable
+from lightning_fire.checkpoints.pickled import PickledCheckpoint, warning_of_torch
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
-from lightning_fire.where import Selection, Weights
+from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.weights import PRESETS
-
-Result = TypeVar("Result")
 
 
 def shared_parser(command: str, description: str) -> argparse.ArgumentParser:
@@ -69,12 +66,13 @@ def opened(options: argparse.Namespace) -> Checkpoint:
     if unknown := [key for key in options.key if key not in checkpoint.keys]:
         held = ", ".join(filter(None, checkpoint.keys))
         raise ValueError(f"--key: {checkpoint.path} has no {unknown[0]}, but {held or 'one network without a key'}")
-    if not isinstance(checkpoint, Safetensors) and (warning := warning_of_torch()):
+    kind = checkpoint.kind if isinstance(checkpoint, Folder) else type(checkpoint)
+    if kind is PickledCheckpoint and (warning := warning_of_torch()):
         print(f"warning: {warning}", file=sys.stderr)
     return checkpoint
 
 
-def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection:
+def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selection[WeightView]:
     """Select weights of a checkpoint as the arguments say."""
     weights = Weights(options.preset or "auto", options.include, options.exclude)
     config = read_config(options.config) if options.config else checkpoint.config
@@ -84,17 +82,6 @@ def selection_of(options: argparse.Namespace, checkpoint: Checkpoint) -> Selecti
 def fire_options(options: argparse.Namespace) -> dict[str, Any]:
     """Return the options of FIRE that were given."""
     return {name: value for name in ("steps", "coefficients", "scale") if (value := getattr(options, name)) is not None}
-
-
-def run(
-    parser: argparse.ArgumentParser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], Result]
-) -> Result:
-    """Run a command; errors that a user can cause are printed in one line."""
-    options = parser.parse_args(args)
-    try:
-        return command(options)
-    except (ValueError, OSError, ImportError, RuntimeError, MemoryError) as error:
-        raise SystemExit(f"{parser.prog}: error: {printable(str(error))}") from None
 
 
 def _steps(word: str) -> int | Literal["exact"]:

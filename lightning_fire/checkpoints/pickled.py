@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.networks import LIGHTNING, averages_of, is_average, networks_of, states_of
 from lightning_fire.checkpoints.other_formats import require_torch_format
-from lightning_fire.checkpoints.stored import Change, stored_tensors
+from lightning_fire.checkpoints.stored import Edit, stored_tensors
 
 MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings of a Hugging Face model
 _UNSAFE_TORCH = (2, 10)  # releases before it: GHSA-63cw-57p8-fm3p
@@ -31,6 +31,8 @@ class PickledCheckpoint:
     Raises:
         ValueError: If the file is not a checkpoint, or has several networks and no key, or not these keys.
     """
+
+    single = "pytorch_model.bin"  # name of the file in a folder
 
     def __init__(self, path: Path, unsafe: bool = False, keys: Sequence[str] = ()):
         self.path = path
@@ -55,7 +57,6 @@ class PickledCheckpoint:
         beside = f" (not taken: {', '.join(self.left)})" if self.left else ""
         self.description = f"{kind}, {len(self.tensors)} tensors{beside}"
         self._settings = entries.get(MODEL_CONFIG)
-        self._entries = entries
 
     @property
     def config(self) -> ModelConfig:
@@ -80,7 +81,7 @@ class PickledCheckpoint:
             )
         return list(notes.values())
 
-    def save(self, output: Path, names: Sequence[str], change: Change) -> None:
+    def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy with some tensors changed; everything else in the file is kept."""
         for name in names:
             change(name, self.read(name))

@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fire.checkpoints.atomic import require_folder_of
-from lightning_fire.checkpoints.folders import PickledFolder
-from lightning_fire.checkpoints.formats import Checkpoint, Safetensors, open_checkpoint
+from lightning_fire.atomic import require_folder_of
+from lightning_fire.checkpoints.folders import Folder
+from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
-from lightning_fire.checkpoints.options import fire_options, opened, run, selection_of, shared_parser
+from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
-from lightning_fire.checkpoints.printable import printable
-from lightning_fire.checkpoints.stored import Change, Stored
+from lightning_fire.checkpoints.stored import Edit, Stored
 from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_embedding
+from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
-from lightning_fire.where import Selection
+from lightning_fire.printable import printable
+from lightning_fire.where import Selection, WeightView
 from lightning_fire.where.selection import ByName, some
 
 _OWN = {  # method: the options that only some methods have
@@ -66,7 +67,7 @@ class Tally:
                 self.error += (old.double() - new.double()).square().sum().item()
 
 
-def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
+def by_fire(selection: Selection[WeightView], tally: Tally, **options: Any) -> Edit:
     """Replace the selected weights by FIRE, in place; a ValueError for a weight with a NaN or Inf."""
     views = by_tensor(selection)
 
@@ -85,7 +86,7 @@ def by_fire(selection: Selection, tally: Tally, **options: Any) -> Change:
 
 def towards(
     initial: Checkpoint, tensors: Sequence[Stored], new: Callable[[Tensor, Tensor], Tensor], tally: Tally
-) -> Change:
+) -> Edit:
     """Move tensors towards initial values, in place; a ValueError for a NaN or Inf in the result."""
     held = {name: stored for stored in initial.tensors for name in stored.names}
     if missing := [stored.name for stored in tensors if held.keys().isdisjoint(stored.names)]:
@@ -168,7 +169,7 @@ def _run(options: argparse.Namespace) -> Tally:
     return tally
 
 
-def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Change, list[str]]:
+def _plan(options: argparse.Namespace, checkpoint: Checkpoint, tally: Tally) -> tuple[list[str], Edit, list[str]]:
     """Return the names of the tensors to change, the change, and notes for the user."""
     if options.method == "fire":
         selection = selection_of(options, checkpoint)
@@ -194,8 +195,10 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
-    if not isinstance(checkpoint, PickledCheckpoint):
+    if isinstance(checkpoint, Folder):
         return _optimizer_files(checkpoint, drop)
+    if not isinstance(checkpoint, PickledCheckpoint):
+        return ["no optimizer states to drop"] if drop else []
     states = [state for state in checkpoint.optimizer_states() if state["state"]]
     if not states:
         return ["the file has no optimizer states to drop"] if drop else []
@@ -206,9 +209,9 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     return ["optimizer states are dropped"]
 
 
-def _optimizer_files(checkpoint: Safetensors | PickledFolder, drop: bool) -> list[str]:
+def _optimizer_files(checkpoint: Folder, drop: bool) -> list[str]:
     """Drop the states in the files of a folder, when it is saved; return notes for the user."""
-    files, others = optimizer_files(checkpoint.path) if checkpoint.path.is_dir() else ([], [])
+    files, others = optimizer_files(checkpoint.path)
     if others and drop:
         raise ValueError(f"the optimizer states in {', '.join(others)} cannot be dropped here: remove them from a copy")
     if others:

@@ -15,7 +15,7 @@ COUNTING = {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": to
 DTYPES = {**FLOATING, **COUNTING, "BOOL": torch.bool}
 _WORDS = {dtype: word for word, dtype in DTYPES.items()}
 
-Change = Callable[[str, Tensor], None]
+Edit = Callable[[str, Tensor], None]
 """Function of the name of a tensor and the tensor as stored, which it changes in place."""
 
 

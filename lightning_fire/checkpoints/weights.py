@@ -11,12 +11,13 @@ from lightning_fire.checkpoints.embeddings import embeddings_by_shape, is_named_
 from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
+from lightning_fire.where.candidate import LOW_RANK, Candidate
 from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
-from lightning_fire.where.layers import LOW_RANK, Candidate, matrices_in, plain
+from lightning_fire.where.layers import plain
 from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
 from lightning_fire.where.weight_view import Layout
-from lightning_fire.where.weights import row_of
+from lightning_fire.where.weights import row_of, selected_weights
 
 EMBEDDING = "embedding"
 _SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
@@ -28,7 +29,7 @@ _OUTPUTS = {"lm_head", "embed_out", "output", "head"}
 
 def select_weights(
     tensors: Sequence[Stored], weights: Weights, config: ModelConfig | None = None, tied: bool = False
-) -> Selection:
+) -> Selection[WeightView]:
     """Select weight matrices of a file.
 
     Selected are floating tensors of at least 2 dimensions that are named as the weight of a layer. Embeddings, an
@@ -71,14 +72,13 @@ def select_weights(
     preset = weights.preset_for(layers_only, config.is_causal_language_model, in_order=False)
     reasons = weights.reasons(candidates, preset)
     rows = [row_of(candidate, stored.shape, reasons) for candidate, stored in zip(candidates, tensors, strict=True)]
-    taken = [view for view, reason in reasons.items() if not reason]
-    selection = Selection(taken, rows, (), preset, matrices_in(layers_only))
+    selection = selected_weights(reasons, rows, layers_only, preset)
     if not selection:
         raise ValueError(f"{weights} selects no weight of the file: {about(rows) or 'it has no tensors'}")
     return selection
 
 
-def by_tensor(selection: Selection) -> dict[str, list[WeightView]]:
+def by_tensor(selection: Selection[WeightView]) -> dict[str, list[WeightView]]:
     """Return the selected weights by the name of the tensor that holds them."""
     grouped: dict[str, list[WeightView]] = {}
     for view in selection:

@@ -16,7 +16,7 @@ from lightning_fire.data.protocols import (
 )
 from lightning_fire.data.replay import ReplayDataModule
 from lightning_fire.data.slowly_changing_regression import SlowlyChangingRegressionDataModule
-from lightning_fire.data.streams import PermutedInputs, PermutedLabels, RandomLabels, SlowlyChangingRegression, Stream, Stream
+from lightning_fire.data.streams import PermutedInputs, PermutedLabels, RandomLabels, SlowlyChangingRegression, Stream
 from lightning_fire.data.text import TextDataModule
 from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
 

@@ -9,7 +9,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import check_integrity
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.files import damaged, require_file
+from lightning_fire.data.file_errors import damaged, require_file
 
 
 class CIFAR10DataModule(ChunkedDataModule):

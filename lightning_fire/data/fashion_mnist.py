@@ -10,7 +10,7 @@ from torchvision.datasets import FashionMNIST
 from torchvision.datasets.mnist import read_image_file, read_label_file
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.files import damaged, require_file
+from lightning_fire.data.file_errors import damaged, require_file
 
 _MEAN, _STD = (0.2860,), (0.3530,)  # of the 60,000 training images
 

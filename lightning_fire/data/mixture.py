@@ -72,7 +72,7 @@ class Mixture:
         self._seed = tuple(seed)
         self._orders = [BlockOrder(n, block_size, [*seed, 1 + number]) for number, n in enumerate(num_tokens)]
         self._sources = np.zeros(0, dtype=np.int64)
-        self._places = np.zeros(0, dtype=np.int64)  # number of micro-batches of the same text before each
+        self._earlier = np.zeros(0, dtype=np.int64)  # number of micro-batches of the same text before each
 
     def source_of(self, number: int) -> int:
         """Return the text of a micro-batch; both are counted from 0."""
@@ -85,7 +85,7 @@ class Mixture:
         Micro-batches are counted from 0 over all ranks since the start of the phase.
         """
         source = self.source_of(number)
-        first = int(self._places[number]) * self.batch_size
+        first = int(self._earlier[number]) * self.batch_size
         return source, self._orders[source].starts(first, self.batch_size)
 
     def _draw(self, number: int) -> None:
@@ -95,7 +95,7 @@ class Mixture:
         size = 1 << max(10, int(number).bit_length())
         draws = np.random.default_rng(self._seed).random(size)
         self._sources = np.minimum(np.searchsorted(self._ends, draws, side="right"), len(self._ends) - 1)
-        self._places = np.empty(size, dtype=np.int64)
+        self._earlier = np.empty(size, dtype=np.int64)
         for source in range(len(self._ends)):
             of_source = self._sources == source
-            self._places[of_source] = np.arange(of_source.sum())
+            self._earlier[of_source] = np.arange(of_source.sum())

@@ -25,25 +25,18 @@ class Protocol(EpochPlan, ABC):
         access: Samples that a chunk trains on: `cumulative`, all so far (the paper), or `current`, only its new ones.
         by_class: Whether the chunks are made of classes, so that labels are needed.
         online: Whether the metric is the accuracy or the error during training, see `lightning_fire.data.streams`.
-        count: Name of the argument that gives the number of chunks.
     """
 
     access: Access
     by_class: ClassVar[bool] = False
     online: ClassVar[bool] = False
-    count: ClassVar[str] = "num_chunks"
 
     def __post_init__(self) -> None:
         if self.access not in ("cumulative", "current"):
             raise ValueError(f"`access` must be 'cumulative' or 'current', got {self.access!r}")
         if self.num_chunks < 1:
-            raise ValueError(f"`{self.count}` must be at least 1, got {self.num_chunks}")
+            raise ValueError(f"`num_chunks` must be at least 1, got {self.num_chunks}")
         super().__post_init__()
-
-    @property
-    def num_chunks(self) -> int:
-        """Number of chunks."""
-        return getattr(self, self.count)
 
     def indices(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         """Return the sample indices of each chunk, int64 (n_chunk,) in [0, N).
@@ -138,7 +131,7 @@ class ClassIncremental(Protocol):
     """Equally many new classes in every phase, in a seeded order (paper: 20 phases, 100 epochs each).
 
     Args:
-        num_phases: Number of phases, each a chunk; must divide the number of classes.
+        num_chunks: Number of phases, each a chunk; must divide the number of classes.
         epochs: Epochs of each phase: one number for all, or one per phase.
         access: `cumulative`: a phase trains on all classes so far; `current`: on the new ones only.
 
@@ -146,23 +139,22 @@ class ClassIncremental(Protocol):
         ValueError: If an argument is out of its range.
     """
 
-    num_phases: int = 20
+    num_chunks: int = 20
     epochs: int | tuple[int, ...] = 100
     access: Access = "cumulative"
     by_class: ClassVar[bool] = True
-    count: ClassVar[str] = "num_phases"
 
     def classes(self, num_classes: int | None, seed: int) -> list[Tensor | None]:
         """Return the classes seen up to each phase, ascending, int64."""
         new = self._new_classes(num_classes, seed)
-        return [torch.cat(new[: phase + 1]).sort().values for phase in range(self.num_phases)]
+        return [torch.cat(new[: phase + 1]).sort().values for phase in range(self.num_chunks)]
 
     def _new_classes(self, num_classes: int | None, seed: int) -> tuple[Tensor, ...]:
         if num_classes is None:
             raise ValueError("`num_classes` must be known for a class-incremental protocol, got None")
-        if num_classes % self.num_phases:
-            raise ValueError(f"`num_phases` must divide the number of classes ({num_classes}), got {self.num_phases}")
-        return _permutation(num_classes, seed).split(num_classes // self.num_phases)
+        if num_classes % self.num_chunks:
+            raise ValueError(f"`num_chunks` must divide the number of classes ({num_classes}), got {self.num_chunks}")
+        return _permutation(num_classes, seed).split(num_classes // self.num_chunks)
 
     def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         new_classes = self._new_classes(num_classes, seed)

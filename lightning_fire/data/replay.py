@@ -1,40 +1,33 @@
 """A LightningDataModule for reinforcement learning from a replay buffer."""
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 from lightning_fire._lightning import begin_next_epoch
-from lightning_fire.contracts import HasAct, HasNStep, offers
+from lightning_fire.contracts import HasAct, offers
 from lightning_fire.messages import inform, rank_zero_warn
 
 if TYPE_CHECKING:
-    from lightning_fire.experience.rounds import Evaluation, Rounds
+    from lightning_fire.data.rollouts import Evaluation, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
     """Data from environments, stepped by the module that is trained: batches are sampled from the stored steps.
 
-    A batch is a rollout of `steps_per_round` steps of each environment, and then minibatches for as many updates as
-    `replay_ratio` asks for. The LightningModule must have `act(observations, step, generator)`, which returns actions
-    for observations `(num_envs, *shape)` on its device; `step` is the number of environment steps since the initial
-    ones, and None where the module is evaluated. If it has `observe(observations)`, this is called with all training
-    observations, before `act`. An evaluation is `evaluation_episodes` episodes, one a batch.
+    A batch is a `Round`: minibatches for as many updates as `replay_ratio` asks for, after `steps_per_round` steps of
+    each environment. The LightningModule must have `act(observations, step, generator)`, see `ReplayModule`. If it has
+    `observe(observations)`, this is called with all training observations before. An evaluation is
+    `evaluation_episodes` episodes, one a batch.
 
-    Steps are counted over all environments, one in which an environment begins a new episode included. Training takes
-    `initial_steps` + `max_epochs` · `steps_per_epoch` of them. All loggers write over them, initial ones included.
-
-    A resumed training continues with the same buffer and, if the environments are deterministic, within the same
-    episodes: it replays the actions of each since its episode began. All random draws are a function of the seed and
-    the number of the batch, so that it is then equal to an uninterrupted one.
+    Steps are counted over all environments, those that begin a new episode included. Training takes `initial_steps` +
+    `max_epochs` · `steps_per_epoch` of them. A resumed training equals an uninterrupted one if the environments are
+    deterministic: it replays the actions of each episode, and random draws depend on the seed and the batch's number.
 
     Args:
         environment: Callable that makes an environment of gymnasium: `Gymnasium` or `Atari` of
@@ -51,15 +44,15 @@ class ReplayDataModule(pl.LightningDataModule):
         reward_clip: Clip the rewards to learn from at ± this (Dopamine: 1). Returns are logged unclipped.
         evaluation_episodes: Episodes of an evaluation.
         seed: Seed of the episodes and of all random draws.
-        folder: Folder for files of the buffer, relative to the Trainer's `default_root_dir`; checkpoints then have only
-            their names: for buffers of gigabytes, and to share them among branches. Files of the last two checkpoints
-            are kept. None: in memory, and whole in each checkpoint.
+        folder: Folder for steps in files, relative to the Trainer's `default_root_dir`, of which checkpoints then have
+            only the names: for buffers of gigabytes, and to share them among branches; see `ReplayBuffer`. None: each
+            checkpoint has the whole buffer.
         vectorization_mode: `"sync"`: step one environment after another. `"async"`: each in its own process, for
-            environments that take longer than the overhead of half a millisecond per step, and as many cores. The
-            same training, bit for bit, if environments draw only from their own seed and share nothing.
+            environments that take longer than half a millisecond per step, and as many cores. The same training, bit
+            for bit, if environments draw only from their own seed and share nothing.
         evaluation_environment: Callable that makes the environment of evaluations. Default: `environment`.
         video_folder: Folder, relative to `default_root_dir`, for a video of the first episode of each evaluation,
-            `step-N.mp4`, N environment steps; needs moviepy, and an evaluation environment that renders frames.
+            `step-N-episode-0.mp4`, N environment steps; needs moviepy, and environments that render frames.
 
     Raises:
         ValueError: If an argument is out of its range, or the environment's actions or observations cannot be stored.
@@ -88,53 +81,39 @@ class ReplayDataModule(pl.LightningDataModule):
         video_folder: str | None = None,
     ):
         super().__init__()
-        at_least_one = {
-            "steps_per_epoch": steps_per_epoch,
-            "batch_size": batch_size,
-            "initial_steps": initial_steps,
-            "steps_per_round": steps_per_round,
-            "num_envs": num_envs,
-            "evaluation_episodes": evaluation_episodes,
-        }
-        for name, value in at_least_one.items():
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
-        if seed < 0:
-            raise ValueError(f"`seed` must be a whole number from 0, got {seed}")
+        self.environment, self.evaluation_environment = environment, evaluation_environment
+        self.steps_per_epoch, self.steps_per_round = steps_per_epoch, steps_per_round
+        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
+        self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
+        self.evaluation_episodes, self.seed = evaluation_episodes, seed
+        self.folder, self.video_folder, self.vectorization_mode = folder, video_folder, vectorization_mode
+        counts = "steps_per_epoch batch_size initial_steps steps_per_round num_envs evaluation_episodes seed"
+        for name in counts.split():
+            if getattr(self, name) < (least := int(name != "seed")):
+                raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}")
         if reward_clip is not None and not reward_clip > 0:
             raise ValueError(f"`reward_clip` must be positive, got {reward_clip}")
         if vectorization_mode not in ("sync", "async"):
             raise ValueError(f"`vectorization_mode` must be 'sync' or 'async', got {vectorization_mode!r}")
         in_round = steps_per_round * num_envs
-        self.updates = round(replay_ratio * in_round)
-        if self.updates < 1 or abs(self.updates - replay_ratio * in_round) > 1e-9:
+        updates, self.rounds_per_epoch = replay_ratio * in_round, steps_per_epoch // in_round
+        self.updates = round(updates)
+        if self.updates < 1 or abs(self.updates - updates) > 1e-9:
             raise ValueError(
-                f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has"
-                f" {replay_ratio * in_round:g} updates, which must be a whole number from 1: change `steps_per_round`"
+                f"a rollout of {in_round} environment steps with `replay_ratio` {replay_ratio} has {updates:g} updates,"
+                " which must be a whole number from 1: change `steps_per_round`"
             )
         if steps_per_epoch % in_round:
             raise ValueError(
-                f"`steps_per_epoch` must be a multiple of the {in_round} environment steps of a rollout, got"
-                f" {steps_per_epoch}"
+                f"`steps_per_epoch` must be a multiple of the {in_round} steps of a rollout, got {steps_per_epoch}"
             )
-        self.environment = environment
-        self.rounds_per_epoch, self.steps_per_round = steps_per_epoch // in_round, steps_per_round
-        self.batch_size, self.capacity, self.initial_steps = batch_size, capacity, initial_steps
-        self.num_envs, self.stack, self.reward_clip = num_envs, stack, reward_clip
-        self.evaluation_episodes, self.seed, self.folder = evaluation_episodes, seed, folder
-        self.vectorization_mode = vectorization_mode
-        self.evaluation_environment, self.video_folder = evaluation_environment, video_folder
         self._rounds: Rounds | None = None
         self._evaluation: Evaluation | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Check the Trainer and its module, and make the environments and the buffer.
-
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
+        """Check the Trainer and its module, and make the environments and the buffer."""
         try:
-            from lightning_fire.experience.rounds import Evaluation
+            from lightning_fire.data.rollouts import Evaluation, Rounds
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
@@ -149,31 +128,9 @@ class ReplayDataModule(pl.LightningDataModule):
                 f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
-        for logger in self.trainer.loggers:
-            # Lightning's own count of batches does not change: it also decides when to log
-            vars(logger)["log_metrics"] = partial(self._log_over_steps, logger)
-        environment, count = self.evaluation_environment or self.environment, lambda: self.environment_steps
-        record = self.video_folder is not None and not self.trainer.fast_dev_run
-        video = (Path(self.trainer.default_root_dir) / self.video_folder, count) if record else ()
-        self._evaluation = Evaluation(
-            environment, self.evaluation_episodes, self.stack, self.trainer, self.seed, *video
-        )
+        self._evaluation = Evaluation(self)
         if stage == "fit":
-            self._rounds = self._rounds or self._make_rounds()
-            module, self._rounds.trainer = self.trainer.lightning_module, self.trainer
-            self._rounds.returns = (module.n_step, module.discount) if offers(module, HasNStep) else (1, 1.0)
-
-    def _make_rounds(self) -> "Rounds":
-        from lightning_fire.experience import Collector, ReplayBuffer
-        from lightning_fire.experience.rounds import Pace, Rounds
-
-        folder = None if self.folder is None else Path(self.trainer.default_root_dir) / self.folder
-        make_buffer = partial(ReplayBuffer, self.capacity, stack=self.stack, folder=folder)
-        in_processes = self.vectorization_mode == "async"
-        collector = Collector(self.environment, self.num_envs, self.seed, make_buffer, self.reward_clip, in_processes)
-        initial = self.num_envs if self.trainer.fast_dev_run else self.initial_steps
-        pace = Pace(self.rounds_per_epoch, self.steps_per_round, self.updates, self.batch_size, initial)
-        return Rounds(collector, pace, self.seed)
+            self._rounds = self._rounds or Rounds(self)
 
     @property
     def action_space(self) -> Any:
@@ -182,8 +139,8 @@ class ReplayDataModule(pl.LightningDataModule):
 
     @property
     def example_observations(self) -> Tensor:
-        """Zeros of the shape and type of the observations of all environments that the module acts on."""
-        return torch.from_numpy(self._rounds.collector.buffer.empty_observations())
+        """Latest observations, of all environments, that the module acts on."""
+        return torch.from_numpy(self._rounds.collector.buffer.latest())
 
     @property
     def environment_steps(self) -> int:
@@ -200,32 +157,12 @@ class ReplayDataModule(pl.LightningDataModule):
         """Return the episodes of an evaluation."""
         return self._evaluation
 
-    def test_dataloader(self) -> "Evaluation":
-        """Return the episodes of an evaluation."""
-        return self._evaluation
+    test_dataloader = val_dataloader
 
     def teardown(self, stage: str) -> None:
-        """Close the environments of evaluation; after a `fast_dev_run` drop the collected steps.
-
-        Args:
-            stage: `fit`, `validate` or `test`.
-        """
-        if self._evaluation is not None:
-            self._evaluation.close()
+        """Drop the collected steps after a `fast_dev_run`."""
         if self.trainer.fast_dev_run:
             self._rounds = None
-        self._log_over_batches()
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Return the loggers to Lightning's axis, as `teardown` is not called after an exception."""
-        self._log_over_batches()
-
-    def _log_over_steps(self, logger: Logger, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        type(logger).log_metrics(logger, metrics, self.environment_steps)
-
-    def _log_over_batches(self) -> None:
-        for logger in self.trainer.loggers:
-            vars(logger).pop("log_metrics", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the buffer, or the names of its files, and the states of the environments: values and tensors."""
@@ -235,8 +172,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint; only fits use it."""
-        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if not fitting or self._rounds is None or "rounds" not in state_dict:
+        if not state_dict or self.trainer.state.fn != TrainerFn.FITTING:
             return
         if self._rounds.restore(state_dict["rounds"]):
             inform(f"Training continues after {self.environment_steps} environment steps.")

@@ -16,7 +16,7 @@ from lightning_fire.data.protocols import Access, Protocol
 from lightning_fire.data.threshold_network import ThresholdNetwork
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
-Task = tuple[Samples, Samples]  # to train on, and to validate with
+TaskSamples = tuple[Samples, Samples]  # to train on, and to validate with
 
 _SEED_STRIDE = 999_999_937  # distinguishes the draws of seeds 0, 1, 2 from each other and from batch orders
 _SAMPLES, _CHANGE = range(2)  # what is drawn
@@ -27,7 +27,7 @@ class Stream(Protocol):
     """A sequence of tasks, each on samples of one data set.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, drawn at random without replacement within the task; the same
             sample may return in another task. None: all.
         epochs: Epochs of each task: one number for all, or one per task.
@@ -36,13 +36,12 @@ class Stream(Protocol):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 40
+    num_chunks: int = 40
     samples_per_task: int | None = 1000
     epochs: int | tuple[int, ...] = 1
     access: ClassVar[Access] = "current"
     online: ClassVar[bool] = True
     same_samples: ClassVar[bool] = False  # in all tasks
-    count: ClassVar[str] = "num_tasks"
 
     def __post_init__(self):
         if self.samples_per_task is not None and self.samples_per_task < 1:
@@ -50,7 +49,7 @@ class Stream(Protocol):
         super().__post_init__()
 
     @abstractmethod
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the training and the validation samples of a task, each as inputs and targets.
 
         Args:
@@ -68,7 +67,7 @@ class Stream(Protocol):
         n, k = len(labels), self.samples_per_task
         if k is not None and k > n:
             raise ValueError(f"`samples_per_task` must not exceed the number of training samples ({n}), got {k}")
-        draws = [0 if self.same_samples else task for task in range(self.num_tasks)]
+        draws = [0 if self.same_samples else task for task in range(self.num_chunks)]
         return [torch.randperm(n, generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
 
 
@@ -79,7 +78,7 @@ class PermutedLabels(Stream):
     continual learning, ICLR 2024. The default length is ours.
     """
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with renamed classes, int64 (n,)."""
         names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
         return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
@@ -97,7 +96,7 @@ class RandomLabels(Stream):
     length is ours.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task, the same in each; None: all.
         epochs: Epochs of each task: one number for all, or one per task.
         labels: `"drawn"`: each sample draws its label from all classes, as Kumar et al. write; `"shuffled"`: the true
@@ -108,7 +107,7 @@ class RandomLabels(Stream):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 15
+    num_chunks: int = 15
     samples_per_task: int | None = 600
     epochs: int | tuple[int, ...] = 25
     labels: Literal["drawn", "shuffled"] = "drawn"
@@ -119,7 +118,7 @@ class RandomLabels(Stream):
         if self.labels not in ("drawn", "shuffled"):
             raise ValueError(f"`labels` must be 'drawn' or 'shuffled', got {self.labels!r}")
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the training samples of a task with random labels, int64 (n,), twice."""
         generator = _generator(seed, number, _CHANGE)
         inputs, true = train
@@ -141,7 +140,7 @@ class PermutedInputs(Stream):
     Kumar et al., CoLLAs 2024. The default length is ours.
     """
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with permuted inputs."""
         first = 1 if train[0].ndim == 2 else 2  # of the permuted dimensions
         order = torch.randperm(train[0].shape[first:].numel(), generator=_generator(seed, number, _CHANGE))
@@ -164,7 +163,7 @@ class SlowlyChangingRegression(Stream):
     20 bits of which 15 are slow, 100 hidden units, threshold 0.7, 10,000 samples a task.
 
     Args:
-        num_tasks: Number of tasks, each a chunk.
+        num_chunks: Number of tasks, each a chunk.
         samples_per_task: Training samples of each task.
         epochs: Epochs of each task: one number for all, or one per task.
         bits: Input bits.
@@ -178,7 +177,7 @@ class SlowlyChangingRegression(Stream):
         ValueError: If an argument is out of its range.
     """
 
-    num_tasks: int = 100
+    num_chunks: int = 100
     samples_per_task: int = 10_000
     bits: int = 20
     slow_bits: int = 15
@@ -201,7 +200,7 @@ class SlowlyChangingRegression(Stream):
         """Return the network that makes the targets of all tasks, a pure function of the seed."""
         return self._draw_network(_generator(seed, 0, _SAMPLES))
 
-    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> Task:
+    def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task: inputs float32 (n, bits) of 0 and 1, targets float32 (n, 1)."""
         fixed, generator = _generator(seed, 0, _SAMPLES), _generator(seed, number, _CHANGE)
         network = self._draw_network(fixed)

@@ -134,19 +134,15 @@ class TextDataModule(ArrivingData):
         mixture = self.protocol.mixtures[self.chunk]
         return {name: weight / sum(mixture.values()) for name, weight in mixture.items()}
 
-    def batches_per_epoch(self) -> int:
-        """Return the micro-batches of each rank in an epoch."""
-        return self.steps_per_epoch * (1 if self.trainer is None else self.trainer.accumulate_grad_batches)
-
     def _batches_in(self, chunk: int) -> int:
-        return self.batches_per_epoch()
+        return self.steps_per_epoch * (1 if self.trainer is None else self.trainer.accumulate_grad_batches)
 
     def _make_train_loader(self, chunk: int) -> ResumableLoader:
         weights = self.protocol.mixtures[chunk]
         texts = [self._sources[name].train for name in weights]
         sizes = list(map(len, texts)), self.block_size, self.batch_size
         mixture = Mixture(list(weights.values()), *sizes, seed=[self.seed, chunk])
-        dataset = MixedBatches(texts, mixture, self.block_size, self.batches_per_epoch() * world_size())
+        dataset = MixedBatches(texts, mixture, self.block_size, self._batches_in(chunk) * world_size())
         sampler = MicroBatchSampler(dataset, self.first_epoch(chunk))
         return ResumableLoader(dataset, 1, by_batch=True, num_workers=self.num_workers, sampler=sampler)
 
@@ -209,14 +205,14 @@ class ValidationBatches(Dataset):
 
     def __init__(self, texts: Mapping[int, Tokens], block_size: int, batch_size: int, val_blocks: int | None):
         self.texts, self.block_size = texts, block_size
-        placed: list[tuple[float, int, np.ndarray]] = []
+        ordered: list[tuple[float, int, np.ndarray]] = []
         for number, text in texts.items():
             blocks = (len(text) - 1) // block_size
             taken = np.arange(blocks) if val_blocks is None else np.linspace(0, blocks - 1, min(blocks, val_blocks))
             starts = taken.astype(np.int64) * block_size
             for first in range(0, len(starts), batch_size):
-                placed.append((first / len(starts), number, starts[first : first + batch_size]))
-        self.batches = [batch for _, *batch in sorted(placed, key=lambda batch: batch[:2])]  # of all texts by turns
+                ordered.append((first / len(starts), number, starts[first : first + batch_size]))
+        self.batches = [batch for _, *batch in sorted(ordered, key=lambda batch: batch[:2])]  # of all texts by turns
 
     def __len__(self) -> int:
         return len(self.batches)

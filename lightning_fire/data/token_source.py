@@ -16,7 +16,7 @@ class Tokens:
     """Sequence of token numbers; a file is read on demand, and not copied to workers.
 
     Args:
-        place: The file, or an array of unsigned integers, shape `(tokens,)`.
+        source: The file, or an array of unsigned integers, shape `(tokens,)`.
         dtype: Type of the tokens in the file: `uint8`, `uint16` or `uint32`, little-endian.
         vocab_size: Upper bound of the tokens, exclusive; None: unknown.
 
@@ -25,13 +25,13 @@ class Tokens:
         ValueError: If its size is not a multiple of that of a token, or `dtype` is unknown.
     """
 
-    def __init__(self, place: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
+    def __init__(self, source: Path | np.ndarray, dtype: str = "uint16", vocab_size: int | None = None):
         if dtype not in _DTYPES:
             raise ValueError(f"`dtype` must be one of {list(_DTYPES)}, got {dtype!r}")
         self.vocab_size = vocab_size
-        self._file = None if isinstance(place, np.ndarray) else Path(place)
+        self._file = None if isinstance(source, np.ndarray) else Path(source)
         self._dtype = np.dtype(_DTYPES[dtype])
-        self._array: np.ndarray | None = place if self._file is None else None
+        self._array: np.ndarray | None = source if self._file is None else None
         if self._file is not None:
             size = self._file.stat().st_size
             self._size, rest = divmod(size, self._dtype.itemsize)
@@ -104,7 +104,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
             )
     file = folder / "meta.json"
     meta = json.loads(file.read_text()) if file.is_file() else {}
-    if not meta and (folder / "progress.json").exists():
+    if not meta.get("complete", True):
         raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}

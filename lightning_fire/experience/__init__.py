@@ -3,8 +3,8 @@
 from lightning_fire.experience.buffer import ReplayBuffer
 from lightning_fire.experience.collector import Collector
 from lightning_fire.experience.environments import Atari, Gymnasium
+from lightning_fire.experience.episodes import Environment
 from lightning_fire.experience.transitions import Episode, Round, Transitions
-from lightning_fire.experience.vector import Environment, VectorEnvironments
 
 __all__ = [
     "Atari",
@@ -15,5 +15,4 @@ __all__ = [
     "ReplayBuffer",
     "Round",
     "Transitions",
-    "VectorEnvironments",
 ]

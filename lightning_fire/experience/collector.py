@@ -1,29 +1,34 @@
 """Collector: steps environments, and stores the steps in a replay buffer."""
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.spaces import Box, Discrete
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 from lightning_fire.experience.buffer import ReplayBuffer
-from lightning_fire.experience.vector import Environment, VectorEnvironments
+from lightning_fire.experience.episodes import Environment, make_episodes
 
 
 class Collector:
-    """Environments that are stepped together, and the replay buffer of their steps.
+    """Environments of `gymnasium.vector` that are stepped together, and the replay buffer of their steps.
+
+    The episode of each and the actions in it are kept here: after an interruption or an error in a step, or the death
+    of a process, new environments continue from there.
 
     Args:
         environment: Callable that makes an environment; actions in a box are scaled to [−1, 1].
         num_envs: Number of environments.
         seed: Seed of their episodes.
-        make_buffer: Callable that makes the buffer from the arguments of `ReplayBuffer` that depend on the environment.
+        make_buffer: Callable that makes the buffer from the spaces of one environment and `num_envs`.
         reward_clip: Clip the stored rewards at ± this; returns of episodes are unclipped.
-        in_processes: Step each in a process of its own.
+        in_processes: Step each in a process of its own, which ends with this object or with its owner. The same steps,
+            if environments draw from their own seeds alone and share nothing.
 
     Raises:
         ValueError: If the observations or actions of the environment are not arrays or non-negative integers.
@@ -38,31 +43,21 @@ class Collector:
         reward_clip: float | None = None,
         in_processes: bool = False,
     ):
-        self.num_envs, self._clip = num_envs, reward_clip
-        seeds = [seed * 1_000_003 + i for i in range(num_envs)]
-        self._make_envs = partial(VectorEnvironments, partial(scaled, environment), seeds, in_processes=in_processes)
-        self._envs = self._make_envs()
-        space, actions = self._envs.observation_space, self.action_space
-        self.buffer = make_buffer(
-            observation_shape=space.shape,
-            observation_dtype=stored_dtype(space),
-            action_shape=actions.shape,
-            action_dtype=np.int64 if isinstance(actions, Discrete) else np.float32,
-            num_envs=num_envs,
-        )
-        self.steps = 0  # of each environment
-        self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs  # of the unfinished episodes
+        self.num_envs, self._clip, self._in_processes = num_envs, reward_clip, in_processes
+        self._make = partial(make_episodes, environment, os.getpid())
+        self._seeds = [seed * 1_000_003 + i for i in range(num_envs)]
+        self.environment_steps = 0  # of all together
+        self._episodes = [0] * num_envs  # number of the present episode of each
+        self._actions: list[list[np.ndarray]] = [[] for _ in range(num_envs)]  # in it
+        self._returns = [0.0] * num_envs  # in it
         self._finished: list[tuple[float, int, int]] = []
-
-    @property
-    def action_space(self) -> Discrete | Box:
-        """Action space of one environment."""
-        return self._envs.action_space
-
-    @property
-    def environment_steps(self) -> int:
-        """Number of steps of all environments together."""
-        return self.steps * self.num_envs
+        self._envs: SyncVectorEnv | AsyncVectorEnv | None = None
+        first = self._start(np.zeros(num_envs, bool))
+        self.action_space: Box | Discrete = self._envs.single_action_space
+        self.buffer = make_buffer(
+            observation_space=self._envs.single_observation_space, action_space=self.action_space, num_envs=num_envs
+        )
+        self.buffer.begin(first)
 
     def random_actions(self, generator: np.random.Generator) -> np.ndarray:
         """Draw actions uniformly, `(num_envs, *shape)`."""
@@ -71,28 +66,34 @@ class Collector:
         low, high = self.action_space.low, self.action_space.high
         return generator.uniform(low, high, (self.num_envs, *low.shape)).astype(np.float32)
 
-    def observations(self) -> np.ndarray:
-        """Return the observations to act on, `(num_envs, *shape)`, with stacked frames `(num_envs, stack, *shape)`."""
-        if not self.steps:
-            self.buffer.begin(self._envs.observations)
-        return self.buffer.latest()
-
     def step(self, actions: np.ndarray) -> None:
         """Act once in each environment, `(num_envs, *shape)`; after the end of an episode it begins the next instead.
 
-        `observations` must have been called before the first step.
+        `buffer.latest()` is what to act on.
         """
+        observations, rewards, terminated, truncated = self._step(actions)
         began = self.buffer.ended.tolist()
-        observations, rewards, terminated, truncated = self._envs.step(actions)
         stored = rewards if self._clip is None else np.clip(rewards, -self._clip, self._clip)
         self.buffer.add(actions, stored, terminated, truncated, observations)
         for i, ended in enumerate(self.buffer.ended.tolist()):  # for few environments faster than numpy
+            if began[i]:
+                self._episodes[i], self._actions[i], self._returns[i] = self._episodes[i] + 1, [], 0.0
+                continue
+            self._actions[i].append(np.array(actions[i]))
             self._returns[i] += float(rewards[i])
-            self._lengths[i] += not began[i]
             if ended:
-                self._finished.append((self._returns[i], self._lengths[i], self.environment_steps + i + 1))
-                self._returns[i], self._lengths[i] = 0.0, 0
-        self.steps += 1
+                end = self.environment_steps + i + 1
+                self._finished.append((self._returns[i], len(self._actions[i]), end))
+        self.environment_steps += self.num_envs
+
+    def _step(self, actions: np.ndarray) -> tuple[np.ndarray, ...]:
+        try:
+            if self._envs is None:
+                self._start(self.buffer.ended)
+            return self._envs.step(actions)[:4]
+        except BaseException:  # also an interruption: it leaves some a step ahead, or answers in the pipes
+            self.close()
+            raise
 
     def finished(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the episodes that have ended since the last call: `returns`, `lengths` and `ends` of a `Round`."""
@@ -101,18 +102,31 @@ class Collector:
         steps = torch.tensor([lengths, ends], dtype=torch.int64)
         return torch.tensor(returns, dtype=torch.float32), *steps
 
+    def _start(self, ended: np.ndarray) -> np.ndarray:
+        """Make the environments, each in its position, and return their observations."""
+        positions = zip(self._seeds, self._episodes, self._actions, ended, strict=True)
+        makers = [partial(self._make, *position) for position in positions]
+        self._envs = (AsyncVectorEnv if self._in_processes else SyncVectorEnv)(makers, copy=False)
+        return self._envs.reset()[0]
+
     def close(self) -> None:
-        """Close the environments."""
-        self._envs.close()
+        """Close the environments; the next step has new ones in the same position."""
+        envs, self._envs = self._envs, None
+        if envs is None or not self._in_processes:
+            return envs and envs.close()
+        for process in envs.processes:
+            process.terminate()  # a regular close would first wait for answers that may never come
+            process.join()
+        envs.closed = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors."""
         return {
-            "steps": self.steps,
+            "steps": self.environment_steps,
+            "episodes": list(self._episodes),
+            "actions": [torch.from_numpy(np.array(actions)) for actions in self._actions],
             "returns": list(self._returns),
-            "lengths": list(self._lengths),
             "finished": list(self._finished),
-            "moments": self._envs.moments() if self.steps else [],
             "buffer": self.buffer.state_dict(),
         }
 
@@ -122,43 +136,14 @@ class Collector:
         If they are not deterministic, or have changed, each begins a new episode.
         """
         self.buffer.load_state_dict(state["buffer"])
-        self.steps = state["steps"]
-        self._returns, self._lengths = list(state["returns"]), list(state["lengths"])
-        self._finished = [tuple(episode) for episode in state["finished"]]
-        if not self.steps:
-            return True
+        self.environment_steps, self._finished = state["steps"], [tuple(episode) for episode in state["finished"]]
+        self._episodes, self._returns = list(state["episodes"]), list(state["returns"])
+        self._actions = [list(actions.numpy()) for actions in state["actions"]]
         self.close()
-        self._envs = self._make_envs(state["moments"])
-        there = self.buffer.newest()
-        if np.array_equal(there, self._envs.observations.astype(there.dtype), equal_nan=there.dtype.kind == "f"):
+        there, newest = self._start(self.buffer.ended), self.buffer.newest()
+        if np.array_equal(newest, there.astype(newest.dtype), equal_nan=newest.dtype.kind == "f"):
             return True
-        self._envs.give_up()
         self.buffer.ended = np.ones(self.num_envs, bool)
-        self._returns, self._lengths = [0.0] * self.num_envs, [0] * self.num_envs
+        self._actions, self._returns = [[] for _ in self._seeds], [0.0] * self.num_envs
+        self.close()
         return False
-
-
-def stored_dtype(space: Box) -> np.dtype:
-    """Return the type of stored observations: that of their space, with float32 for float64."""
-    return np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
-
-
-def scaled(environment: Environment) -> gymnasium.Env:
-    """Make an environment, with actions in a box scaled to [−1, 1].
-
-    Raises:
-        ValueError: If it has actions or observations that cannot be stored.
-    """
-    env = environment()
-    observations, actions = env.observation_space, env.action_space
-    if not isinstance(observations, Box):
-        raise ValueError(
-            f"observations must be arrays (Box), got {observations}: gymnasium.wrappers.FlattenObservation makes them"
-        )
-    if isinstance(actions, Discrete) and actions.start == 0:
-        return env
-    if not isinstance(actions, Box) or not np.isfinite([actions.low, actions.high]).all():
-        raise ValueError(f"actions must be whole numbers from 0 (Discrete) or in a bounded box (Box), got {actions}")
-    if np.all(actions.low == -1) and np.all(actions.high == 1):
-        return env
-    return gymnasium.wrappers.RescaleAction(env, np.float32(-1), np.float32(1))

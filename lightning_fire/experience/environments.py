@@ -6,8 +6,8 @@ from typing import Any
 import gymnasium
 
 _HINTS = {
-    "humanoid_bench": "HumanoidBench is not in the registry: clone it, `pip install --no-deps -e .` there, and `pip"
-    " install mujoco==3.1.6 mujoco-mjx==3.1.6 dm_control==1.0.20 imageio jax natsort opencv-python-headless`",
+    "ale_py": "pip install 'lightning-fire[atari]' for Atari games",
+    "humanoid_bench": "HumanoidBench is not in the registry: its installation is in docs/reinforcement_details.md",
     "shimmy": "pip install 'shimmy[dm-control]' for dm_control's environments",
     "Box2D": "pip install 'lightning-fire[box2d]' does without a compiler",
 }
@@ -81,17 +81,9 @@ class Atari:
             ImportError: If ale-py or OpenCV is not installed.
             ValueError: If the game does not exist.
         """
-        try:
-            import ale_py
-            import cv2  # noqa: F401
-        except ImportError as error:
-            raise ImportError(
-                f"Atari games need ale-py and OpenCV: pip install 'lightning-fire[atari]' ({error})"
-            ) from error
-        gymnasium.register_envs(ale_py)
         options = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
         options |= {"max_num_frames_per_episode": None, "render_mode": self.render_mode}
-        env = Gymnasium(f"ALE/{self.game}-v5", options)()
+        env = Gymnasium(f"ale_py:ALE/{self.game}-v5", options)()
         env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=self.frame_skip, screen_size=self.size)
         return gymnasium.wrappers.TimeLimit(env, self.max_steps)
 

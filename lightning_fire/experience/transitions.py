@@ -11,7 +11,7 @@ from torch import Tensor
 class Transitions(NamedTuple):
     """Steps of an environment, sampled from a replay buffer.
 
-    Leading dimensions `…` are the minibatches of a `Round` and the samples of each.
+    Leading dimensions `…`: minibatches of a `Round`, samples.
 
     Attributes:
         observations: `(…, *shape)`, where frames are stacked `(…, frames, *shape)`, the latest last.
@@ -62,12 +62,7 @@ class Round(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """An episode of evaluation.
-
-    Attributes:
-        returns: Its undiscounted return, float32, a scalar.
-        length: Its number of steps, int64, a scalar.
-    """
+    """Undiscounted return, float32, and number of steps, int64, of an episode of evaluation: scalars."""
 
     returns: Tensor
     length: Tensor

@@ -1,19 +1,23 @@
-"""The report of data that arrives in chunks: accuracy, or another metric, over epochs and tasks."""
+"""The report of data that arrives in chunks: accuracy, or another metric, over epochs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import Column, Report, mean, number, with_spread
-from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport, mean, with_spread
 
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
-_CHUNK, _DFI, _RAW_DFI, _DORMANT = (
+SPREAD = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
+_OF_EVENTS = {
+    "sfe": "sfe_normalized",
+    "lambda_max_before": "lambda_max_before",
+    "lambda_max_after": "lambda_max_after",
+}
+_CHUNK, _DFI, _RAW_DFI, DORMANT = (
     "plasticity/chunk",
     "plasticity/dfi_normalized",
     "plasticity.raw/dfi",
@@ -43,9 +47,10 @@ class Metric:
         return known.get(self.key.partition("/")[0], "as the module logs it")
 
     @property
-    def logged_by(self) -> str:
-        """Stage of an epoch that logs it."""
-        return "training" if self.key.startswith("train/") else "a validation (see check_val_every_n_epoch)"
+    def needs(self) -> dict[str, str]:
+        """Keys that a run has to log for a report of it, and what logs each."""
+        stage = "training" if self.key.startswith("train/") else "a validation (see check_val_every_n_epoch)"
+        return {_CHUNK: "PlasticityMonitor", self.key: stage}
 
     def of(self, curves: Curves) -> Series:
         """Return its curve."""
@@ -56,7 +61,7 @@ class Metric:
         return values if self.mode == "max" else -values
 
 
-_ONLINE = Metric("train/online_accuracy"), Metric("train/online_error", "min")  # of streams
+ONLINE = Metric("train/online_accuracy"), Metric("train/online_error", "min")  # of streams
 
 
 class ChunkedRun:
@@ -147,164 +152,91 @@ class ChunkedRun:
         return float(reached[0] + 1) if len(reached) else float("inf")
 
 
-class ChunkReport(Report):
-    """Report of validation accuracy, or another metric, over the epochs of chunks.
+def measures_of(run: ChunkedRun, reference: ChunkedRun | None) -> dict[str, float]:
+    """Reduce a run to its numbers; NaN: the run does not have it.
 
-    On streams it is a report of the online accuracy, or of the online error, of which less is better.
+    Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
+    `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
+    the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
+    recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
+    Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of hidden
+    units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
+    least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
+    Metrics of events are means over the chunks but the first; epochs are those with a validation.
     """
+    curves, at_end = run.curves, run.last_in_chunk(run.metric)
+    _, *later = run.in_chunks(run.metric)
+    target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
+    online = next((curves[metric.key][1] for metric in ONLINE if metric.key in curves), None)
+    fifth = 0 if online is None else max(1, round(len(online) / 5))
+    dormant = run.last_in_chunk(curves[DORMANT]) if DORMANT in curves else []
+    return {
+        "after_event": mean(run.at_new_data),
+        "final": at_end[-1],
+        "average": mean(at_end),
+        "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
+        "area": mean(np.concatenate([[], *later])),
+        "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
+        **{name: mean(values) for name, values in run.deviations().items()},
+        **{name: mean(of_events(curves, key)) for name, key in _OF_EVENTS.items()},
+        "drop": mean(run.drops()),
+        "recovery": mean(run.recoveries()),
+        "units_reset": units_reset(curves),
+        "online_first": mean(online[:fifth]) if fifth else np.nan,
+        "online_last": mean(online[-fifth:]) if fifth else np.nan,
+        "test_last": mean(at_end[-fifth:]) if fifth else np.nan,
+        "dormant_last": mean(dormant[-fifth:]) if fifth else np.nan,
+    }
+
+
+class ChunkReport(ComparisonReport):
+    """Report of validation accuracy, or another metric, over the epochs of chunks."""
+
+    of_events = (
+        Column("after the event", "after_event", optional=True),
+        Column("DfI before", "dfi_before"),
+        Column("DfI after", "dfi_after", idle=True),
+        Column("DfI (eq. 2) before", "dfi_raw_before", digits=2, optional=True),
+        Column("DfI (eq. 2) after", "dfi_raw_after", digits=2, optional=True),
+        Column("SFE/‖W‖²", "sfe"),
+        UNITS_RESET,
+    )
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric = Metric()):
         self.metric = metric
-        self.runs = {name: ChunkedRun(of_run, self.metric) for name, of_run in curves.items()}
-        self.online = next((known for known in _ONLINE if all(known.key in of for of in curves.values())), None)
-        self.stream = self.online is not None
-        super().__init__(curves, reference)
-
-    @classmethod
-    def lacking(cls, curves: Curves, metric: Metric = Metric()) -> dict[str, str]:
-        needed = {_CHUNK: "PlasticityMonitor", **({} if len(metric.of(curves)[0]) else {metric.key: metric.logged_by})}
-        return {key: who for key, who in needed.items() if key not in curves}
-
-    @cached_property
-    def acts_on(self) -> Sequence[str]:  # type: ignore[override]
-        return [self.metric.key, f"{self.metric.key}_seen", self.online.key if self.online else _DFI]
-
-    @property
-    def note(self) -> str:  # type: ignore[override]
-        spread = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
-        if self.online:
-            monitor = "by a PlasticityMonitor with data_every_n_steps, where it finds hidden units"
-            of, less = ("accuracy", "") if self.online.mode == "max" else ("squared error", "; less error is better")
-            return (
-                f"online: {of} of each batch before the update with it, mean over the first and last fifth of the"
-                f" tasks\ntest: {self.metric.name.removeprefix('val/')} on the task's validation data at its end;"
-                f" dormant: fraction of hidden units, {monitor}; both: last fifth\n{spread}{less}"
-            )
-        return (
-            f"{self.metric.name}: {self.metric.origin}; {spread}\nfirst epoch: after one epoch on new data; after the"
+        self.runs = {name: ChunkedRun(of_run, metric) for name, of_run in curves.items()}
+        self.acts_on = [metric.key, f"{metric.key}_seen", _DFI]
+        if all(len(run.starts) < 3 for run in self.runs.values()):  # one chunk
+            self.of_events = ()
+        self.columns = (
+            Column("first epoch", "first_epoch_after"),
+            Column("first epoch minus {reference} (95 %)", "first_epoch_after", "minus"),
+            Column("area", "area"),
+            Column(f"final {metric.name}", "final"),
+            Column("minus {reference} (95 %)", "final", "minus"),
+            Column("epochs to it", "epochs_to_reference", "reached", digits=1),
+        )
+        self.note = (
+            f"{metric.name}: {metric.origin}; {SPREAD}\nfirst epoch: after one epoch on new data; after the"
             " event: before the first batch of new data; these and all columns of events are means over the chunks but"
             " the first\narea: mean of all epochs since the first event; epochs to it: in the last chunk, until the"
             " reference's final value\nDfI: normalised deviation from isometry; DfI (eq. 2): the paper's ‖WᵀW − I‖²,"
             " which also counts the scale; both are means over the weights that the method replaces, or over all"
             " weights by the PlasticityMonitor (before: if it measures the last epoch of each chunk)"
         )
+        super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
-        """Reduce a run to its numbers; NaN: the run does not have it.
-
-        Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
-        `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
-        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
-        recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
-        Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of hidden
-        units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
-        least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
-        Metrics of events are means over the chunks but the first; epochs are those with a validation.
-        """
-        run, at_end = self.runs[name], self.runs[name].last_in_chunk(self.runs[name].metric)
-        _, *later = run.in_chunks(run.metric)
         start, _, seed = name
-        other = self.runs.get((start, self.reference, seed))
-        target = np.nan if other is None else other.last_in_chunk(other.metric)[-1]
-        return {
-            "after_event": mean(run.at_new_data),
-            "final": at_end[-1],
-            "average": mean(at_end),
-            "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
-            "area": mean(np.concatenate([[], *later])),
-            "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
-            **{name: mean(values) for name, values in run.deviations().items()},
-            "sfe": mean(of_events(run.curves, "sfe_normalized")),
-            "lambda_max_before": mean(of_events(run.curves, "lambda_max_before")),
-            "lambda_max_after": mean(of_events(run.curves, "lambda_max_after")),
-            "drop": mean(run.drops()),
-            "recovery": mean(run.recoveries()),
-            "units_reset": units_reset(run.curves),
-            **_of_stream(run),
-        }
-
-    def columns(self) -> list[Column]:
-        minus = f"minus {self.reference} (95 %)"
-        if self.online:
-            online = "online" if self.online.mode == "max" else "online error"
-            return [
-                Column(f"{online}, first", "online_first"),
-                Column(f"{online}, last", "online_last"),
-                Column(minus, "online_last", "minus", idle=True),
-                Column("test, last", "test_last"),
-                Column("dormant, last", "dormant_last"),
-                *self.unit_column(),
-            ]
-        return [
-            Column("first epoch", "first_epoch_after"),
-            Column(f"first epoch {minus}", "first_epoch_after", "minus"),
-            Column("area", "area"),
-            Column(f"final {self.metric.name}", "final"),
-            Column(minus, "final", "minus"),
-            Column("epochs to it", "epochs_to_reference", "reached", digits=1),
-        ]
-
-    def event_columns(self) -> list[Column]:
-        if self.stream or all(len(run.starts) < 3 for run in self.runs.values()):
-            return []
-        raw = [Column(f"DfI (eq. 2) {when}", f"dfi_raw_{when}", digits=2) for when in ("before", "after")]
-        return [
-            *([Column("after the event", "after_event")] if self.numbers["after_event"].notna().any() else []),
-            Column("DfI before", "dfi_before"),
-            Column("DfI after", "dfi_after", idle=True),
-            *(column for column in raw if self.numbers[column.measure].notna().any()),
-            Column("SFE/‖W‖²", "sfe"),
-            *self.unit_column(),
-        ]
-
-    def remarks(self) -> list[str]:
-        """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
-
-        A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
-        More online error is a loss.
-        """
-        if not self.online:
-            return []
-        less_is_better = self.online.mode == "min"
-        names = "lost online accuracy", "neither lost nor gained", "gained"
-        names = ("more online error", "neither more nor less", "less") if less_is_better else names
-        parts: dict[str, list[str]] = {name: [] for name in names}
-        lost, level, gained = parts.values()
-        for method in self.numbers.index.unique("method"):
-            first, last = (self.of("", method, f"online_{end}") for end in ("first", "last"))
-            _, low, high = difference(last, first)
-            start, end = mean(first.values()), mean(last.values())
-            by = f"{end - start:+.2f}" if less_is_better else f"{100 * (end - start):+.0f} points"
-            change = f"{method} {by} ({number(start, 2)} to {number(end, 2)})"
-            if less_is_better:
-                low, high = -high, -low
-            if high < 0:
-                lost.append(change)
-            elif low > 0:
-                gained.append(change)
-            elif low <= 0 <= high:  # not of a method whose interval is NaN
-                level.append(method)
-        said = "; ".join(f"{what}: {', '.join(names)}" for what, names in parts.items() if names)
-        return [f"From the first tasks to the last, {said}."] if said else []
+        return measures_of(self.runs[name], self.runs.get((start, self.reference, seed)))
 
     def panels(self) -> list[Panel]:
-        """Return metric and deviation from isometry over chunks, or of a stream the online metric and dormant units.
+        """Return metric and deviation from isometry over chunks.
 
         Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
         acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it.
         """
         runs = self.by_method(self.runs.get)
-        if self.online:
-            axis = {"x": "task", "seeds": True, "low": 0.0, "whole_numbers": True}
-            curves = {method: [run.by_task(self.online.key) for run in of] for method, of in runs.items()}
-            last = {method: mean(values[-1] for _, values in of) for method, of in curves.items()}
-            ends = {method: f"{method}  {number(value, 2)}" for method, value in last.items()}
-            known = {method: of for method, of in runs.items() if all(_DORMANT in run.curves for run in of)}
-            dormant = {method: [run.by_task(_DORMANT) for run in of] for method, of in known.items()}
-            return [
-                Panel(curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends, **axis),
-                *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
-            ]
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
         known = {m: of for m, of in runs.items() if all(len(run.dfi[0]) for run in of)}
         dfi = {m: [r.with_events(r.dfi, r.deviations()["dfi_after"]) for r in of] for m, of in known.items()}
@@ -333,14 +265,3 @@ class ChunkReport(Report):
         every = np.concatenate([run.metric[1] for run in self.runs.values()])
         low = max(low, 0.0) if np.nanmin(every) >= 0 else low
         return low, min(high, 1.0) if "accuracy" in self.metric.key and np.nanmax(every) <= 1 else high
-
-
-def _of_stream(run: ChunkedRun) -> dict[str, float]:
-    names = ("online_first", "online_last", "test_last", "dormant_last")
-    online = next((run.curves[metric.key][1] for metric in _ONLINE if metric.key in run.curves), None)
-    if online is None:
-        return dict.fromkeys(names, np.nan)
-    tasks = max(1, round(len(online) / 5))
-    dormant = run.last_in_chunk(run.curves[_DORMANT])[-tasks:] if _DORMANT in run.curves else []
-    last = run.last_in_chunk(run.metric)[-tasks:]
-    return dict(zip(names, map(mean, (online[:tasks], online[-tasks:], last, dormant)), strict=True))

@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import pkgutil
-import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -15,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_fire.checkpoints.printable import printable
-from lightning_fire.completion import RECIPES
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
+from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import Recipe, find_overlay, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from lightning_fire.experiments.engines import Engine
-    from lightning_fire.experiments.report import Report
+    from lightning_fire.experiments.report import ComparisonReport
 
 _REPORTS = ("accuracy", "loss", "return")
 # what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
@@ -39,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         prog="lightning-fire compare",
         allow_abbrev=False,
         description="Run a recipe with several methods and seeds side by side, then print a table (mean ± standard"
-        " deviation over the seeds, difference to a reference), and write it as CSV, figure and HTML report."
+        " deviation over the seeds, difference to a reference), and write it as CSV and figure."
         " Finished runs are not run again, interrupted ones continue from their last checkpoint; a run that fails is"
         " reported and does not stop the others.",
     )
@@ -71,20 +69,18 @@ def parser() -> argparse.ArgumentParser:
         " on from the same ones",
     )
     parser.add_argument(
-        "--list",
+        "--no-report",
         action="store_true",
-        help="train nothing, print a command for each run, for GNU parallel or another scheduler; when they are done,"
-        " the command without --list prints the table. Each trains its first chunk by itself",
+        help="train, but print and write no results: one job of any scheduler, with one method and seed; when all have"
+        " ended, the command with all methods and seeds prints the table",
     )
-    parser.add_argument("--no-report", action="store_true", help="train, but print and write no results")
     parser.add_argument("--json", action="store_true", help="at the end print the numbers of all runs as JSON lines")
     return parser
 
 
 def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<recipe>") -> None:
     """Add the arguments that all commands over a recipe have."""
-    recipe = parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
-    recipe.complete = RECIPES
+    parser.add_argument("recipe", help="YAML file with `methods`, or the short name of a shipped one")
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
@@ -162,32 +158,29 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
     return engine_of(options.engine, output, options.jobs, of_run, nested(options.engine_set, "--engine-set"))
 
 
-def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
+def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run, a row each by start, method and seed.
 
-    The methods `measures()` of `ChunkReport`, `ReturnReport` and `PhaseReport` list the columns.
+    `chunks.measures_of` and the methods `measures()` of `ReturnReport` and `PhaseReport` list the columns.
     """
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options)
         reference = reference_of(options.reference, options.methods)
-        runs = plan(recipe, options.methods, seeds, output)
+        runs = plan(recipe, options.methods, seeds, output, extra)
         starts = chosen_starts(recipe.starts, options.starts)
-        if starts and (options.list or options.no_shared_start):
-            raise ValueError(f"{recipe.path} has `starts`: --list and --no-shared-start are not for it")
-        if options.list:
-            print("\n".join(_command_of(run, options) for run in runs))
-            return None
+        if starts and options.no_shared_start:
+            raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
         if starts:
-            runs = with_first_phases(runs, recipe, starts, extra)
+            runs = with_first_phases(runs, recipe, starts)
         engine = engine_for(recipe, options, output)
-        extra = with_monitor(runs, extra)
+        runs = with_monitor(runs)
     except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     if not starts and not options.no_shared_start:
-        runs = with_shared_starts(runs, extra, options.keep_starts)
+        runs = with_shared_starts(runs, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
-        report, failed = train_and_read(runs, engine, extra, reference, options)
+        report, failed = train_and_read(runs, engine, reference, options)
         if report is None:
             raise SystemExit("no run finished")
         if not options.no_report:
@@ -201,30 +194,31 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame | None":
 
 
 def train_and_read(
-    runs: Sequence[Run], engine: "Engine", extra: Mapping[str, Any], reference: str, options: argparse.Namespace
-) -> tuple["Report | None", int]:
+    runs: Sequence[Run], engine: "Engine", reference: str, options: argparse.Namespace
+) -> tuple["ComparisonReport | None", int]:
     """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
-    from lightning_fire.experiments.chunks import ChunkReport, Metric
+    from lightning_fire.experiments import phases, returns
+    from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.logs import read_curves
-    from lightning_fire.experiments.phases import PhaseReport
-    from lightning_fire.experiments.returns import ReturnReport
     from lightning_fire.experiments.runner import train
+    from lightning_fire.experiments.streams import report_of_chunks
 
-    declared = "phases" if runs[0].branch else declared_report(runs[0], extra)
-    kind = {"phases": PhaseReport, "return": ReturnReport}.get(declared, ChunkReport)
+    declared = "phases" if runs[0].branch else declared_report(runs[0])
     if declared == "loss" and options.metric is None:
         options.metric, options.mode = "val/loss", "min"
     metric = Metric(options.metric or "val/accuracy", options.mode)
-    if kind is ChunkReport:
+    needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared)
+    if needs is None:
+        needs = metric.needs
         runs = [
             replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
         ]
-    failed, curves = train(runs, engine, extra, options.max_minutes), {}
+    failed, curves = train(runs, engine, options.max_minutes), {}
     branches, methods = [run.branch for run in runs], [run.method for run in runs]
     done = [run for run in runs if run not in failed]
     for run in sorted(done, key=lambda run: (branches.index(run.branch), methods.index(run.method))):
         found = read_curves(run.folder)
-        if lacking := kind.lacking(found, metric):
+        if lacking := {key: who for key, who in needs.items() if not {key, f"{key}_seen"} & set(found)}:
             logged_by = "; ".join(f"{key}, as {who} does" for key, who in sorted(lacking.items()))
             failed[run] = f"{run.folder} has not logged {logged_by}"
         else:
@@ -234,31 +228,33 @@ def train_and_read(
         print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:
         return None, len(failed)
-    if kind is not PhaseReport:
-        return kind(curves, reference, metric), len(failed)
+    if declared == "return":
+        return returns.ReturnReport(curves, reference), len(failed)
+    if declared != "phases":
+        return report_of_chunks(curves, reference, metric), len(failed)
     before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
     taken: dict[str, dict[int, int]] = {}
     for run in runs:
         if run not in failed:
             taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
-    return PhaseReport(curves, reference, before, taken), len(failed)
+    return phases.PhaseReport(curves, reference, before, taken), len(failed)
 
 
-def with_monitor(runs: Sequence[Run], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration for all runs, with the callback that the table needs.
+def with_monitor(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the callback that the table needs.
 
     Raises:
         ValueError: If some runs have the callback and others have not, or the data declares no known report.
     """
-    without = [run.method for run in runs if not _has_monitor(run.recipe(extra))]
-    if runs[0].branch or declared_report(runs[0], extra) == "return" or not without:
-        return dict(extra)
+    without = [run.method for run in runs if not _has_monitor(run.recipe())]
+    if runs[0].branch or declared_report(runs[0]) == "return" or not without:
+        return list(runs)
     if len(without) < len(runs):
         raise ValueError(
             f"{', '.join(dict.fromkeys(without))} lacks the PlasticityMonitor that other methods have: name it under"
             " trainer.callbacks of the recipe, or nowhere"
         )
-    return merged(extra, {"trainer": {"callbacks+": [_MONITOR]}})
+    return [replace(run, extra=merged(run.extra, {"trainer": {"callbacks+": [_MONITOR]}})) for run in runs]
 
 
 def _has_monitor(config: Any) -> bool:
@@ -270,13 +266,13 @@ def _has_monitor(config: Any) -> bool:
     return isinstance(config, list) and any(map(_has_monitor, config))
 
 
-def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
+def declared_report(run: Run) -> str:
     """Return which report the data of a run declares, see `contracts.HasReport`.
 
     Raises:
         ValueError: If the class of the data cannot be imported, or declares another report than there are.
     """
-    data = run.recipe(extra).get("data")
+    data = run.recipe().get("data")
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):
         return "accuracy"  # the run itself reports it
@@ -301,13 +297,6 @@ def declared_report(run: Run, extra: Mapping[str, Any]) -> str:
 def title_of(recipe: Recipe) -> str:
     """Return the title of a figure."""
     return " / ".join(recipe.name.parts).replace("_", " ")
-
-
-def _command_of(run: Run, options: argparse.Namespace) -> str:
-    words = ["lightning-fire", "compare", str(options.recipe), "--methods", run.method, "--seeds", "1"]
-    words += ["--first-seed", str(run.seed), "--output", str(run.folder.parent.parent), "--jobs", "1", "--no-report"]
-    words += ["--config", options.config] if options.config else []
-    return shlex.join([*words, *(["--set", *options.set] if options.set else [])])
 
 
 def nested(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from lightning_fire.experiments.runs import PARENT
-
-if TYPE_CHECKING:
-    from lightning_fire.experiments.training import Task
+from lightning_fire.experiments.runs import PARENT, Run
 
 _PRELOADED = ["lightning_fire.recipe.cli", "lightning_fire.experiments.training"]
 
@@ -63,7 +60,7 @@ class Engine(Protocol):
 
     limit: int
 
-    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
+    def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
         """Begin trainings."""
 
     def close(self) -> None:
@@ -101,8 +98,8 @@ class Local:
         self.threads = resources.cpus or max(1, cores // self.limit)
         self.slots = list(range(self.limit))
 
-    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        return [_Process(task, self, self.slots.pop()) for task in tasks]
+    def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
+        return [_Process(run, self, self.slots.pop()) for run in runs]
 
     def share(self, slot: int) -> dict[str, str]:
         """Return the environment that gives one of several processes its cores, unless the user has, and its GPUs."""
@@ -129,13 +126,13 @@ def _gpus() -> list[str]:
 class _Process:
     """A training in a process of this machine."""
 
-    def __init__(self, task: "Task", engine: Local, slot: int):
+    def __init__(self, run: Run, engine: Local, slot: int):
         import torch
 
-        self.log, self.engine, self.slot = task.log, engine, slot
+        self.log, self.engine, self.slot = run.log, engine, slot
         forks = sys.platform == "linux" and not torch.cuda.is_available()
         context = multiprocessing.get_context("forkserver" if forks else "spawn")
-        self.process = context.Process(target=_train, args=(task, {**os.environ, **engine.share(slot)}))
+        self.process = context.Process(target=_train, args=(run, Path.cwd(), {**os.environ, **engine.share(slot)}))
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")  # or the script that called us would be run there again
         try:
@@ -165,16 +162,16 @@ class _Process:
         self.process.join()
 
 
-def _train(task: "Task", environment: Mapping[str, str]) -> None:
+def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
     """Run the program in this process as a new interpreter would."""
-    output = os.open(task.log, os.O_WRONLY | os.O_APPEND)
+    os.chdir(where)
+    sys.path.insert(0, str(where))
+    output = os.open(run.log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
     os.environ.clear()
     os.environ.update({**environment, PARENT: str(os.getppid())})
-    os.chdir(task.where)
-    sys.path.insert(0, str(task.where))
     import torch
 
     from lightning_fire.experiments.training import perform
@@ -191,31 +188,32 @@ def _train(task: "Task", environment: Mapping[str, str]) -> None:
         except SystemExit as leaving:  # with 0 if it was stopped from outside
             return leaving.code
 
-    raise SystemExit(perform(task, fit))
+    raise SystemExit(perform(run, fit))
 
 
-def train_elsewhere(task: "Task", cpus: int) -> int | str | None:
+def train_elsewhere(run: Run, where: Path, cpus: int) -> int | str | None:
     """Train in a process that an engine has begun, maybe on another machine; see `perform`."""
     from lightning_fire.experiments.training import perform
 
+    os.chdir(where)
     drop = ("SLURM_", "SUBMITIT_")  # Lightning would take a training for one of several tasks
     environment = {name: value for name, value in os.environ.items() if not name.startswith(drop)}
     environment |= {PARENT: str(os.getpid()), "OMP_NUM_THREADS": environment.get("OMP_NUM_THREADS", str(cpus))}
 
     def fit(words: Sequence[str]) -> int:
         command = [sys.executable, "-m", "lightning_fire", "fit", *words]
-        with open(task.log, "a") as log:
-            done = subprocess.run(command, stdout=log, stderr=log, env=environment, cwd=task.where, check=False)
+        with open(run.log, "a") as log:
+            done = subprocess.run(command, stdout=log, stderr=log, env=environment, check=False)
         return done.returncode
 
-    return perform(task, fit)
+    return perform(run, fit)
 
 
 class _Resubmitted:
     """`train_elsewhere`; when Slurm takes the machine away, submitit submits the same again."""
 
-    def __call__(self, task: "Task", cpus: int) -> int | str | None:
-        return train_elsewhere(task, cpus)
+    def __call__(self, run: Run, where: Path, cpus: int) -> int | str | None:
+        return train_elsewhere(run, where, cpus)
 
     def checkpoint(self, *arguments: Any) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -244,11 +242,11 @@ class Slurm:
             **{f"slurm_{name}": value for name, value in options.items()},
         )
 
-    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        jobs = self.executor.map_array(_Resubmitted(), tasks, [self.cpus] * len(tasks))
+    def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
+        jobs = self.executor.map_array(_Resubmitted(), runs, *([one] * len(runs) for one in (Path.cwd(), self.cpus)))
         return [
-            _ClusterJob(task.log, job.done, job.result, partial(job.cancel, check=False))
-            for job, task in zip(jobs, tasks, strict=True)
+            _ClusterJob(run.log, job.done, job.result, partial(job.cancel, check=False))
+            for job, run in zip(jobs, runs, strict=True)
         ]
 
     def close(self) -> None:
@@ -270,14 +268,14 @@ class Ray:
         # a training whose machine is lost continues on another one, from its last checkpoint
         self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
 
-    def begin(self, tasks: Sequence["Task"]) -> Sequence[Job]:
-        return [self._job(task, self.train.remote(task, self.cpus)) for task in tasks]
+    def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
+        return [self._job(run, self.train.remote(run, Path.cwd(), self.cpus)) for run in runs]
 
-    def _job(self, task: "Task", result: Any) -> Job:
+    def _job(self, run: Run, result: Any) -> Job:
         def ended() -> bool:
             return bool(self.ray.wait([result], timeout=0)[0])
 
-        return _ClusterJob(task.log, ended, partial(self.ray.get, result), partial(self.ray.cancel, result, force=True))
+        return _ClusterJob(run.log, ended, partial(self.ray.get, result), partial(self.ray.cancel, result, force=True))
 
     def close(self) -> None:
         self.ray.shutdown()

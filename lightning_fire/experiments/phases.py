@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from lightning_fire.experiments.logs import Curves, Name, Series
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import Column, Report
+from lightning_fire.experiments.report import Column, ComparisonReport
 
 LOSS, AT_START = "val/loss", "val/loss_at_new_data"
+NEEDS = dict.fromkeys((LOSS, AT_START), "LanguageModel")
 
 
 def since_start(curves: Curves, text: str = "") -> Series:
@@ -27,12 +26,12 @@ def since_start(curves: Curves, text: str = "") -> Series:
     return np.append(first[0] - began, steps + 1 - began), np.append(first[1], values)
 
 
-class PhaseReport(Report):
+class PhaseReport(ComparisonReport):
     """Report of the validation loss of phase 2, from each of the checkpoints of phase 1.
 
     Args:
         curves: Of the runs of phase 2.
-        reference: See `Report`.
+        reference: See `ComparisonReport`.
         first: Of the trainings of phase 1, by seed.
         taken: By start and seed: steps of phase 1 after which the checkpoint was written.
     """
@@ -48,24 +47,20 @@ class PhaseReport(Report):
         taken: Mapping[str, Mapping[int, int]],
     ):
         self.first, self.taken = first, taken
-        super().__init__(curves, reference)
-
-    @classmethod
-    def lacking(cls, curves: Curves, metric: Any = None) -> dict[str, str]:
-        return {key: "LanguageModel" for key in (LOSS, AT_START) if key not in curves}
-
-    @property
-    def note(self) -> str:  # type: ignore[override]
-        return (
+        keys = dict.fromkeys(key for run in curves.values() for key in run if key.startswith(f"{LOSS}/"))
+        self.texts = [key.removeprefix(f"{LOSS}/") for key in keys]  # that have a validation loss of their own
+        self.columns = [
+            Column("loss after the event", "at_start"),
+            Column("final loss", "final"),
+            Column("minus {reference} (95 %)", "final", "minus"),
+            *(Column(f"on {text}", f"final_{text}") for text in self.texts),
+            Column("steps to {reference}'s", "steps_to_reference", "reached", digits=0, idle=True),
+        ]
+        self.note = (
             "losses: nats per token on the validation blocks, mean ± standard deviation (n - 1) over the seeds; steps"
-            f" to {self.reference}'s: until the loss is that of {self.reference} at the end"
+            f" to {reference}'s: until the loss is that of {reference} at the end"
         )
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """Return the names of the texts with a validation loss of their own."""
-        keys = dict.fromkeys(key for run in self.curves.values() for key in run if key.startswith(f"{LOSS}/"))
-        return [key.removeprefix(f"{LOSS}/") for key in keys]
+        super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
         """Reduce a run to its numbers.
@@ -88,15 +83,6 @@ class PhaseReport(Report):
             "steps_to_reference": np.nan if other is None else reached[0] if len(reached) else np.inf,
             "event_seconds": run[own[0]][1][-1] if len(own) == 1 else np.nan,
         }
-
-    def columns(self) -> list[Column]:
-        return [
-            Column("loss after the event", "at_start"),
-            Column("final loss", "final"),
-            Column(f"minus {self.reference} (95 %)", "final", "minus"),
-            *(Column(f"on {text}", f"final_{text}") for text in self.texts),
-            Column(f"steps to {self.reference}'s", "steps_to_reference", "reached", digits=0, idle=True),
-        ]
 
     def remarks(self) -> list[str]:
         return [

@@ -1,8 +1,7 @@
-"""Curves of several methods as a figure, and as an HTML report whose legend switches them on and off."""
+"""Curves of several methods as a figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,12 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from lightning_fire.experiments.logs import Series
-
-_STYLE = (
-    "body {font-family: sans-serif; margin: 1.5em} table {border-collapse: collapse; margin-bottom: 1.5em}"
-    " th, td {padding: 0.2em 0.7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #ddd}"
-    " th:first-child, td:first-child {text-align: left} p {white-space: pre-line; color: #555}"
-)
 
 
 @dataclass(frozen=True)
@@ -158,69 +151,3 @@ def _label_ends(axis: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
         place = max(height, place + gap)
         where = {"xy": (1.01, place), "xycoords": ("axes fraction", "data")}
         axis.annotate(label, **where, color=color, va="center", annotation_clip=False, parse_math=False)
-
-
-def write_page(
-    panels: Sequence[Panel],
-    path: Path,
-    title: str,
-    side_by_side: bool = False,
-    tables: Sequence[Sequence[Sequence[str]]] = (),
-    note: str = "",
-) -> None:
-    """Write tables, a note on them, and what `draw` shows as one HTML file that needs no network.
-
-    The legend switches curves, dragging zooms. Of its 5 MB, plotly.js is nearly all.
-    """
-    try:
-        from plotly.graph_objects import Figure as Page
-        from plotly.graph_objects import Scatter
-        from plotly.subplots import make_subplots
-    except ImportError as error:
-        raise ImportError("the HTML report needs plotly: pip install 'lightning-fire[html]'") from error
-    count = len(panels)
-    grid = {"rows": 1, "cols": count} if side_by_side else {"rows": count, "cols": 1, "shared_xaxes": True}
-    if not side_by_side and count > 1:
-        grid |= {"row_heights": [2, *[1] * (count - 1)], "vertical_spacing": 0.04}
-    titles = [escape(panel.title, quote=False) for panel in panels]
-    figure: Page = make_subplots(**grid, subplot_titles=titles)
-    taken, shown = colors(_methods(panels)), set()
-    for number, panel in enumerate(panels, 1):
-        cell = {"row": 1, "col": number} if side_by_side else {"row": number, "col": 1}
-        for method, curves in panel.curves.items():
-            middle = band(curves)
-            name = escape(_legend(panel, method), quote=False)
-            look = {"legendgroup": method, "mode": "lines", "name": name}
-            new = {"showlegend": method not in shown, "line_width": 2, "line_color": taken[method]}
-            figure.add_trace(Scatter(x=middle.place, y=middle.mean, **look, **new), **cell)
-            low, high = middle.mean - middle.deviation, middle.mean + middle.deviation
-            around = {"x": [*middle.place, *middle.place[::-1]], "y": [*high, *low[::-1]], "fill": "toself"}
-            shade = {"fillcolor": taken[method], "opacity": 0.15, "line_width": 0, "hoverinfo": "skip"}
-            figure.add_trace(Scatter(**around, **shade, **look, showlegend=False), **cell)
-            shown.add(method)
-        for place, text in panel.lines.items():
-            beside = (
-                {"annotation_text": escape(text, quote=False)} if text else {}
-            )  # plotly replaces None by "new text"
-            figure.add_vline(place, line_dash="dash", line_width=1, opacity=0.5, **beside, **cell)
-        kind = {"type": "log", "autorangeoptions_clipmin": panel.low} if panel.log else {"range": _range(panel)}
-        figure.update_yaxes(title_text=panel.y, **kind, **cell)
-        figure.update_xaxes(title_text=panel.x if side_by_side or number == count else "", **cell)
-    legend = next((panel.legend for panel in panels if panel.legend), "")
-    figure.update_layout(template="plotly_white", legend_title=legend, height=800, margin_t=40)
-    plot = figure.to_html(full_html=False, include_plotlyjs=True, div_id="figure")
-    parts = [f"<h1>{escape(title)}</h1>", *map(_as_html, tables), f"<p>{escape(note)}</p>", plot]
-    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
-    text = "\n".join(["<!doctype html>", f"<html><head>{head}</head><body>", *parts, "</body></html>", ""])
-    path.write_text(text, encoding="utf-8")
-
-
-def _as_html(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = ["".join(f"<th>{escape(cell)}</th>" for cell in head)]
-    lines += ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in body]
-    return "<table>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
-
-
-def _range(panel: Panel) -> list[float | None] | None:
-    return None if panel.low is None and panel.high is None else [panel.low, panel.high]

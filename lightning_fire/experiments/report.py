@@ -1,19 +1,19 @@
-"""Results of a comparison: numbers of each run, a table, CSV files, figures and an HTML report."""
+"""Results of a comparison: numbers of each run, a table, CSV files and figures."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from lightning_fire.checkpoints.atomic import atomic_file
+from lightning_fire.atomic import atomic_file
 from lightning_fire.experiments.latex import as_latex
 from lightning_fire.experiments.logs import Curves, Name
-from lightning_fire.experiments.pictures import Panel, draw, write_page
+from lightning_fire.experiments.pictures import Panel, draw
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.recipe.recipe import VANILLA
 
@@ -24,27 +24,42 @@ RUN = ["start", "method", "seed"]  # the index of all numbers
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its metric and its format; `idle`: it marks methods that never acted."""
+    """A column of a table.
+
+    Attributes:
+        title: Its head; `{reference}` stands for the name of the reference.
+        measure: The number of each run that it shows.
+        show: How it shows those of all seeds.
+        digits: After the decimal point.
+        idle: Whether it marks methods that never acted.
+        optional: Whether it is left out if no run has the number.
+    """
 
     title: str
     measure: str
     show: Literal["spread", "mean", "minus", "arrow", "reached"] = "spread"
     digits: int = 3
     idle: bool = False
+    optional: bool = False
 
 
-class Report:
+UNITS_RESET = Column("units reset", "units_reset", digits=1, optional=True)
+
+
+class ComparisonReport:
     """Numbers of the runs of a comparison, and their tables and figures. Each kind of data has a subclass.
 
     Attributes:
-        runs: The curves of each run by start, method and seed; `read` may convert them.
+        curves: Of each run by start, method and seed.
         reference: The method that the others are compared with, seed by seed.
         numbers: A row for each run, by start, method and seed; NaN or Inf: the run lacks it, or never reaches it.
     """
 
-    note: ClassVar[str]
-    acts_on: ClassVar[Sequence[str]]  # curves that equal those of vanilla, bit for bit, if a method never acts
-    side_by_side: ClassVar[bool] = False  # the panels of the figure
+    note: str  # explains the columns
+    columns: Sequence[Column]
+    of_events: Sequence[Column] = ()  # columns of a second table, on the events
+    acts_on: Sequence[str]  # curves that equal those of vanilla, bit for bit, if a method never acts
+    side_by_side = False  # the panels of the figure
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference
@@ -52,27 +67,9 @@ class Report:
         self.numbers = pd.DataFrame([self.measures(name) for name in curves], index=index, dtype=float)
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
 
-    @classmethod
-    def lacking(cls, curves: Curves, metric: Any) -> dict[str, str]:
-        """Return the keys that a run should have logged and has not, and what logs each."""
-        raise NotImplementedError
-
     def measures(self, name: Name) -> dict[str, float]:
         """Reduce a run to its numbers."""
         raise NotImplementedError
-
-    def columns(self) -> list[Column]:
-        """Return the columns of the table."""
-        raise NotImplementedError
-
-    def event_columns(self) -> list[Column]:
-        """Return the columns of a second table, on the events; none without one."""
-        return []
-
-    def unit_column(self) -> list[Column]:
-        """Return the column with the number of units that were reset, if any method counts them."""
-        counted = "units_reset" in self.numbers and self.numbers["units_reset"].notna().any()
-        return [Column("units reset", "units_reset", digits=1)] if counted else []
 
     def panels(self) -> list[Panel]:
         """Return the panels of the figure."""
@@ -114,20 +111,23 @@ class Report:
 
     def tables(self) -> list[list[list[str]]]:
         """Return the cells of the table, and of that of the events if there is one; the first row is the header."""
-        starts = any(start for start, _ in self._groups)
-        tables = []
-        for columns in filter(None, (self.columns(), self.event_columns())):
-            head = [*(["start"] if starts else []), "method", *([] if tables else ["seeds"])]
-            rows = [[*head, *(column.title for column in columns)]]
-            for (start, method), runs in self._groups.items():
-                first = [*([start] if starts else []), method, *([] if tables else [str(len(runs))])]
-                rows.append([*first, *(self.cell(column, start, method) for column in columns)])
+        tables: list[list[list[str]]] = []
+        first = 0 if any(start for start, _ in self._groups) else 1
+        measured = self.numbers.columns[self.numbers.notna().any()]
+        for columns in filter(None, (self.columns, self.of_events)):
+            shown = [column for column in columns if not column.optional or column.measure in measured]
+            titles = [column.title.replace("{reference}", self.reference) for column in shown]
+            rows = [[*RUN[first:2], *([] if tables else ["seeds"]), *titles]]
+            for key, runs in self._groups.items():
+                seeds = [] if tables else [str(len(runs))]
+                rows.append([*key[first:], *seeds, *(self.cell(column, *key) for column in shown)])
             tables.append(rows)
         return tables
 
     def cell(self, column: Column, start: str, method: str) -> str:
         """Format one cell of the table."""
-        if column.idle and not self._counts_units(start, method) and self.never_acted(start, method):
+        known = [not np.isnan(units) for units in self.of(start, method, "units_reset").values()]
+        if column.idle and not any(known) and self.never_acted(start, method):  # a known number says whether it acted
             return NEVER_ACTED
         if column.show == "arrow":
             ends = (self.of(start, method, f"{column.measure}_{end}").values() for end in ("before", "after"))
@@ -137,10 +137,6 @@ class Report:
             return difference_cell(values, self.of(start, self.reference, column.measure), column.digits)
         show = {"spread": with_spread, "mean": lambda v, d: number(mean(v), d), "reached": when_reached}[column.show]
         return show(list(values.values()), column.digits)
-
-    def _counts_units(self, start: str, method: str) -> bool:
-        """Return whether the number of units that a method has reset is known; then it says whether it acted."""
-        return any(not np.isnan(units) for units in self.of(start, method, "units_reset").values())
 
     def summary(self) -> pd.DataFrame:
         """Return mean, standard deviation (n - 1) and difference to the reference of each number, a row each."""
@@ -158,24 +154,17 @@ class Report:
 
     def publish(self, output: Path, title: str) -> None:
         """Print the table and where the rest is, and write everything."""
-        panels, tables, note = self.panels(), self.tables(), f"{self.note}\n{MINUS}"
         results, options = _without_start(self.numbers.reset_index()), {"index": False, "float_format": "%.6g"}
-        figure = partial(draw, panels, title=title, side_by_side=self.side_by_side)
+        figure = partial(draw, self.panels(), title=title, side_by_side=self.side_by_side)
         files = {
             "results.csv": partial(results.to_csv, **options),
             "summary.csv": partial(self.summary().to_csv, **options),
         }
-        deliver(output, tables, files | figures("comparison", figure), note)
+        deliver(output, self.tables(), files | figures("comparison", figure), f"{self.note}\n{MINUS}")
         place("means", output / "summary.csv")
         for remark in self.remarks():
             print(f"\n{remark}\n")
         place("TensorBoard", f"tensorboard --logdir {output}")
-        try:
-            with whole_file(output / "comparison.html") as part:
-                write_page(panels, part, title, self.side_by_side, tables, "\n".join([note, *self.remarks()]))
-            place("HTML report", output / "comparison.html")
-        except ImportError as error:
-            place("HTML report", f"({error})")
 
 
 def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
@@ -205,9 +194,10 @@ def deliver(
         with whole_file(output / file) as part:
             write(part)
     print(note)
-    for ending, what in {".png": "figure", ".pdf": "for papers", ".csv": "every run"}.items():
-        where = output / next(file for file in files if file.endswith(ending))
-        place(what, f"{where}, {output / f'{name}.tex'}" if ending == ".pdf" else where)
+    kinds = {Path(file).suffix: output / file for file in reversed([*files, f"{name}.tex"])}
+    for what, endings in {"figure": [".png"], "for papers": [".pdf", ".tex"], "every run": [".csv"]}.items():
+        if there := [str(kinds[ending]) for ending in endings if ending in kinds]:
+            place(what, ", ".join(there))
 
 
 def place(what: str, where: object) -> None:

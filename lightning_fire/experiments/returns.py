@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import Column, Report, mean
+from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport, mean
 
 EVALUATION, _STEPS = "val/episode_return", "train/environment_steps"
+NEEDS = dict.fromkeys((EVALUATION, _STEPS), "DQN or SAC")
 
 
 def returns_of(curves: Curves) -> Series:
@@ -31,28 +31,30 @@ def environment_steps(curves: Curves, steps: np.ndarray) -> np.ndarray:
     return np.interp(steps, logged, done)
 
 
-class ReturnReport(Report):
+class ReturnReport(ComparisonReport):
     """Report of the returns of evaluations, before and since the event."""
 
     acts_on = (EVALUATION,)
+    columns = (
+        Column("before the event", "before", digits=1),
+        Column("final return", "final", digits=1),
+        Column("minus {reference} (95 %)", "final", "minus", digits=1),
+        Column("mean since", "since", digits=1),
+        Column("DfI before → after", "dfi", "arrow", idle=True),
+        Column("SFE/‖W‖²", "sfe", "mean"),
+        UNITS_RESET,
+    )
 
-    def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Any = None):
+    def __init__(self, curves: Mapping[Name, Curves], reference: str):
         first = [events[0] for of_run in curves.values() if len(events := events_of(of_run))]
         ends = [returns_of(of_run)[0][-1] for of_run in curves.values()]
         self.event = float(np.median(first)) if first else max(ends) / 2  # of runs without one: where the others act
-        super().__init__(curves, reference)
-
-    @classmethod
-    def lacking(cls, curves: Curves, metric: Any = None) -> dict[str, str]:
-        return {key: "DQN or SAC" for key in (EVALUATION, _STEPS) if key not in curves}
-
-    @property
-    def note(self) -> str:  # type: ignore[override]
-        return (
+        self.note = (
             "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
             f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalised deviation from"
             " isometry"
         )
+        super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
         """Reduce a run to its numbers; NaN: the run does not have it.
@@ -61,28 +63,18 @@ class ReturnReport(Report):
         `since`: mean of all after the event; normalised DfI before and after and SFE / ‖W‖², means over the events;
         `units_reset`: number of hidden units that the method has re-initialized.
         """
-        steps, values = returns_of(self.curves[name])
+        run = self.curves[name]
+        steps, values = returns_of(run)
         before, since = values[steps <= self.event], values[steps > self.event]
         return {
             "before": before[-1] if len(before) else np.nan,
             "final": values[steps >= steps[-1] - 0.1 * steps[-1]].mean(),
             "since": since.mean() if len(since) else np.nan,
-            "dfi_before": mean(of_events(self.curves[name], "dfi_normalized_before")),
-            "dfi_after": mean(of_events(self.curves[name], "dfi_normalized_after")),
-            "sfe": mean(of_events(self.curves[name], "sfe_normalized")),
-            "units_reset": units_reset(self.curves[name]),
+            "dfi_before": mean(of_events(run, "dfi_normalized_before")),
+            "dfi_after": mean(of_events(run, "dfi_normalized_after")),
+            "sfe": mean(of_events(run, "sfe_normalized")),
+            "units_reset": units_reset(run),
         }
-
-    def columns(self) -> list[Column]:
-        return [
-            Column("before the event", "before", digits=1),
-            Column("final return", "final", digits=1),
-            Column(f"minus {self.reference} (95 %)", "final", "minus", digits=1),
-            Column("mean since", "since", digits=1),
-            Column("DfI before → after", "dfi", "arrow", idle=True),
-            Column("SFE/‖W‖²", "sfe", "mean"),
-            *self.unit_column(),
-        ]
 
     def panels(self) -> list[Panel]:
         curves = self.by_method(lambda name: returns_of(self.curves[name]))

@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from tqdm import tqdm
 
 from lightning_fire.experiments.engines import Engine, Job
 from lightning_fire.experiments.runs import MARKER, SETTINGS, Run
-from lightning_fire.experiments.training import Progress, Task, read_progress, refuse_others, remove_replay
+from lightning_fire.experiments.training import RunProgress, read_progress, remove_replay
 
 _KEPT = "kept"
 _WHOLE = "(it shared its first chunk; --no-shared-start trains it whole)"
@@ -24,26 +24,23 @@ class TimeIsUpError(Exception):
     """The time that a comparison was given is over."""
 
 
-def train(
-    runs: Sequence[Run], engine: Engine, extra: Mapping[str, Any], minutes: float | None = None
-) -> dict[Run, str]:
+def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
     """Train what has not finished before, under one progress bar, and return the reasons of failed runs.
 
     Args:
         runs: Of the comparison.
         engine: Where they run.
-        extra: Configuration that comes on top of all runs'.
         minutes: Time after which to stop.
     """
-    outdated = [run.name for run in runs if (run.folder / MARKER).is_file() and not run.is_finished(extra)]
+    outdated = [run.name for run in runs if (run.folder / MARKER).is_file() and not run.is_finished()]
     if outdated:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
     until = None if minutes is None else time.monotonic() + 60 * minutes
     often = 0.1 if sys.stderr.isatty() else 30  # seconds: a file or the log of a cluster keeps every line
     with tqdm(total=None, unit=" epochs", desc="starting", dynamic_ncols=True, mininterval=often) as bar:
-        every = _unfinished(runs, extra)
+        every = _unfinished(runs)
 
-        def show(now: Mapping[Run, Progress], active: Sequence[Run]) -> None:
+        def show(now: Mapping[Run, RunProgress], active: Sequence[Run]) -> None:
             if now:
                 bar.total, bar.n = amount(every, now, active)
                 running = [(run, now[run]) for run in active if run in now]
@@ -52,16 +49,16 @@ def train(
                 bar.update(0)
 
         try:
-            outcome = execute(runs, engine, extra, show, until)
+            outcome = execute(runs, engine, show, until)
         except (TimeIsUpError, KeyboardInterrupt):
-            done = sum(run.is_finished(extra) for run in runs)
+            done = sum(run.is_finished() for run in runs)
             raise SystemExit(
                 f"stopped: {done} of {len(runs)} runs have finished; the same command continues them"
             ) from None
     return {run: reason for run, reason in outcome.items() if reason}
 
 
-def amount(todo: Sequence[Run], now: Mapping[Run, Progress], active: Iterable[Run]) -> tuple[int | None, int]:
+def amount(todo: Sequence[Run], now: Mapping[Run, RunProgress], active: Iterable[Run]) -> tuple[int | None, int]:
     """Return the total number of epochs, None as long as it is unknown, and the number done.
 
     A run of unknown length counts as the mean of the others of its kind; the length of a start is known when it ends.
@@ -83,8 +80,7 @@ def amount(todo: Sequence[Run], now: Mapping[Run, Progress], active: Iterable[Ru
 def execute(
     runs: Sequence[Run],
     engine: Engine,
-    extra: Mapping[str, Any],
-    show: Callable[[Mapping[Run, Progress], Sequence[Run]], None] = lambda now, active: None,
+    show: Callable[[Mapping[Run, RunProgress], Sequence[Run]], None] = lambda now, active: None,
     until: float | None = None,
 ) -> dict[Run, str | None]:
     """Train all runs that have not finished before, and return the reason of failure of each.
@@ -93,21 +89,21 @@ def execute(
     unless it is to be kept. A run that fails, or whose process is killed, is reported and does not stop the others.
     """
     outcome: dict[Run, str | None] = dict.fromkeys(runs)
-    waiting = _unfinished(runs, extra)
+    waiting = _unfinished(runs)
     active: dict[Run, Job] = {}
     begun: list[Run] = []
     try:
         with _stoppable():
             while waiting or active:
-                tasks: dict[Run, Task] = {}
+                ready: list[Run] = []
                 for run in _ready(waiting, active)[: engine.limit - len(active)]:
                     waiting.remove(run)
                     try:
-                        tasks[run] = _task(run, outcome, extra)
+                        ready.append(_prepared(run, outcome))
                     except (OSError, ValueError) as error:
                         outcome[run] = _with_place(error, run.folder)
-                active |= zip(tasks, engine.begin(list(tasks.values())) if tasks else [], strict=True)
-                begun += tasks
+                active |= zip(ready, engine.begin(ready) if ready else [], strict=True)
+                begun += ready
                 time.sleep(0.2)
                 for run, job in list(active.items()):
                     if job.ended():
@@ -127,11 +123,11 @@ def execute(
     return {run: outcome[run] for run in runs}
 
 
-def _unfinished(runs: Sequence[Run], extra: Mapping[str, Any]) -> list[Run]:
+def _unfinished(runs: Sequence[Run]) -> list[Run]:
     """Return the runs to be trained, the starts that they continue from before them."""
-    todo = [run for run in runs if not run.is_finished(extra)]
+    todo = [run for run in runs if not run.is_finished()]
     starts = dict.fromkeys(run.start for run in todo if run.start is not None)
-    return [*(start for start in starts if not start.is_finished(extra)), *todo]
+    return [*(start for start in starts if not start.is_finished()), *todo]
 
 
 def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
@@ -140,21 +136,20 @@ def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
     return [run for run in waiting if run.start is None or run.start not in ahead]
 
 
-def _task(run: Run, outcome: Mapping[Run, str | None], extra: Mapping[str, Any]) -> Task:
-    """Return the task of a run; if its start has failed, its whole training, if it is a single one."""
-    failed = run.start is not None and outcome.get(run.start)
-    if failed and run.branch:
-        raise ValueError(f"{run.start.name}: {failed}")
-    refuse_others(run.folder)
+def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
+    """Make the folder of a run, and return the run; without its start if that has failed, if it is a single one."""
+    if failed := run.start is not None and outcome.get(run.start):
+        if run.branch:
+            raise ValueError(f"{run.start.name}: {failed}")
+        run = replace(run, start=None)
+    if run.folder.exists() and any(run.folder.iterdir()) and not (run.folder / SETTINGS).is_file():
+        raise FileExistsError(
+            f"{run.folder} holds files that are not of an earlier comparison; choose another --output"
+        )
     run.folder.mkdir(parents=True, exist_ok=True)
-    settings = run.settings(extra)
     (run.folder / SETTINGS).touch()  # marks the folder as that of a run
     run.log.touch()
-    if run.start is not None and not failed:
-        settings["ckpt_path"] = str(run.checkpoint)
-    files = dict(zip(("base.yaml", "method.yaml"), run.configs, strict=False)) | {SETTINGS: yaml.safe_dump(settings)}
-    logs = run.start.folder if run.start is not None and not failed and not run.branch else None
-    return Task(run.folder.resolve(), files, run.fingerprint(extra), run.products, logs, Path.cwd())
+    return run
 
 
 def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]) -> None:

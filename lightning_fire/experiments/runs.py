@@ -16,9 +16,9 @@ from lightning_fire.recipe.recipe import VANILLA, Recipe
 SETTINGS = "run.yaml"
 MARKER = "finished.json"
 PROGRESS = "progress.json"
+START = "start.ckpt"
 PARENT = "LIGHTNING_FIRE_PARENT"
 """Environment variable with the number of the process that a training is started by, and ends with."""
-_CALLBACKS = "lightning_fire.experiments.training."
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,13 @@ class Run:
         method: Its name; `"vanilla"` is the recipe without one.
         seed: Seed of the initial weights, the order of batches and the split of the data.
         folder: Where its logs go.
-        configs: Configuration as YAML texts, later ones override.
+        configs: Configuration of the recipe, and of the method; later ones override.
+        extra: Configuration that comes on top of these, as by `--set`.
         start: The training that it continues from; None if it begins by itself.
-        checkpoint: The file that it continues from.
+        file: Name of the checkpoint of `start` that it continues from.
         branch: Name of that checkpoint in a recipe with `starts`, whose second phase this is; or else empty.
-        later_epochs: Of such a run: epochs of the phases after the first.
-        overrides: Configuration of this run that comes on top of all other.
-        saves: Of a training that others continue from: the callback that saves the checkpoints, and its arguments.
-        products: The files that it leaves: without them it has not finished.
+        saves: Names of the checkpoints that others continue from, and after how many epochs each is saved: a number;
+            `best`, that with the lowest `val/loss`; None, those of the first chunk. `START` ends the training.
         kept: Whether these stay when the others have finished, for methods that are added later.
         needs: Key that its validation has to log; empty: unknown.
     """
@@ -44,14 +43,12 @@ class Run:
     method: str
     seed: int
     folder: Path
-    configs: tuple[str, ...]
+    configs: Sequence[Mapping[str, Any]] = field(compare=False)
+    extra: Mapping[str, Any] = field(default_factory=dict, compare=False)
     start: "Run | None" = field(default=None, compare=False)
-    checkpoint: Path | None = field(default=None, compare=False)
+    file: str = START
     branch: str = ""
-    later_epochs: tuple[int, ...] = ()
-    overrides: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    saves: Mapping[str, Any] = field(default_factory=dict, compare=False)
-    products: tuple[Path, ...] = ()
+    saves: Mapping[str, int | str | None] = field(default_factory=dict, compare=False)
     kept: bool = field(default=False, compare=False)
     needs: str = field(default="", compare=False)
 
@@ -65,62 +62,78 @@ class Run:
         """File with all that the training prints."""
         return self.folder / "log.txt"
 
-    def recipe(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration that people have written, with more of it on top."""
+    @property
+    def products(self) -> list[Path]:
+        """Files that it leaves: without them it has not finished."""
+        return [self.folder / name for name in self.saves]
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """File that it continues from."""
+        return None if self.start is None else self.start.folder / self.file
+
+    def recipe(self) -> dict[str, Any]:
+        """Return the configuration that people have written."""
         result: dict[str, Any] = {}
-        for layer in (*map(yaml.safe_load, self.configs), extra):
-            result = merged(result, layer or {})
+        for layer in (*self.configs, self.extra):
+            result = merged(result, layer)
         return result
 
-    def settings(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration of this run that comes on top of its files, as for YAML."""
-        needs = {"needs": self.needs} if self.needs else {}
-        callbacks = [_callback("Report", path=str(self.folder / PROGRESS), **needs)]
-        callbacks += [_callback(kind, **arguments) for kind, arguments in self.saves.items()]
-        recipe, own = self.recipe(extra), {"seed_everything": self.seed}
+    def settings(self) -> dict[str, Any]:
+        """Return the configuration of this run that comes on top of those of recipe and method."""
+        callbacks = [_callback("ReportProgress", path=str(self.folder / PROGRESS), needs=self.needs)]
+        callbacks += [_callback("SaveStarts", saves=dict(self.saves))] if self.saves else []
+        recipe, own = self.recipe(), {"seed_everything": self.seed}
         if _takes_seed(recipe.get("data")):
             own["data"] = {"init_args": {"seed": self.seed}}
         own["trainer"] = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
-            "enable_checkpointing": True,  # no other than `Report`
+            "enable_checkpointing": True,  # no other than `ReportProgress`
             "enable_model_summary": False,
             "callbacks+": callbacks,
         }
-        settings = merged(merged(own, extra), self.overrides)
-        if self.later_epochs:
+        settings = merged(own, self.extra)
+        if self.branch:
             done, _ = epochs_and_steps_of(self.checkpoint)
-            settings = merged(settings, {"data": {"init_args": {"epochs": [done, *self.later_epochs]}}})
+            _, epochs = phases_and_epochs(recipe)
+            settings = merged(settings, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}})
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
         ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
         settings["trainer"]["logger"] = [ours, *_loggers(recipe.get("trainer"), self.name)]
         return settings
 
-    def fingerprint(self, extra: Mapping[str, Any]) -> str:
+    def fingerprint(self) -> str:
         """Return a hash that distinguishes different trainings, independent of their folders.
 
         A shared first part and saved checkpoints do not change it; where the training ends does.
         """
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
-        saves = {kind: {**args, "path": "start.ckpt"} for kind, args in self.saves.items() if kind == "SaveStart"}
-        parts = [*self.configs, yaml.safe_dump(replace(self, folder=folder, saves=saves, needs="").settings(extra))]
-        if self.branch:
-            parts.append(self.start.fingerprint(extra))
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        saves = {START: self.saves[START]} if START in self.saves else {}
+        own = replace(self, folder=folder, saves=saves, needs="").settings()
+        texts = [*map(yaml.safe_dump, (*self.configs, own)), *([self.start.fingerprint()] if self.branch else [])]
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
-    def is_finished(self, extra: Mapping[str, Any]) -> bool:
+    def is_finished(self) -> bool:
         """Return whether it has finished before, with the recipe as it is now."""
         marker, needed = self.folder / MARKER, [*self.products, *([self.checkpoint] if self.branch else [])]
-        if not marker.is_file() or not all(file.is_file() for file in needed):
+        return all(file.is_file() for file in needed) and self.is_marked_in(marker)
+
+    def is_marked_in(self, path: Path) -> bool:
+        """Return whether a file was written by this training, with the recipe as it is now."""
+        try:
+            return json.loads(path.read_text())["settings"] == self.fingerprint()
+        except (OSError, ValueError):  # a full disk leaves half a file
             return False
-        return json.loads(marker.read_text())["settings"] == self.fingerprint(extra)
 
 
-def plan(recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path) -> list[Run]:
+def plan(
+    recipe: Recipe, methods: Sequence[str], seeds: Sequence[int], output: Path, extra: Mapping[str, Any] | None = None
+) -> list[Run]:
     """List the runs of a comparison, seed by seed; a method that is named twice, once."""
     layers = {method: recipe.layers(method) for method in methods}
     return [
-        Run(method, seed, output / method / f"seed{seed}", configs)
+        Run(method, seed, output / method / f"seed{seed}", configs, extra or {})
         for seed in seeds
         for method, configs in layers.items()
     ]
@@ -132,6 +145,19 @@ def reference_of(name: str | None, methods: Sequence[str]) -> str:
     if reference not in methods:
         raise ValueError(f"--reference {reference} is none of the methods: {' '.join(methods)}")
     return reference
+
+
+def phases_and_epochs(config: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
+    """Return the phases of the data of a recipe with `starts`, and the epochs of each."""
+    data = config.get("data")
+    arguments = data.get("init_args") if isinstance(data, Mapping) else None
+    phases, epochs = (arguments.get(key) if isinstance(arguments, Mapping) else None for key in ("phases", "epochs"))
+    if not isinstance(phases, list) or len(phases) < 2:
+        raise ValueError("`starts` need data with two `phases` or more")
+    epochs = [epochs] * len(phases) if isinstance(epochs, int) else epochs
+    if not isinstance(epochs, list) or len(epochs) != len(phases) or not all(isinstance(n, int) for n in epochs):
+        raise ValueError(f"`epochs` of the data must be a number for each phase, got {epochs}")
+    return phases, epochs
 
 
 def epochs_and_steps_of(checkpoint: str | os.PathLike) -> tuple[int, int]:
@@ -187,7 +213,7 @@ def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _callback(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": _CALLBACKS + name, "init_args": arguments}
+    return {"class_path": f"lightning_fire.experiments.training.{name}", "init_args": arguments}
 
 
 def _takes_seed(data: Any) -> bool:

@@ -56,16 +56,6 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     return every[..., out : every.shape[-1] - out].mean(axis=-1)
 
 
-def median_of_tasks(scores: np.ndarray) -> np.ndarray:
-    """Return the median over the tasks of the mean of their runs."""
-    return np.median(scores.mean(axis=-2), axis=-1)
-
-
-def mean_of_all(scores: np.ndarray) -> np.ndarray:
-    """Return the mean over all runs of all tasks."""
-    return scores.mean(axis=(-2, -1))
-
-
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Return how probable it is that a run is better than one of another method on the same task, mean over the tasks.
 
@@ -80,8 +70,3 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.nda
         for task in range(scores.shape[-1])
     )
     return np.mean(list(of_tasks), axis=0)
-
-
-def share_above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return the fraction of all runs of all tasks whose score is above each threshold: a performance profile."""
-    return np.stack([(scores > threshold).mean(axis=(-2, -1)) for threshold in thresholds], axis=-1)

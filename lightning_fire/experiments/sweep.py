@@ -1,18 +1,18 @@
 """`lightning-fire sweep`: tries the hyper-parameters of a method, chosen by Optuna."""
 
 import argparse
-import hashlib
+import importlib.util
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.compare import (
     add_common_arguments,
@@ -23,7 +23,8 @@ from lightning_fire.experiments.compare import (
     with_monitor,
 )
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
-from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe
+from lightning_fire.printable import printable
+from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, as_yaml
 from lightning_fire.recipe.strict_yaml import read_yaml
 
 _ARGUMENTS = "method.init_args"
@@ -64,17 +65,17 @@ def main(args: Sequence[str] | None = None) -> Setting:
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options, f"_{options.method}")
-        example = plan(recipe, [options.method], [0], output)[0]  # raises an error for an unknown method
+        example = plan(recipe, [options.method], [0], output, extra)[0]  # raises an error for an unknown method
         space = read_space(options.space or _find(recipe), options.method)
         _require_one_method(example, space)
         engine = engine_for(recipe, options, output)
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
-        extra = with_monitor([example], extra)
+        (example,) = with_monitor([example])
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     with at_work_in(output), closing(engine):
-        sweep = _Sweep(recipe, options, example, space, output, engine, seeds, extra)
+        sweep = _Sweep(recipe, options, example, space, output, engine, seeds)
         sweep.study()
         return sweep.publish()
 
@@ -90,84 +91,73 @@ class _Sweep:
     output: Path
     engine: Any
     seeds: range
-    extra: Mapping[str, Any]
     settings: dict[str, Setting] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
 
     def study(self) -> None:
-        """Try settings, as many at a time as the engine takes, with Optuna's memory of them in `sweep.journal`."""
+        """Try the whole grid, or settings that Optuna chooses, as many at a time as the engine takes.
+
+        Its choice depends on the scores alone: a sweep that is started again makes the same, and finds them trained.
+        """
+        if _is_grid(self.space):
+            every = [dict(zip(self.space, values, strict=True)) for values in itertools.product(*self.space.values())]
+            self._try(every[: self.options.trials])
+            return
         import optuna
         from optuna.trial import TrialState
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        storage = optuna.storages.JournalStorage(
-            optuna.storages.journal.JournalFileBackend(str(self.output / "sweep.journal"))
-        )
         sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
-        # of this sweep alone: another one may have used the folder
-        what = [self.example.fingerprint(self.extra), self.options.measure, list(self.seeds), dict(self.space)]
-        name = hashlib.sha256(repr(what).encode()).hexdigest()[:12]
-        study = optuna.create_study(
-            study_name=name, storage=storage, sampler=sampler, direction="maximize", load_if_exists=True
-        )
-        for trial in study.get_trials(states=[TrialState.RUNNING]):  # of a sweep that was killed
-            study.tell(trial.number, state=TrialState.FAIL)
-            study.enqueue_trial(trial.params)
-        grid = list(itertools.product(*self.space.values())) if _is_grid(self.space) else []
-        for values in grid[: self.options.trials]:
-            study.enqueue_trial(dict(zip(self.space, values, strict=True)), skip_if_exists=True)
-        complete = [trial.params for trial in study.get_trials(states=[TrialState.COMPLETE])]
-        self._train(complete, self.seeds)  # what was removed since
-        left = (self.options.trials or len(grid)) - len(complete) - len(study.get_trials(states=[TrialState.PRUNED]))
+        study, left = optuna.create_study(sampler=sampler, direction="maximize"), self.options.trials
         while left > 0:
-            trials = [study.ask() for _ in range(left if grid else min(left, self.engine.limit))]
+            trials = [study.ask() for _ in range(min(left, self.engine.limit))]
             left -= len(trials)
-            settings = [
-                {name: _suggest(trial, name, values) for name, values in self.space.items()} for trial in trials
-            ]
-            for trial, (score, dropped) in zip(trials, self._scores(settings), strict=True):
+            settings = [{name: _suggest(trial, name, of) for name, of in self.space.items()} for trial in trials]
+            for trial, (score, dropped) in zip(trials, self._try(settings), strict=True):
                 if dropped:
                     trial.report(score, step=0)
                     study.tell(trial, state=TrialState.PRUNED)
                 else:
                     study.tell(trial, score, state=TrialState.FAIL if score is None else TrialState.COMPLETE)
 
-    def _scores(self, settings: Sequence[Setting]) -> list[tuple[float | None, bool]]:
+    def _try(self, settings: Sequence[Setting]) -> list[tuple[float | None, bool]]:
         """Train settings; return the score of each, None if a run failed, and whether some seeds were left out."""
         rungs = [self.seeds[: n + 1] for n in range(len(self.seeds))] if self.options.prune else [self.seeds]
-        alive, scores = list(range(len(settings))), {}
+        labels = list(map(self._label, settings))
+        alive, scores = labels, {}
         for rung in rungs:
-            found = self._train([settings[number] for number in alive], rung)
-            scores |= dict(zip(alive, found, strict=True))
-            best_first = sorted((n for n in alive if scores[n] is not None), key=lambda n: -scores[n])
+            scores |= self._train(alive, rung)
+            best_first = sorted((n for n in dict.fromkeys(alive) if scores[n] is not None), key=lambda n: -scores[n])
             alive = best_first[: max(1, -(-len(best_first) // 2))]
-        return [(scores[n], n not in best_first and scores[n] is not None) for n in range(len(settings))]
+        self.scores |= {label: scores[label] for label in best_first}
+        return [(scores[label], label not in best_first and scores[label] is not None) for label in labels]
 
-    def _train(self, settings: Sequence[Setting], seeds: Sequence[int]) -> list[float | None]:
+    def _train(self, labels: Sequence[str], seeds: Sequence[int]) -> dict[str, float | None]:
         """Train settings with some seeds, all at a time, and return the score of each; None if a run failed."""
-        if not settings:
-            return []
-        labels = [self._label(setting) for setting in settings]
-        report, _ = train_and_read(self._runs(labels, seeds), self.engine, self.extra, labels[0], self.options)
+        if not labels:
+            return {}
+        report, _ = train_and_read(self._runs(labels, seeds), self.engine, labels[0], self.options)
+        scores: dict[str, float | None] = dict.fromkeys(labels)
         if report is None:
-            return [None] * len(labels)
+            return scores
         if self.options.measure not in report.numbers:
             raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
         sign = -1 if self.options.mode == "min" else 1
-        scores = []
         for label in labels:
             values = report.of("", label, self.options.measure)
-            mean = sum(values.values()) / len(values) if len(values) == len(seeds) else float("nan")
-            scores.append(None if mean != mean else sign * mean)
+            if len(values) == len(seeds) and not math.isnan(total := sum(values.values())):
+                scores[label] = sign * total / len(values)
         return scores
 
     def _runs(self, labels: Sequence[str], seeds: Sequence[int]) -> list[Run]:
         base, *overlay = self.example.configs
-        own = yaml.safe_load(overlay[0]) if overlay else {}
+        own = overlay[0] if overlay else {}
         runs = []
         for label in dict.fromkeys(labels):
-            layer = yaml.safe_dump(merged(own, as_config(self.settings[label])), sort_keys=False)
-            runs += [Run(label, seed, self.output / label / f"seed{seed}", (base, layer)) for seed in seeds]
-        return with_shared_starts(runs, self.extra)
+            configs = base, merged(own, as_config(self.settings[label]))
+            example = replace(self.example, method=label, configs=configs)
+            runs += [replace(example, seed=seed, folder=self.output / label / f"seed{seed}") for seed in seeds]
+        return with_shared_starts(runs)
 
     def _label(self, setting: Setting) -> str:
         """Name a setting; also the name of a folder."""
@@ -179,23 +169,16 @@ class _Sweep:
 
     def publish(self) -> Setting:
         """Print the table, the best first, write everything and `best.yaml`, and return the best setting."""
-        finished = [
-            label
-            for label in self.settings
-            if all(run.is_finished(self.extra) for run in self._runs([label], self.seeds))
-        ]
-        scores = dict(zip(finished, self._train([self.settings[label] for label in finished], self.seeds), strict=True))
-        best_first = sorted((label for label in finished if scores[label] is not None), key=lambda n: -scores[n])
+        best_first = sorted(self.scores, key=lambda label: -self.scores[label])
         if not best_first:
             raise SystemExit("no setting could be trained")
-        best, runs = best_first[0], self._runs(best_first, self.seeds)
-        report, _ = train_and_read(runs, self.engine, self.extra, best, self.options)
+        best = best_first[0]
+        report, _ = train_and_read(self._runs(best_first, self.seeds), self.engine, best, self.options)
         report.publish(self.output, title_of(self.recipe))
         own = merged(self.recipe.methods.get(self.options.method, {}), as_config(self.settings[best]))
         methods = {**self.recipe.methods, self.options.method: own}
-        content = {**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)}
-        text = yaml.safe_dump(content, sort_keys=False)
-        (self.output / "best.yaml").write_text(f"# {best}: the best of {len(finished)} settings\n{text}")
+        text = as_yaml({**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)})
+        (self.output / "best.yaml").write_text(f"# {best}: the best of {len(best_first)} settings\n{text}")
         print(
             f"best {self.options.measure}: {best}; chosen on the test set, so report it with other seeds:\n"
             f"  lightning-fire compare {self.output / 'best.yaml'} --methods vanilla {self.options.method}"
@@ -249,13 +232,11 @@ def _number_of(value: Any) -> Any:
 
 
 def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    methods = [yaml.safe_load(overlay).get("method") for overlay in run.configs[1:]]
+    methods = [overlay.get("method") for overlay in run.configs[1:]]
     if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
         raise ValueError(f"{run.method} is not one callback, whose arguments could be tried: {methods}")
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        raise ImportError("a sweep needs Optuna: pip install 'lightning-fire[sweep]'") from error
+    if not _is_grid(space) and importlib.util.find_spec("optuna") is None:
+        raise ImportError("a space with ranges needs Optuna: pip install 'lightning-fire[sweep]'")
 
 
 def _find(recipe: Recipe) -> Path:

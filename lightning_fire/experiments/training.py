@@ -5,105 +5,63 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import yaml
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, at_work_in
+from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, at_work_in
 from lightning_fire.recipe.continued_logs import first_new_step
+from lightning_fire.recipe.recipe import BEST, as_yaml
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
 """Environment variable with the time between two checkpoints of a training that can be continued."""
 _LAST, _BEGUN = "last.ckpt", "begun.json"
 
 
-@dataclass(frozen=True)
-class Task:
-    """A training to be done, as plain values that another process or machine can be given.
-
-    Attributes:
-        folder: Of the run.
-        files: YAML texts by name, of which later ones override.
-        fingerprint: Hash that distinguishes different trainings.
-        products: Files that it must leave.
-        start: The folder of the training that it continues from; None if it begins by itself.
-        where: The folder that the program is to run in.
-    """
-
-    folder: Path
-    files: Mapping[str, str]
-    fingerprint: str
-    products: Sequence[Path]
-    start: Path | None
-    where: Path
-
-    @property
-    def log(self) -> Path:
-        """File with all that the training prints."""
-        return self.folder / "log.txt"
-
-
-def perform(task: Task, fit: Callable[[Sequence[str]], int | str | None]) -> int | str | None:
+def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int | str | None:
     """Train what has not finished, from its last checkpoint if there is one; return an exit code, or what went wrong.
 
     Two processes with one folder wait for each other: the second finds the training finished.
     """
-    task.folder.mkdir(parents=True, exist_ok=True)
-    marker, begun, last = (task.folder / name for name in (MARKER, _BEGUN, _LAST))
-    with at_work_in(task.folder, wait=True):
-        if _says(marker, task.fingerprint) and all(file.is_file() for file in task.products):
+    run.folder.mkdir(parents=True, exist_ok=True)
+    marker, begun, last = (run.folder / name for name in (MARKER, _BEGUN, _LAST))
+    with at_work_in(run.folder, wait=True):
+        if run.is_finished():
             return None
-        settings = yaml.safe_load(task.files[SETTINGS])
-        if last.is_file() and _says(begun, task.fingerprint):
-            _go_on_from(last, settings)
+        settings = run.settings()
+        if last.is_file() and run.is_marked_in(begun):  # TensorBoard drops values that were logged after it
+            content = torch.load(last, weights_only=True, mmap=True, map_location="cpu")
+            settings["ckpt_path"] = str(last)
+            settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
         else:
-            make_room(task.folder)
-            os.truncate(task.log, 0)
-            for events in [] if task.start is None else task.start.glob("events.out.tfevents.*"):
-                shutil.copy(events, task.folder)  # TensorBoard shows the curves as one
-        for name, text in {**task.files, SETTINGS: yaml.safe_dump(settings)}.items():
-            (task.folder / name).write_text(text, encoding="utf-8")
-        begun.write_text(json.dumps({"settings": task.fingerprint}))
-        if code := fit([word for name in task.files for word in ("-c", str(task.folder / name))]):
+            make_room(run.folder)
+            os.truncate(run.log, 0)
+            if run.start is not None:
+                settings["ckpt_path"] = str(run.checkpoint)
+                for events in [] if run.branch else run.start.folder.glob("events.out.tfevents.*"):
+                    shutil.copy(events, run.folder)  # TensorBoard shows the curves as one
+        files = {**dict(zip(("base.yaml", "method.yaml"), run.configs, strict=False)), SETTINGS: settings}
+        for name, config in files.items():
+            (run.folder / name).write_text(as_yaml(config), encoding="utf-8")
+        begun.write_text(json.dumps({"settings": run.fingerprint()}))
+        if code := fit([word for name in files for word in ("-c", str((run.folder / name).resolve()))]):
             return code
-        if (progress := read_progress(task.folder)) is None or not progress.ended:
+        if (progress := read_progress(run.folder)) is None or not progress.ended:
             return "stopped from outside before its end"
-        if lacking := [file.name for file in task.products if not file.is_file()]:
+        if lacking := [file.name for file in run.products if not file.is_file()]:
             return f"it left no {', '.join(lacking)}: was val/loss never a number, or training shorter?"
         begun.replace(marker)
         last.unlink(missing_ok=True)
-        if not task.products:
-            remove_replay(task.folder)
+        if not run.products:
+            remove_replay(run.folder)
         return None
-
-
-def _says(path: Path, fingerprint: str) -> bool:
-    try:
-        return json.loads(path.read_text())["settings"] == fingerprint
-    except (OSError, ValueError):  # a full disk leaves half a file
-        return False
-
-
-def _go_on_from(checkpoint: Path, settings: dict[str, Any]) -> None:
-    """Make settings continue from a checkpoint; TensorBoard drops values that were logged after it."""
-    content = torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu")
-    settings["ckpt_path"] = str(checkpoint)
-    settings["trainer"]["logger"][0]["dict_kwargs"] = {"purge_step": first_new_step(content)}
-
-
-def refuse_others(folder: Path) -> None:
-    """Raise an error if a folder has files that do not belong to a run."""
-    if folder.exists() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
-        raise FileExistsError(f"{folder} holds files that are not of an earlier comparison; choose another --output")
 
 
 def make_room(folder: Path) -> None:
@@ -128,7 +86,7 @@ def remove_replay(folder: Path) -> None:
         file.unlink()
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """Progress of a run: epochs done and in total, its chunk of data, counted from 1, and the number of chunks (0:
     unknown), whether its fit has ended, and the number of epochs done when this process began.
     """
@@ -141,14 +99,14 @@ class Progress(NamedTuple):
     began: int = 0
 
 
-def read_progress(folder: Path) -> Progress | None:
+def read_progress(folder: Path) -> RunProgress | None:
     """Return what a run has written; None before its first epoch has ended."""
     path = folder / PROGRESS
-    return Progress(*json.loads(path.read_text())) if path.is_file() else None
+    return RunProgress(*json.loads(path.read_text())) if path.is_file() else None
 
 
-class Report(Checkpoint):
-    """Write a `Progress` at the end of each epoch and of the fit, and from time to time a checkpoint to continue from.
+class ReportProgress(Checkpoint):
+    """Write a `RunProgress` at the end of each epoch and of the fit, and now and then a checkpoint to continue from.
 
     A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
     comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
@@ -213,7 +171,7 @@ class Report(Checkpoint):
         if not trainer.is_global_zero:
             return
         chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 0
-        now = Progress(epoch, trainer.max_epochs, chunk + 1, chunks, ended, self.began)
+        now = RunProgress(epoch, trainer.max_epochs, chunk + 1, chunks, ended, self.began)
         unfinished = self.path.with_suffix(".new")
         unfinished.write_text(json.dumps(now))
         unfinished.replace(self.path)
@@ -232,7 +190,7 @@ def _end_if_orphan(trainer: Trainer) -> None:
 
 def save(trainer: Trainer, path: Path) -> None:
     """Save a checkpoint with the random states, to continue the same training; it is written in full or not at all."""
-    reports = [callback for callback in trainer.callbacks if isinstance(callback, Report)]
+    reports = [callback for callback in trainer.callbacks if isinstance(callback, ReportProgress)]
     for report in reports:
         report.saves_random_states = True
     trainer.save_checkpoint(new := path.with_suffix(".new"))
@@ -250,63 +208,55 @@ def _plain(states: dict[str, Any]) -> dict[str, Any]:
     return {**states, "numpy": (algorithm, keys.tolist(), *rest)}
 
 
-class SaveStart(Callback):
-    """End the training after some epochs, None: those of the first chunk of data, and save a checkpoint then."""
+class SaveStarts(Callback):
+    """Save the checkpoints that other trainings continue from, in `trainer.default_root_dir`.
 
-    def __init__(self, path: str, epochs: int | None = None):
-        self.path, self.epochs = Path(path), epochs
-        self._reached = False
+    Args:
+        saves: After how many epochs each is saved, by name of its file: a number; `best`, with the lowest `val/loss`;
+            None, those of the first chunk of data. That of `START` ends the training: it is saved after all that the
+            end of an epoch brings, and with the random states.
+    """
+
+    def __init__(self, saves: dict[str, int | str | None]):
+        self.saves = saves
+        self._lowest, self._validated, self._ends = float("inf"), False, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.epochs is None and not offers(trainer.datamodule, HasChunkAt):
+        if START not in self.saves:
+            return
+        if self.saves[START] is None and not offers(trainer.datamodule, HasChunkAt):
             raise MisconfigurationException(
                 f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
             )
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data, epoch = trainer.datamodule, trainer.current_epoch
-        if self.epochs is None:
-            self._reached = data.chunk_at(epoch + 1) != data.chunk_at(epoch)
-        else:
-            self._reached = epoch + 1 >= self.epochs
-        if self._reached:
-            trainer.should_stop = True
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save, after all that the end of an epoch brings."""
-        if self._reached:
-            save(trainer, self.path)
-
-
-class SaveStarts(Callback):
-    """Save checkpoints at the end of epochs, and of the epoch with the lowest `val/loss`: `epoch=N.ckpt`, `best.ckpt`
-    in `trainer.default_root_dir`.
-    """
-
-    def __init__(self, epochs: list[int], best: bool = True):
-        self.epochs, self.best = epochs, best
-        self._lowest, self._validated = float("inf"), False
-
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done, folder = trainer.current_epoch + 1, Path(trainer.default_root_dir)
-        if done in self.epochs:
-            trainer.save_checkpoint(folder / f"epoch={done}.ckpt")
-        if not self.best or not self._validated:
-            return
+        data, done, folder = trainer.datamodule, trainer.current_epoch + 1, Path(trainer.default_root_dir)
+        for name, when in self.saves.items():
+            if name == START:
+                self._ends = done >= when if when else data.chunk_at(done) != data.chunk_at(done - 1)
+                trainer.should_stop = trainer.should_stop or self._ends
+            elif done == when or (when == BEST and self._validated and self._is_lowest(trainer)):
+                trainer.save_checkpoint(folder / name)
         self._validated = False
+
+    def _is_lowest(self, trainer: Trainer) -> bool:
         if "val/loss" not in trainer.callback_metrics:
             raise MisconfigurationException("the best checkpoint is that of the lowest val/loss, which is not logged")
-        if (loss := float(trainer.callback_metrics["val/loss"])) < self._lowest:
-            self._lowest = loss
-            trainer.save_checkpoint(folder / "best.ckpt")
+        before, loss = self._lowest, float(trainer.callback_metrics["val/loss"])
+        self._lowest = min(before, loss)
+        return loss < before
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._ends:
+            save(trainer, Path(trainer.default_root_dir, START))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the lowest loss, for a training that is continued."""
-        return {"lowest": self._lowest}
+        return {"lowest": self._lowest} if BEST in self.saves.values() else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._lowest = state_dict["lowest"]

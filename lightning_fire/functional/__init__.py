@@ -4,7 +4,6 @@ from lightning_fire.functional.curvature import Eigenvalue, hessian_product, lar
 from lightning_fire.functional.features import (
     feature_covariance_shift,
     feature_covariance_shift_of,
-    normalized_feature_covariance,
 )
 from lightning_fire.functional.metrics import dfi, dfi_normalized, sfe, sfe_normalized
 from lightning_fire.functional.muon import muon_direction
@@ -84,7 +83,6 @@ __all__ = [
     "least_useful",
     "loss_curvature",
     "muon_direction",
-    "normalized_feature_covariance",
     "orthogonalize",
     "parseval_gradient",
     "parseval_penalty",

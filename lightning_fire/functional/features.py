@@ -12,28 +12,10 @@ from lightning_fire.functional.checks import real
 from lightning_fire.functional.newton_schulz import unit_norm
 
 
-def normalized_feature_covariance(features: Tensor) -> Tensor:
-    """Return C = H Hᵀ / ‖H‖_F²: the similarity of each pair of samples by their features H.
+def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
+    """Return ‖C − C̃‖_F, the distance between normalised feature covariances C = H Hᵀ / ‖H‖_F² of features H.
 
     Source: paper, theorem "SFE bounds output feature covariance".
-
-    Args:
-        features: H, shape `(..., samples, features)`.
-
-    Returns:
-        Shape `(..., samples, samples)`, symmetric, positive semi-definite, of trace 1; 0 for features of zeros.
-
-    Example:
-        >>> normalized_feature_covariance(torch.tensor([[3.0], [4.0]]))
-        tensor([[0.3600, 0.4800],
-                [0.4800, 0.6400]])
-    """
-    unit = unit_norm(real(features, "features"))
-    return unit @ unit.mT
-
-
-def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
-    """Return ‖C − C̃‖_F, the distance between normalised feature covariances; paper, same theorem.
 
     Computed in float64, with matrices no larger than samples or features, whichever are fewer. If features are fewer,
     the difference of nearly equal numbers is taken, and shifts below about 1e-8 cannot be distinguished from 0.

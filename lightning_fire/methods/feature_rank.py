@@ -1,6 +1,6 @@
 """Feature rank: gradient steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class FeatureRank:
         check(lr)
         check_model(model)
         self.model, self.lr = model, lr
-        self.layers: list[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
+        self.layers: Sequence[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
         self._untrained = {parameter for parameter in model.parameters() if why_not_trained(parameter) == UNTRAINED}
 
     def step(self, forward: Forward) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._lightning import lerp_
+from lightning_fire._private import lerp_
 from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_tensors

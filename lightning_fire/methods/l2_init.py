@@ -59,7 +59,7 @@ class _Pull(Penalty):
     """
 
     def __init__(self, model: nn.Module, strength: float, where: Parameters, initial: Mapping[str, Tensor]):
-        super().__init__(where.select(model), strength)
+        super().__init__(dict(where.select(model).items()), strength)
         owned = {parameter: name for name, parameter in model.named_parameters()}
         self.targets = {name: initial[owned[p]].to(p.device) for name, p in self.parameters.items()}
 

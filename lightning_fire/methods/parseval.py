@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire._lightning import RunningNorms
+from lightning_fire._private import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
 from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.penalty import Penalty, check_strength, views_of_weights

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_fire._lightning import BatchNorms, Dropouts, children_of, tree_map
+from lightning_fire._private import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.methods.base.change import Change, require_finite
 from lightning_fire.methods.base.method import EventMethod

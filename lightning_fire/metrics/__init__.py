@@ -6,7 +6,6 @@ All take the keyword arguments of `torchmetrics.Metric` too.
 from lightning_fire.metrics.deviation_from_isometry import DeviationFromIsometry, NormalizedDeviationFromIsometry
 from lightning_fire.metrics.dormant_fraction import DormantFraction
 from lightning_fire.metrics.feature_covariance_shift import FeatureCovarianceShift
-from lightning_fire.metrics.loss_curvature import LossCurvature
 from lightning_fire.metrics.online_accuracy import OnlineAccuracy
 from lightning_fire.metrics.ranks import EntropyRank, SRank, StableRank
 from lightning_fire.metrics.squared_frobenius_error import NormalizedSquaredFrobeniusError, SquaredFrobeniusError
@@ -16,7 +15,6 @@ __all__ = [
     "DormantFraction",
     "EntropyRank",
     "FeatureCovarianceShift",
-    "LossCurvature",
     "NormalizedDeviationFromIsometry",
     "NormalizedSquaredFrobeniusError",
     "OnlineAccuracy",

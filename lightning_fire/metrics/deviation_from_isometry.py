@@ -33,7 +33,8 @@ class DeviationFromIsometry(Sums):
     def compute(self) -> Tensor:
         """Return the mean over all matrices since the last reset."""
         total, number = (getattr(self, name) for name in self.sums)
-        return total / number
+        mean: Tensor = total / number
+        return mean
 
 
 class NormalizedDeviationFromIsometry(DeviationFromIsometry):

@@ -29,6 +29,7 @@ class DormantFraction(Sums):
     """
 
     plot_upper_bound = 1.0
+    activity: Tensor
 
     def __init__(self, num_units: int, threshold: float = 0.025, **kwargs: Any):
         super().__init__(**kwargs)

@@ -30,6 +30,9 @@ class FeatureCovarianceShift(Sums):
     """
 
     plot_upper_bound = math.sqrt(2)
+    gram_before: Tensor
+    gram_after: Tensor
+    cross: Tensor
 
     def __init__(self, num_features_before: int, num_features_after: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)

@@ -25,6 +25,8 @@ class OnlineAccuracy(Metric):
     full_state_update = False
     higher_is_better = True
     is_differentiable = False
+    correct: Tensor
+    samples: Tensor
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)

@@ -15,10 +15,11 @@ from lightning_fire.functional import entropy_rank_of, singular_values_of_gram, 
 from lightning_fire.metrics.sums import Sums, positive_count
 
 
-class FeatureRank(Sums):
+class RankOfFeatures(Sums):
     """Base of the ranks: from FᵀF, summed over batches; in a `MetricCollection` ranks of the same features share it."""
 
     higher_is_better = True
+    gram: Tensor
     _rank: Callable[[Tensor], Tensor]  # from singular values (num_features,), descending
 
     def __init__(self, num_features: int, **kwargs: Any):
@@ -38,7 +39,7 @@ class FeatureRank(Sums):
         return self._rank(singular_values_of_gram(self.gram)).to(self.gram.dtype)
 
 
-class SRank(FeatureRank):
+class SRank(RankOfFeatures):
     """Effective rank of features (Kumar et al., ICLR 2021); see `lightning_fire.functional.srank`.
 
     `compute` returns a whole number in [0, num_features].
@@ -65,7 +66,7 @@ class SRank(FeatureRank):
         return srank_of(singular_values, self.delta)
 
 
-class StableRank(FeatureRank):
+class StableRank(RankOfFeatures):
     """Stable rank ‖F‖_F² / σ_max² of features; see `lightning_fire.functional.stable_rank`.
 
     `compute` returns a scalar in [1, num_features], or 0.
@@ -84,7 +85,7 @@ class StableRank(FeatureRank):
     _rank = staticmethod(stable_rank_of)
 
 
-class EntropyRank(FeatureRank):
+class EntropyRank(RankOfFeatures):
     """exp of the entropy of σ / Σσ of features; see `lightning_fire.functional.entropy_rank`.
 
     `compute` returns a scalar in [1, num_features], or 0. Roy and Vetterli (EUSIPCO 2007) call it effective rank.

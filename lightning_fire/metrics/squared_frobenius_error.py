@@ -23,6 +23,7 @@ class SquaredFrobeniusError(Sums):
     """
 
     sums = ("squared_error",)
+    squared_error: Tensor
 
     def update(self, before: Tensor, after: Tensor) -> None:
         """Add a weight before and after, `(..., m, n)` each."""
@@ -49,6 +50,8 @@ class NormalizedSquaredFrobeniusError(Sums):
     """
 
     sums = ("squared_error", "squared_norm")
+    squared_error: Tensor
+    squared_norm: Tensor
 
     def update(self, before: Tensor, after: Tensor) -> None:
         """Add a weight before and after, `(..., m, n)` each."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_fire.functional.checks import real
@@ -42,7 +42,9 @@ class Sums(Metric):
 
     def exact(self, tensor: Tensor, name: str) -> Tensor:
         """Check an input `(..., m, n)` of `update` and convert it to the dtype of the states."""
-        return real(tensor, name).to(next(iter(self._defaults.values())).dtype)
+        default = next(iter(self._defaults.values()))
+        assert isinstance(default, Tensor)  # no state is a list
+        return real(tensor, name).to(default.dtype)
 
     def rows(self, tensor: Tensor, columns: int, name: str) -> Tensor:
         """Check an input `(..., columns)` of `update`; return it `exact`, as `(samples, columns)`."""
@@ -54,7 +56,7 @@ class Sums(Metric):
         """Draw a value, or a list of values over steps, with matplotlib; see `torchmetrics.Metric.plot`."""
         return self._plot(val, ax)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> "Sums":
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> nn.Module:
         if self._dtype_convert:
             return super()._apply(fn, exclude_state)
 

@@ -58,23 +58,20 @@ class DQN(ReplayModule):
         targets_follow: bool = True,
     ):
         super().__init__()
-        fractions = {"discount": discount, "epsilon": epsilon, "evaluation_epsilon": evaluation_epsilon}
-        for name, value in fractions.items():
-            if not 0 <= value <= 1:
-                raise ValueError(f"`{name}` must be in [0, 1], got {value}")
-        if huber_delta is not None and not 0 < huber_delta < math.inf:
-            raise ValueError(f"`huber_delta` must be positive and finite, or None for squares, got {huber_delta}")
-        counts = {"target_update_period": target_update_period, "n_step": n_step, "epsilon_steps": epsilon_steps}
-        for name, value in counts.items():
-            if value < 1:
-                raise ValueError(f"`{name}` must be at least 1, got {value}")
         self.net = net
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4, fused=True))
-        self.discount, self.huber_delta = discount, huber_delta
+        self.discount, self.huber_delta, self.targets_follow = discount, huber_delta, targets_follow
         self.target_update_period, self.n_step, self.double = target_update_period, n_step, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
-        self.targets_follow = targets_follow
+        for name in ("discount", "epsilon", "evaluation_epsilon"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"`{name}` must be in [0, 1], got {getattr(self, name)}")
+        for name in ("target_update_period", "n_step", "epsilon_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` must be at least 1, got {getattr(self, name)}")
+        if huber_delta is not None and not 0 < huber_delta < math.inf:
+            raise ValueError(f"`huber_delta` must be positive and finite, or None for squares, got {huber_delta}")
         self._num_actions: int | None = None  # known after the first output
 
     def forward(self, observations: Tensor) -> Tensor:
@@ -85,7 +82,7 @@ class DQN(ReplayModule):
         """Return the best actions, int64 `(num_envs,)`, some of them random."""
         fraction = self.evaluation_epsilon if step is None else self.epsilon_at(step)
         if step is not None:
-            self._charts["epsilon"] = fraction
+            self._charts["charts/epsilon"] = fraction
         random = [draw < fraction for draw in torch.rand(len(observations), generator=generator).tolist()]
         if self._num_actions is not None and all(random):
             return torch.randint(self._num_actions, (len(random),), generator=generator)
@@ -139,11 +136,11 @@ class DQN(ReplayModule):
         """Check that actions are discrete and that the network has a value for each."""
         if not offers(action_space, HasN):
             raise ValueError(f"DQN needs a discrete action space, got {action_space}; use SAC")
-        values = self.net(observations)
-        if values.shape != (len(observations), action_space.n):
+        made, needed = tuple(self.net(observations).shape), (len(observations), int(action_space.n))
+        if made != needed:
             raise ValueError(
-                f"the network makes {tuple(values.shape)} of observations {tuple(observations.shape)}; the environment"
-                f" has {action_space.n} actions, so that it must be {(len(observations), int(action_space.n))}"
+                f"the network makes {made} of observations {tuple(observations.shape)}; the environment has"
+                f" {needed[1]} actions, so that it must be {needed}"
             )
 
     def configure_optimizers(self) -> Optimizer:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from lightning_fire._lightning import attached_trainer, is_a, is_logging_step
+from lightning_fire._lightning import attached_trainer, is_logging_step
+from lightning_fire._private import is_a
 from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.chunk_schedule import Decay

@@ -15,7 +15,7 @@ def blocks_of(net: nn.Module) -> Sequence[nn.Module]:
     Example:
         >>> from lightning_fire.nets import GPT
         >>> [type(block).__name__ for block in blocks_of(GPT(vocab_size=8, block_size=4, depth=2, heads=1, dim=4))]
-        ['_Block', '_Block']
+        ['_CausalBlock', '_CausalBlock']
     """
     lists = [m for m in net.modules() if isinstance(m, nn.ModuleList) and len({type(part) for part in m}) == 1]
     return tuple(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=()))

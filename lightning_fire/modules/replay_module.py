@@ -1,7 +1,6 @@
 """Base class of DQN and SAC: updates from a replay buffer, and the log of episodes."""
 
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
@@ -18,7 +17,8 @@ class ReplayModule(pl.LightningModule):
 
     A subclass writes `act`, `update`, `loss` and `sync_targets`. Each epoch logs `train/environment_steps` and the
     means of what `update` returns, as `train/{name}`, and of the episodes that ended in it, `train/episode_return` and
-    `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`.
+    `train/episode_length`; each evaluation logs the means `val/episode_return` and `val/episode_length`. With the key
+    `step`, Lightning writes the values of an epoch or evaluation over environment steps.
 
     As CleanRL does, each episode logs `charts/episodic_return` and `charts/episodic_length`, at the environment step
     with which it ended. Every `Trainer(log_every_n_steps=)` optimizer steps, at most once a rollout: the values of the
@@ -29,17 +29,16 @@ class ReplayModule(pl.LightningModule):
     def __init__(self):
         super().__init__()
         self.automatic_optimization = False
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = defaultdict(int)
+        self._sums: dict[str, tuple[Tensor, int]] = {}  # of values in this epoch, and how many
         self._environment_steps = 0
         self._charts: dict[str, float] = {}  # more to log with `charts/SPS`, by name
         self._timed = (0, 0.0)  # environment steps and seconds, when `charts/SPS` was last logged
 
     def act(self, observations: Tensor, step: int | None, generator: torch.Generator) -> Tensor:
-        """Return the actions, of the environments' shape, for observations `(num_envs, *shape)`.
+        """Return the actions, of the environments' shape, on any device.
 
         Args:
-            observations: On the module's device.
+            observations: The latest ones, `(num_envs, *shape)`, on the module's device.
             step: Environment steps done since the initial ones; None: act as well as possible.
             generator: Of the CPU, for all random draws.
         """
@@ -74,16 +73,13 @@ class ReplayModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Check the networks on an example."""
         data = self.trainer.datamodule
-        if not offers(data, HasActionSpace) or data.action_space is None:
-            return
-        example = data.example_observations.to(self.device)
-        try:
-            self.check_environment(data.action_space, example)
-        except RuntimeError as error:
-            raise ValueError(
-                f"the networks cannot take observations {tuple(example.shape)} or actions of {data.action_space}:"
-                f" {error}"
-            ) from error
+        if offers(data, HasActionSpace) and data.action_space is not None:
+            example, space = data.example_observations.to(self.device), data.action_space
+            try:
+                self.check_environment(space, example)
+            except RuntimeError as error:
+                message = f"the networks cannot take observations {tuple(example.shape)} or actions of {space}: {error}"
+                raise ValueError(message) from error
 
     def on_train_start(self) -> None:
         data = self.trainer.datamodule
@@ -96,30 +92,21 @@ class ReplayModule(pl.LightningModule):
         for index in range(len(batch.transitions.rewards)):
             values = self.update(batch.transitions.each(itemgetter(index)), generator)
             self._note(values)
-        for name, ended in (("episode_return", batch.returns), ("episode_length", batch.lengths)):
-            for value in ended.float():
-                self._note({name: value})
         self._environment_steps = int(batch.environment_steps)
         self.trainer.callback_metrics["step"] = torch.tensor(self._environment_steps)  # in names of checkpoints
-        self._log_episodes(batch)
+        for total, length, end in zip(batch.returns, batch.lengths.float(), batch.ends.tolist(), strict=True):
+            self._note({"episode_return": total, "episode_length": length})
+            self._write({"charts/episodic_return": total.item(), "charts/episodic_length": length.item()}, end)
         every = self.trainer.log_every_n_steps
         if every and self.loggers and self.global_step // every > steps_before // every:
-            self._log_now({f"losses/{name}": value.item() for name, value in values.items()})
-
-    def _log_episodes(self, batch: Any) -> None:
-        if not len(batch.ends):
-            return
-        for end, total, length in zip(*map(Tensor.tolist, (batch.ends, batch.returns, batch.lengths)), strict=True):
-            self._write({"charts/episodic_return": total, "charts/episodic_length": length}, end)
-
-    def _log_now(self, losses: dict[str, float]) -> None:
-        (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
-        charts = {"SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
-        self._write({**losses, **{f"charts/{name}": value for name, value in charts.items()}}, self._environment_steps)
+            (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
+            losses = {f"losses/{name}": value.item() for name, value in values.items()}
+            charts = {"charts/SPS": (self._timed[0] - steps) / (self._timed[1] - then), **self._charts}
+            self._write({**losses, **charts}, self._environment_steps)
 
     def _write(self, values: dict[str, float], step: int) -> None:
         for logger in self.loggers:
-            type(logger).log_metrics(logger, values, step)  # at this very step
+            logger.log_metrics(values, step)
 
     def _generator(self, batch: Any) -> torch.Generator:
         return torch.Generator(self.device).manual_seed(int(batch.seed))
@@ -131,35 +118,32 @@ class ReplayModule(pl.LightningModule):
 
     def _note(self, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
-            value = value.detach()
-            self._sums[name] = value + self._sums[name] if name in self._sums else value
-            self._counts[name] += 1
+            total, number = self._sums.get(name, (0, 0))
+            self._sums[name] = value.detach() + total, number + 1
 
     def on_train_epoch_end(self) -> None:
-        means = {f"train/{name}": total / self._counts[name] for name, total in self._sums.items()}
-        self.log_dict({**means, "train/environment_steps": float(self._environment_steps)})
-        self._sums, self._counts = {}, defaultdict(int)
+        means = {f"train/{name}": total / number for name, (total, number) in self._sums.items()}
+        steps = float(self._environment_steps)
+        self.log_dict({**means, "train/environment_steps": steps, "step": steps})
+        self._sums = {}
 
     def on_train_epoch_start(self) -> None:
         """Reset the sums; not called where a run resumes within an epoch."""
-        self._sums, self._counts = {}, defaultdict(int)
+        self._sums = {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        sums = {"sums": dict(self._sums), "counts": dict(self._counts)}
-        checkpoint["epoch_so_far"] = {**sums, "environment_steps": self._environment_steps}
+        checkpoint["epoch_so_far"] = self._environment_steps, dict(self._sums)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if so_far := checkpoint.get("epoch_so_far"):
-            self._sums = {name: value.to(self.device) for name, value in so_far["sums"].items()}
-            self._counts = defaultdict(int, so_far["counts"])
-            self._environment_steps = so_far["environment_steps"]
+            self._environment_steps, sums = so_far
+            self._sums = {name: (total.to(self.device), number) for name, (total, number) in sums.items()}
 
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_episode(batch, "val")
+    def validation_step(self, batch: Any, batch_idx: int, stage: str = "val") -> None:
+        """Log an `Episode`."""
+        self.log("step", float(self._environment_steps), reduce_fx="max", on_epoch=True, batch_size=1)
+        self.log(f"{stage}/episode_return", batch.returns, prog_bar=True, on_epoch=True, batch_size=1)
+        self.log(f"{stage}/episode_length", batch.length.float(), on_epoch=True, batch_size=1)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._log_episode(batch, "test")
-
-    def _log_episode(self, episode: Any, stage: str) -> None:
-        self.log(f"{stage}/episode_return", episode.returns, prog_bar=True, on_epoch=True, batch_size=1)
-        self.log(f"{stage}/episode_length", episode.length.float(), on_epoch=True, batch_size=1)
+        self.validation_step(batch, batch_idx, "test")

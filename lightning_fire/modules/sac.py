@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
-from lightning_fire._lightning import lerp_
+from lightning_fire._private import lerp_
 from lightning_fire.contracts import HasN, HasResetParameters, offers
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
 from lightning_fire.modules.replay_module import ReplayModule
@@ -46,8 +46,7 @@ class SAC(ReplayModule):
     Each update steps `actor`, `log_temperature` and `critic` (both critics), in this order, and moves `target_critic`,
     as in SimBa. Observations are normalized by the mean and variance of those seen in training.
 
-    Logs each epoch `train/critic_loss`, `train/actor_loss`, `train/q`, `train/entropy` and `train/temperature`, and
-    what `ReplayModule` logs.
+    Logs `critic_loss`, `actor_loss`, `q`, `entropy` and `temperature`, and what `ReplayModule` logs.
 
     Args:
         actor: From observations `(batch, n)` to `(batch, 2 · m)`: means of the actions before tanh, and values that

@@ -1,18 +1,11 @@
 """Decoder-only transformer of GPT-2."""
 
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from lightning_fire.nets import huggingface_gpt2
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 _APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # our names of the GELU, and those of `nn.GELU`
 
@@ -78,14 +71,14 @@ class GPT(nn.Module):
         self.dropout, self.gelu = dropout, gelu
         self.transformer = nn.ModuleDict(
             {
-                "wte": _Embedding(vocab_size, dim),
-                "wpe": _Embedding(block_size, dim),
+                "wte": _NormalEmbedding(vocab_size, dim),
+                "wpe": _NormalEmbedding(block_size, dim),
                 "drop": nn.Dropout(dropout),
-                "h": nn.ModuleList(_Block(depth, heads, dim, bias, dropout, gelu) for _ in range(depth)),
+                "h": nn.ModuleList(_CausalBlock(depth, heads, dim, bias, dropout, gelu) for _ in range(depth)),
                 "ln_f": nn.LayerNorm(dim, bias=bias),
             }
         )
-        self.lm_head = _Linear(dim, vocab_size, bias=False)
+        self.lm_head = _NormalLinear(dim, vocab_size, bias=False)
         self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers are resampled
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -118,49 +111,8 @@ class GPT(nn.Module):
         size = sum(parameter.numel() for parameter in self.parameters()) - self.transformer.wpe.weight.numel()
         return 6 * size + 12 * self.depth * self.dim * length
 
-    @classmethod
-    def from_huggingface(
-        cls,
-        source: nn.Module | Mapping[str, Tensor] | str | Path,
-        heads: int | None = None,
-        dropout: float | None = None,
-    ) -> "GPT":
-        """Copy a GPT-2 of Hugging Face's `transformers`, without any download.
 
-        Args:
-            source: The model (a `GPT2LMHeadModel`, or a `GPT2Model` without its head), its state dict, or the path of
-                a folder written by `save_pretrained`. A state dict is assumed to have the usual settings.
-            heads: Attention heads; required with a state dict, which does not contain them.
-            dropout: Probability of dropout. Default: the model's, and 0 with a state dict.
-
-        Returns:
-            The net, in training mode, with biases, on the device and with the floating type of the embedding.
-
-        Raises:
-            ValueError: If the source is not a GPT-2, or has a setting that this net lacks: unscaled attention or one
-                scaled by the layer's index, cross-attention, another MLP width, activation or LayerNorm ε, an untied
-                head, or several probabilities of dropout.
-            FileNotFoundError: If a path is not a folder with a `config.json`.
-            ImportError: If a path is given and `transformers` is not installed.
-        """
-        arguments, state = huggingface_gpt2.read(source, heads, dropout)
-        embedding = state["transformer.wte.weight"]
-        net = cls(**arguments).to(embedding.device, embedding.dtype)
-        try:
-            net.load_state_dict(state)
-        except RuntimeError as error:  # names what is missing, unexpected or of another shape
-            raise ValueError(f"`source` is not a GPT-2: {error}") from error
-        return net
-
-    def to_huggingface(self) -> "GPT2LMHeadModel":
-        """Copy the net into a `GPT2LMHeadModel` of Hugging Face's `transformers`, with biases of 0 where it has none.
-
-        Mode, device and floating type are those of this net. Raises an `ImportError` without transformers.
-        """
-        return huggingface_gpt2.write(self)
-
-
-class _Linear(nn.Linear):
+class _NormalLinear(nn.Linear):
     """Linear layer whose weight is drawn from N(0, `std`²) and whose bias starts at 0."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, std: float = 0.02):
@@ -173,22 +125,22 @@ class _Linear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-class _Embedding(nn.Embedding):
+class _NormalEmbedding(nn.Embedding):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=0.02)
 
 
-class _Block(nn.Module):
+class _CausalBlock(nn.Module):
     def __init__(self, depth: int, heads: int, dim: int, bias: bool, dropout: float, gelu: str):
         super().__init__()
         std = 0.02 / math.sqrt(2 * depth)  # 2 · depth projections add to the residual stream
         self.ln_1 = nn.LayerNorm(dim, bias=bias)
-        self.attn = _Attention(heads, dim, bias, dropout, std)
+        self.attn = _CausalAttention(heads, dim, bias, dropout, std)
         self.ln_2 = nn.LayerNorm(dim, bias=bias)
         self.mlp = nn.Sequential()
-        self.mlp.c_fc = _Linear(dim, 4 * dim, bias)
+        self.mlp.c_fc = _NormalLinear(dim, 4 * dim, bias)
         self.mlp.act = nn.GELU(_APPROXIMATE[gelu])
-        self.mlp.c_proj = _Linear(4 * dim, dim, bias, std)
+        self.mlp.c_proj = _NormalLinear(4 * dim, dim, bias, std)
         self.mlp.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -196,14 +148,14 @@ class _Block(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class _Attention(nn.Module):
+class _CausalAttention(nn.Module):
     is_causal = True  # by this `Weights` recognizes a language model, as in transformers
 
     def __init__(self, heads: int, dim: int, bias: bool, dropout: float, residual_std: float):
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.c_attn = _Linear(dim, 3 * dim, bias)  # query, key and value, one below the other
-        self.c_proj = _Linear(dim, dim, bias, residual_std)
+        self.c_attn = _NormalLinear(dim, 3 * dim, bias)  # query, key and value, one below the other
+        self.c_proj = _NormalLinear(dim, dim, bias, residual_std)
         self.resid_dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

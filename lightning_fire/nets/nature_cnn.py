@@ -9,11 +9,11 @@ def _xavier(layer: nn.Conv2d | nn.Linear) -> None:
     zeros_(layer.bias)
 
 
-class _Conv2d(nn.Conv2d):
+class _XavierConv2d(nn.Conv2d):
     reset_parameters = _xavier
 
 
-class _Linear(nn.Linear):
+class _XavierLinear(nn.Linear):
     reset_parameters = _xavier
 
 
@@ -36,9 +36,9 @@ class NatureCNN(nn.Module):
 
     def __init__(self, num_actions: int, frames: int = 4, hidden: int = 512):
         super().__init__()
-        convolutions = _Conv2d(frames, 32, 8, 4), _Conv2d(32, 64, 4, 2), _Conv2d(64, 64, 3, 1)
+        convolutions = _XavierConv2d(frames, 32, 8, 4), _XavierConv2d(32, 64, 4, 2), _XavierConv2d(64, 64, 3, 1)
         self.encoder = nn.Sequential(*(layer for conv in convolutions for layer in (conv, nn.ReLU())), nn.Flatten())
-        self.head = nn.Sequential(_Linear(64 * 7 * 7, hidden), nn.ReLU(), _Linear(hidden, num_actions))
+        self.head = nn.Sequential(_XavierLinear(64 * 7 * 7, hidden), nn.ReLU(), _XavierLinear(hidden, num_actions))
 
     def forward(self, frames: Tensor) -> Tensor:
         """Return the values of the actions `(batch, num_actions)` of frames `(batch, frames, 84, 84)`."""

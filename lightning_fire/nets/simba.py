@@ -29,7 +29,7 @@ class SimBa(nn.Module):
         super().__init__()
         if outputs % heads:
             raise ValueError(f"`outputs` must be a multiple of `heads`, got {outputs} and {heads}")
-        residual = (_Block(hidden) for _ in range(blocks))
+        residual = (_ResidualBlock(hidden) for _ in range(blocks))
         self.encoder = nn.Sequential(_Orthogonal(inputs, hidden), *residual, nn.LayerNorm(hidden))
         self.heads = nn.ModuleList(_Orthogonal(hidden, outputs // heads) for _ in range(heads))
 
@@ -39,7 +39,7 @@ class SimBa(nn.Module):
         return torch.cat([head(hidden) for head in self.heads], -1)
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         self.norm = nn.LayerNorm(width)

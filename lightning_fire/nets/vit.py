@@ -56,7 +56,7 @@ class ViT(nn.Module):
         patch_dim = in_channels * patch_size**2
         self.patch_embedding = nn.Sequential(nn.LayerNorm(patch_dim), nn.Linear(patch_dim, dim), nn.LayerNorm(dim))
         self.tokens = _ClassTokenAndPositions((image_size // patch_size) ** 2, dim)
-        self.blocks = nn.Sequential(*(_Block(dim, heads, head_dim, mlp_dim) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(_ViTBlock(dim, heads, head_dim, mlp_dim) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, num_classes)
 
@@ -87,10 +87,10 @@ class _ClassTokenAndPositions(nn.Module):
         return torch.cat((self.class_token.expand(len(x), -1, -1), x), dim=1) + self.positions
 
 
-class _Block(nn.Module):
+class _ViTBlock(nn.Module):
     def __init__(self, dim: int, heads: int, head_dim: int, mlp_dim: int):
         super().__init__()
-        self.attention = nn.Sequential(nn.LayerNorm(dim), _Attention(dim, heads, head_dim))
+        self.attention = nn.Sequential(nn.LayerNorm(dim), _ViTAttention(dim, heads, head_dim))
         self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, mlp_dim), nn.GELU(), nn.Linear(mlp_dim, dim))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class _Block(nn.Module):
         return x + self.mlp(x)
 
 
-class _Attention(nn.Module):
+class _ViTAttention(nn.Module):
     def __init__(self, dim: int, heads: int, head_dim: int):
         super().__init__()
         self.heads = heads

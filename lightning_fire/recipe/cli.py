@@ -160,10 +160,10 @@ def _without_recipe(words: Sequence[str]) -> list[str]:
     parser.add_argument("--method", default=VANILLA)
     options, others = parser.parse_known_args(words[1:])
     try:
-        layers = find_recipe(words[0]).layers(options.method)
+        layers = find_recipe(words[0]).words(options.method)
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    return [*(word for layer in layers for word in ("-c", layer)), *others]
+    return [*layers, *others]
 
 
 def _as_list(one_or_several: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lightning_fire.checkpoints.printable import printable
+from lightning_fire.printable import printable
 from lightning_fire.recipe.hints import hint
 from lightning_fire.recipe.recipe import refuse_own_keys
 from lightning_fire.recipe.strict_yaml import read_yaml, require_unambiguous

@@ -47,12 +47,21 @@ class Recipe:
         parts = self.path.resolve().with_suffix("").parts
         return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
 
-    def layers(self, method: str) -> tuple[str, ...]:
-        """Return the configuration of a method as YAML texts, of which later ones override."""
+    def layers(self, method: str) -> list[Mapping[str, Any]]:
+        """Return the configuration of all runs and what a method adds to it; later ones override."""
         if method not in self.methods and method != VANILLA:
             raise ValueError(f"{self.path} has no method {method}; there are {', '.join([VANILLA, *self.methods])}")
         above = self.methods.get(method)
-        return tuple(yaml.safe_dump(dict(layer), sort_keys=False) for layer in (self.base, *([above] if above else [])))
+        return [self.base, *([above] if above else [])]
+
+    def words(self, method: str) -> list[str]:
+        """Return the configuration of a method as options of `lightning-fire fit`."""
+        return [word for layer in self.layers(method) for word in ("-c", as_yaml(layer))]
+
+
+def as_yaml(config: Mapping[str, Any]) -> str:
+    """Return configuration as YAML, in its own order."""
+    return yaml.safe_dump(dict(config), sort_keys=False)
 
 
 def find_recipe(name: str | Path) -> Recipe:

@@ -1,13 +1,14 @@
 """Strict YAML: duplicate keys are an error, where YAML would silently use the last."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 _MERGE = "tag:yaml.org,2002:merge"  # the key <<
-_MOST_REPEATED = 1000  # jsonargparse takes time for each value behind each alias: 300 bytes can hold millions of them
+_MOST = 10_000  # the largest recipe has 500 values; jsonargparse takes time for each behind an alias
 
 
 def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
@@ -17,7 +18,9 @@ def read_yaml(path: Path, load: Callable[[str], Any] = yaml.safe_load) -> Any:
         require_unambiguous(text)
         return load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # numbers and dates raise ValueError
-        raise ValueError(f"{path}{_place_and_problem(error)}") from None
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(f"{path}{f', line {mark.line + 1}' if mark else ''}: {problem}") from None
 
 
 def require_unambiguous(text: str) -> None:
@@ -30,60 +33,35 @@ def require_unambiguous(text: str) -> None:
         ...line 1, column 12...
     """
     try:
-        sizes: dict[yaml.Node | None, int] = {}
-        repeated = _measure(yaml.compose(text, Loader=yaml.SafeLoader), sizes) - len(sizes)
-        if repeated > _MOST_REPEATED:
-            raise yaml.YAMLError(f"its aliases repeat {repeated} values; at most {_MOST_REPEATED} may be repeated")
-        for mapping in sizes:
-            if isinstance(mapping, yaml.MappingNode):
-                _require_different(_keys(mapping))
-                _require_different(_leaves(mapping))
+        _leaves(yaml.compose(text, Loader=yaml.SafeLoader), count())
     except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
+        raise yaml.YAMLError("it is nested too deeply, or an alias refers to a node that contains it") from None
 
 
-def _measure(node: yaml.Node | None, sizes: dict[yaml.Node | None, int]) -> int:
-    """Return the number of nodes in a node, including itself; those behind an alias count each time."""
-    if node not in sizes:
-        children = node.value if isinstance(node, yaml.CollectionNode) else []
-        if isinstance(node, yaml.MappingNode):
-            children = [child for pair in children for child in pair]
-        sizes[node] = 0
-        sizes[node] = 1 + sum(_measure(child, sizes) for child in children)
-    if not sizes[node]:
-        raise yaml.MarkedYAMLError(problem="an alias refers to a node that contains it", problem_mark=node.start_mark)
-    return sizes[node]
+def _leaves(node: yaml.Node | None, visited: Iterator[int]) -> list[tuple[str, yaml.Mark]]:
+    """Return the dotted keys that set values in a node, as jsonargparse accepts them; none may be there twice."""
+    if next(visited) >= _MOST:
+        raise yaml.YAMLError(f"it has more than {_MOST:,} values, with those behind an alias each time")
+    keys, leaves = [], []
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _leaves(item, visited)
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            below = _leaves(value, visited)
+            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:  # a key beside << overrides on purpose
+                own = key.value.removesuffix("+"), key.start_mark  # `key+` appends to the value of `key`
+                keys.append(own)
+                nested = isinstance(value, yaml.MappingNode)
+                leaves += [(f"{key.value}.{leaf}", mark) for leaf, mark in below] if nested else [own]
+    _require_different(keys)
+    _require_different(leaves)
+    return leaves
 
 
-def _keys(mapping: yaml.MappingNode) -> Iterator[tuple[str, yaml.Mark]]:
-    """Return the keys of a mapping; jsonargparse's `key+` appends to the value of `key`."""
-    for key, _ in _plain(mapping):
-        yield key.value.removesuffix("+"), key.start_mark
-
-
-def _leaves(mapping: yaml.MappingNode, prefix: str = "") -> Iterator[tuple[str, yaml.Mark]]:
-    """Return the dotted keys that set values, as jsonargparse accepts them."""
-    for key, value in _plain(mapping):
-        if isinstance(value, yaml.MappingNode):
-            yield from _leaves(value, f"{prefix}{key.value}.")
-        else:
-            yield prefix + key.value.removesuffix("+"), key.start_mark
-
-
-def _plain(mapping: yaml.MappingNode) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Return the entries without merges: a key beside << overrides on purpose."""
-    return [(k, v) for k, v in mapping.value if isinstance(k, yaml.ScalarNode) and k.tag != _MERGE]
-
-
-def _require_different(keys: Iterator[tuple[str, yaml.Mark]]) -> None:
+def _require_different(keys: Sequence[tuple[str, yaml.Mark]]) -> None:
     seen = set()
     for key, mark in keys:
         if key in seen:
             raise yaml.MarkedYAMLError(problem=f"the key {key} is given twice", problem_mark=mark)
         seen.add(key)
-
-
-def _place_and_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or next(iter(str(error).splitlines()), type(error).__name__)
-    return f"{f', line {mark.line + 1}' if mark else ''}: {problem}"

@@ -1,19 +1,20 @@
 """`lightning-fire prepare-text`."""
 
 import argparse
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
-from lightning_fire.checkpoints.options import run
-from lightning_fire.text.sources import SPLITS, HubDataset, Piece, TextFiles
+from lightning_fire.cli import run
+from lightning_fire.text.documents import Documents, pieces, rows, text_files
 from lightning_fire.text.token_folder import TokenFolder
 from lightning_fire.text.tokenizer import END_OF_TEXT, Encode, open_tokenizer
 
-_BATCH = 1 << 21  # characters that are tokenised together, on all cores
+_BATCH = 1 << 22  # characters that are tokenised together, on all cores
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,23 +22,23 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="lightning-fire prepare-text",
         allow_abbrev=False,
-        description="Tokenise texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads. The"
-        " files are there in full or not at all. After a stop, the same command continues where it was.",
+        description="Tokenise texts into a folder of train.bin, val.bin and meta.json, which TextDataModule reads."
+        " After a stop, the same command continues where it was.",
     )
     add = parser.add_argument
     add("output", type=Path, help="output folder")
-    files = "UTF-8 text, a document each: files, folders (their .txt files, at any depth), patterns"
+    files = "UTF-8 text, a document each: files, or folders (their .txt files, at any depth)"
     add("files", nargs="*", help=files)
     add("--dataset", metavar="NAME[:CONFIG]", help="instead of files: a data set of Hugging Face")
-    add("--column", help="of the data set, with the text (default: text)")
-    add("--split", help="of the data set, to train on (default: train)")
+    add("--column", default="text", help="of the data set, with the text (default: text)")
+    add("--split", default="train", help="of the data set, to train on (default: train)")
     add("--val-split", help="of the data set, to validate with (default: documents held out of --split)")
     add("--tokenizer", default="bytes", help="bytes (default), gpt2, which is downloaded, or a tokenizer.json")
     end_of_text = f"ends each document (default: {END_OF_TEXT}, none for bytes); or none"
     add("--end-of-text", metavar="TOKEN", help=end_of_text)
-    add("--val-share", type=float, help="of documents to hold out, in (0, 1) (default: 0.0005)")
-    add("--seed", type=int, default=0, help="of the choice of those (default: 0)")
-    add("--force", action="store_true", help="start again where the folder has other tokens")
+    add("--val-share", type=float, default=0.0005, help="of documents to hold out, in (0, 1) (default: 0.0005)")
+    add("--seed", type=int, default=2357, help="of the choice of those (default: 2357, as nanoGPT)")
+    add("--force", action="store_true", help="start again, also where the folder has other tokens")
     return parser
 
 
@@ -50,64 +51,60 @@ def main(args: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _run(options: argparse.Namespace) -> dict[str, Any]:
-    begin = time.perf_counter()
     about, encode = open_tokenizer(options.tokenizer, options.end_of_text)
-    source, held_out = _source(options)
-    folder = TokenFolder(options.output, about, {**about, **held_out, **source.identity}, options.force)
-    if not (complete := folder.meta is not None):
-        if folder.tokens:
-            print(f"{options.output}: continuing after {folder.tokens:,} tokens")
-        with folder:
-            _tokenize(source, encode, folder)
-    meta = folder.meta
-    train, val = (meta["splits"][split] for split in SPLITS)
-    end = "; it is complete and was not changed" if complete else f", {time.perf_counter() - begin:.1f} s"
+    documents = _documents(options)
+    settings = {"tokenizer": about["tokenizer"], "end_of_text": about["end_of_text"], **documents.settings}
+    folder = TokenFolder(options.output, about, settings, options.force)
+    if folder.meta["complete"]:
+        print(f"{options.output} is complete and was not changed")
+    else:
+        _tokenize(documents, encode, folder)
+    train, val = (folder.meta["splits"][split] for split in ("train", "val"))
     print(
         f"{options.output}: {train['tokens']:,} tokens of {train['documents']:,} documents to train on,"
-        f" {val['tokens']:,} of {val['documents']:,} to validate with; {meta['tokenizer']},"
-        f" {meta['vocab_size']:,} in all, {meta['dtype']}{end}"
+        f" {val['tokens']:,} of {val['documents']:,} to validate with; {about['tokenizer']},"
+        f" {about['vocab_size']:,} in all, {about['dtype']}"
     )
-    return meta
+    return folder.meta
 
 
-def _source(options: argparse.Namespace) -> tuple[TextFiles | HubDataset, dict[str, Any]]:
-    """Check the options that name a text; return it, and the settings by which documents are held out."""
+def _documents(options: argparse.Namespace) -> Documents:
     if bool(options.files) == bool(options.dataset):
         raise ValueError("name files, or a data set: prepare-text OUTPUT FILES..., or OUTPUT --dataset NAME")
-    for name in ("column", "split", "val_split"):
-        if options.files and getattr(options, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} belongs to --dataset")
-    if options.val_split and options.val_share is not None:
-        raise ValueError("--val-share and --val-split exclude each other")
-    share = 0.0005 if options.val_share is None else options.val_share
-    if not 0 < share < 1:
-        raise ValueError(f"--val-share must be in (0, 1), got {share}")
-    held_out = {} if options.val_split else {"seed": options.seed, "val_share": share}
+    if not 0 < options.val_share < 1:
+        raise ValueError(f"--val-share must be in (0, 1), got {options.val_share}")
+    if options.files and options.val_split:
+        raise ValueError("--val-split belongs to --dataset")
+    held_out = options.val_share, options.seed
     if options.files:
-        return TextFiles(options.files, options.seed, share), held_out
-    column, split = options.column or "text", options.split or "train"
-    return HubDataset(options.dataset, column, split, options.val_split, options.seed, share), held_out
+        return text_files(options.files, *held_out)
+    return rows(options.dataset, options.column, options.split, options.val_split, *held_out)
 
 
-def _tokenize(source: TextFiles | HubDataset, encode: Encode, folder: TokenFolder) -> None:
-    if folder.state["finished"]:
-        return
-    split, done, _ = position = folder.state["position"]
-    initial = source.before[split] + done
-    with tqdm(total=source.total, initial=initial, unit=source.unit, unit_scale=True, disable=None) as bar:
-        for batch in _batches(source.pieces(position)):
-            folder.write(batch, encode([piece.text for piece in batch]))
-            split, done, _ = batch[-1].following
-            bar.update(source.before[split] + done - bar.n)
+def _tokenize(documents: Documents, encode: Encode, folder: TokenFolder) -> None:
+    """Write the tokens of the batches that the folder does not have yet."""
+    end = folder.meta["end_of_text"]
+    end = np.array([] if end is None else [end], np.int64)
+    folder.begin()
+    with tqdm(total=documents.size, unit="B", unit_scale=True, disable=None) as bar:
+        for number, (split, batch) in enumerate(_batches(documents)):
+            texts, ends = zip(*batch, strict=True)
+            bar.update(sum(len(text.encode()) for text in texts))
+            if number >= folder.meta["batches"]:
+                tokens = [part for found, last in zip(encode(texts), ends, strict=True) for part in (found, end[:last])]
+                folder.write(split, tokens, sum(ends))
+    folder.finish()
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch, size = [], 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= _BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _batches(documents: Documents) -> Iterator[tuple[str, list[tuple[str, bool]]]]:
+    """Yield batches of pieces of one split, each with whether it ends a document."""
+    for split, texts in (("train", documents.train), ("val", documents.val)):
+        batch, size = [], 0
+        for piece in chain.from_iterable(map(pieces, texts)):
+            batch.append(piece)
+            size += len(piece[0])
+            if size >= _BATCH:
+                yield split, batch
+                batch, size = [], 0
+        if batch:
+            yield split, batch

@@ -18,7 +18,7 @@ def open_tokenizer(name: str, end_of_text: str | None) -> tuple[dict[str, Any], 
     nanoGPT. No tokens are added, dropped or cut off.
 
     Args:
-        name: `bytes`, `gpt2` or a `tokenizer.json`.
+        name: `bytes`, a `tokenizer.json`, or the name of one on the Hugging Face hub, such as `gpt2`.
         end_of_text: The token that ends a document, `none`, or None: the default.
 
     Returns:
@@ -53,20 +53,15 @@ def encode_bytes(texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def _open(name: str) -> tuple[str, Any]:
-    if name != "gpt2" and not Path(name).is_file():
-        raise FileNotFoundError(f"--tokenizer must be bytes, gpt2 or a tokenizer.json, and {name} does not exist")
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise ImportError(f"--tokenizer {name} needs `tokenizers`: pip install 'lightning-fire[text]'") from error
     try:
-        if name == "gpt2":
-            return "gpt2", Tokenizer.from_pretrained("gpt2")
+        if not Path(name).is_file() and not name.endswith(".json"):
+            return name, Tokenizer.from_pretrained(name)
         content = Path(name).read_bytes()
         return f"tokenizer.json {hashlib.sha256(content).hexdigest()[:16]}", Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises nothing narrower
         brief = next(iter(str(error).splitlines()), type(error).__name__)
-        if name == "gpt2":
-            problem = f"the tokenizer of gpt2 cannot be downloaded ({brief}): give its file, --tokenizer FILE.json"
-            raise RuntimeError(problem) from error
-        raise ValueError(f"{name} is not a tokenizer.json of the `tokenizers` library ({brief})") from error
+        raise ValueError(f"{name} is neither a tokenizer.json nor one that can be downloaded ({brief})") from error

@@ -2,10 +2,10 @@
 
 from lightning_fire.where.hidden_matrices import HiddenMatrices
 from lightning_fire.where.hidden_units import HiddenUnits, UnitLayer
-from lightning_fire.where.layers import weight_layers
 from lightning_fire.where.normalized import normalized_weights
 from lightning_fire.where.parameters import Parameters
 from lightning_fire.where.selection import Selection
+from lightning_fire.where.weight_layers import weight_layers
 from lightning_fire.where.weight_view import WeightView
 from lightning_fire.where.weights import Weights
 

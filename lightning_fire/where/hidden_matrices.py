@@ -3,8 +3,8 @@
 from torch import nn
 
 from lightning_fire.where.layers import candidates_of, plain
-from lightning_fire.where.parameters import ParameterSelection
-from lightning_fire.where.selection import ByName
+from lightning_fire.where.parameters import selected_parameters
+from lightning_fire.where.selection import ByName, Selection
 from lightning_fire.where.trained import why_not_trained
 
 
@@ -39,7 +39,7 @@ class HiddenMatrices(ByName):
         2 parameters taken
     """
 
-    def select(self, module: nn.Module) -> ParameterSelection:
+    def select(self, module: nn.Module) -> Selection[nn.Parameter]:
         """Apply the selection to a model.
 
         Returns:
@@ -68,7 +68,7 @@ class HiddenMatrices(ByName):
                 reasons[name] = "first layer" if parameter is first else "last layer"
             else:
                 reasons[name] = self.reason(name)
-        selection = ParameterSelection(named, reasons)
+        selection = selected_parameters(named, reasons)
         if not selection:
             raise ValueError(
                 f"{self} selects no weight of {type(module).__name__}: of {len(layers)} Linear, convolution and"

@@ -1,6 +1,6 @@
 """Selection of hidden units, with their incoming weights, own entries and outgoing weights."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from lightning_fire.where.selection import ByName, columns, some
+from lightning_fire.where.selection import ByName, Row, Selection, some
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
 from lightning_fire.where.unit_tracing import Producer, trace
 from lightning_fire.where.weight_view import WeightView
@@ -98,23 +98,6 @@ class UnitLayer:
         return output.movedim(output.ndim + 1 - self.incoming.parameter.ndim, -1).flatten(0, -2)
 
 
-class UnitSelection(list[UnitLayer]):
-    """The selected layers of hidden units, in the order of the forward pass. `print` shows every layer of the model.
-
-    Attributes:
-        untrained: Names of layers that no optimizer trains.
-    """
-
-    def __init__(self, layers: Iterable[UnitLayer], rows: Sequence[tuple[str, str, str, str]]):
-        super().__init__(layers)
-        self.rows = list(rows)
-        self.untrained = [name for name, _, _, reason in rows if reason == UNTRAINED]
-
-    def __str__(self) -> str:
-        table = columns([("layer", "units", "outgoing weights", ""), *self.rows])
-        return f"{table}\n{sum(layer.size for layer in self)} hidden units in {len(self)} layers taken"
-
-
 class HiddenUnits(ByName):
     """Selects layers of hidden units, found by tracing one forward pass, by name.
 
@@ -140,7 +123,7 @@ class HiddenUnits(ByName):
         4 hidden units in 1 layers taken
     """
 
-    def select(self, module: nn.Module, forward: Callable[[], Any]) -> UnitSelection:
+    def select(self, module: nn.Module, forward: Callable[[], Any]) -> Selection[UnitLayer]:
         """Apply the selection to a model.
 
         Args:
@@ -161,11 +144,17 @@ class HiddenUnits(ByName):
                 layers.append(_layer_of(producer))
             inputs = [(c.view.name, f" ({block} inputs each)" if block > 1 else "") for c, block in producer.consumers]
             outgoing = ", ".join(map("".join, inputs))
-            rows.append((producer.name, str(producer.view.shape[0]), outgoing, reason or "taken"))
+            rows.append(Row(producer.name, producer.view.shape[:1], outgoing, reason or "taken"))
         if not layers:
-            reasons = some([f"{name}: {reason}" for name, _, _, reason in rows], "; ") or "no layers ran"
+            reasons = some([f"{row.name}: {row.reason}" for row in rows], "; ") or "no layers ran"
             raise ValueError(f"{self} finds no hidden units of {type(module).__name__}: {reasons}")
-        return UnitSelection(layers, rows)
+        return Selection(
+            {layer.name: layer for layer in layers},
+            rows,
+            ("layer", "units", "outgoing weights"),
+            f"{sum(layer.size for layer in layers)} hidden units in {len(layers)} layers",
+            untrained=[row.name for row in rows if row.reason == UNTRAINED],
+        )
 
 
 def _layer_of(producer: Producer) -> UnitLayer:

@@ -5,25 +5,8 @@ from collections.abc import Mapping
 from torch import nn
 
 from lightning_fire.where.layers import plain
-from lightning_fire.where.selection import ByName, Row, columns, times
+from lightning_fire.where.selection import ByName, Row, Selection
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
-
-
-class ParameterSelection(dict[str, nn.Parameter]):
-    """The selected parameters by name, in module order. `print` shows every parameter, taken or why not.
-
-    Attributes:
-        untrained: Names of parameters that would be taken if some optimizer trained them.
-    """
-
-    def __init__(self, named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]):
-        super().__init__({name: parameter for name, parameter in named.items() if not reasons[name]})
-        self.untrained = [name for name, reason in reasons.items() if reason == UNTRAINED]
-        self.rows = [Row(name, tuple(each.shape), "", reasons[name] or "taken") for name, each in named.items()]
-
-    def __str__(self) -> str:
-        cells = [(row.name, times(row.shape), row.reason) for row in self.rows]
-        return f"{columns([('parameter', 'shape', ''), *cells])}\n{len(self)} parameters taken"
 
 
 class Parameters(ByName):
@@ -40,11 +23,11 @@ class Parameters(ByName):
     Example:
         >>> from torch import nn
         >>> net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3))
-        >>> list(Parameters(exclude=["bias"]).select(net))
+        >>> Parameters(exclude=["bias"]).select(net).names
         ['0.weight', '1.weight']
     """
 
-    def select(self, module: nn.Module) -> ParameterSelection:
+    def select(self, module: nn.Module) -> Selection[nn.Parameter]:
         """Apply the selection to a model.
 
         Returns:
@@ -56,8 +39,16 @@ class Parameters(ByName):
         named = {plain(name): parameter for name, parameter in module.named_parameters()}
         self.check(list(named), "parameter")
         reasons = {name: self.reason(name) or why_not_trained(parameter) for name, parameter in named.items()}
-        selection = ParameterSelection(named, reasons)
+        selection = selected_parameters(named, reasons)
         if not selection:
             untrained = f", {len(selection.untrained)} {UNTRAINED}" if selection.untrained else ""
             raise ValueError(f"{self} selects no parameter of {type(module).__name__}: it has {len(named)}{untrained}")
         return selection
+
+
+def selected_parameters(named: Mapping[str, nn.Parameter], reasons: Mapping[str, str]) -> Selection[nn.Parameter]:
+    """Return the selection of the parameters without a reason."""
+    taken = {name: parameter for name, parameter in named.items() if not reasons[name]}
+    rows = [Row(name, tuple(each.shape), "", reasons[name] or "taken") for name, each in named.items()]
+    untrained = [name for name, reason in reasons.items() if reason == UNTRAINED]
+    return Selection(taken, rows, ("parameter", "shape", ""), f"{len(taken)} parameters", untrained=untrained)

@@ -1,14 +1,14 @@
-"""The weights that a selection has taken, with a table of all others, and selection by name."""
+"""What a selection takes of a model, with a table of everything else, and selection by name."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar, overload
 
-from lightning_fire.where.weight_view import WeightView
+T = TypeVar("T", covariant=True)
 
 
 class Row(NamedTuple):
-    """A parameter in the table of a selection; `reason` is why it is not taken, or `taken`."""
+    """A parameter or a layer in the table of a selection; `reason` is why it is not taken, or `taken`."""
 
     name: str
     shape: tuple[int, ...]
@@ -16,41 +16,85 @@ class Row(NamedTuple):
     reason: str
 
 
-class Selection(list[WeightView]):
-    """The selected weights, in module order. `print` shows every parameter of the model, taken or why not.
+class Selection(Sequence[T]):
+    """What is taken of a model, in its order: by position, or by name. `print` shows everything, taken or why not.
 
     Args:
-        views: The selected weights.
+        taken: Views of weights, layers of hidden units, or parameters, by name.
         rows: The table.
+        heads: Heads of the first three columns of the table; one that is empty throughout is not shown.
+        counted: How much is taken, such as `3 of 5 weight matrices`.
+        preset: Name of the preset that has selected, if any.
         left_out: Names, with reasons, of weights that would be taken if they did not share memory with others, if the
             order of the parts of a fused projection were known, or if their layer were.
-        preset: Name of the preset that has selected.
-        total: Number of weight matrices in the model, taken or not.
-        untrained: Names of weights that would be taken if some optimizer trained them.
+        untrained: Names of what would be taken if some optimizer trained it.
+
+    Example:
+        >>> selection = Selection({"fc.bias": 7}, [Row("fc.bias", (3,), "", "taken")], ("name", "size", ""), "1 number")
+        >>> selection[0], selection["fc.bias"], "fc.bias" in selection, list(selection.items())
+        (7, 7, True, [('fc.bias', 7)])
+        >>> print(selection)
+        name     size
+        fc.bias  3     taken
+        1 number taken
     """
 
     def __init__(
         self,
-        views: Iterable[WeightView],
+        taken: Mapping[str, T],
         rows: Iterable[Row],
-        left_out: Iterable[str],
-        preset: str,
-        total: int,
+        heads: tuple[str, str, str],
+        counted: str,
+        *,
+        preset: str = "",
+        left_out: Iterable[str] = (),
         untrained: Iterable[str] = (),
     ):
-        super().__init__(views)
-        self.rows, self.left_out, self.untrained = list(rows), list(left_out), list(untrained)
-        self.preset, self.total = preset, total
+        self._taken, self.rows, self.heads, self.counted = dict(taken), list(rows), heads, counted
+        self.preset, self.left_out, self.untrained = preset, list(left_out), list(untrained)
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._taken.values())
+
+    def __contains__(self, item: object) -> bool:
+        return item in self._taken if isinstance(item, str) else any(item is each for each in self)
+
+    @overload
+    def __getitem__(self, at: int | str) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | str | slice) -> T | list[T]:
+        return self._taken[at] if isinstance(at, str) else list(self)[at]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of what is taken."""
+        return list(self._taken)
+
+    def items(self) -> Iterable[tuple[str, T]]:
+        """Return pairs of name and what is taken, as of a mapping."""
+        return self._taken.items()
+
+    def values(self) -> Iterable[T]:
+        """Return what is taken, as of a mapping."""
+        return self._taken.values()
 
     @property
     def summary(self) -> str:
-        """How many weight matrices of how many are taken, and by which preset."""
-        return f"{len(self)} of {self.total} weight matrices, preset {self.preset}"
+        """How much is taken, and by which preset."""
+        return f"{self.counted}{self._by}"
+
+    @property
+    def _by(self) -> str:
+        return f", preset {self.preset}" if self.preset else ""
 
     def __str__(self) -> str:
-        cells = [(row.name, times(row.shape), row.views, row.reason) for row in self.rows]
-        taken = f"{len(self)} of {self.total} weight matrices taken, preset {self.preset}"
-        return f"{columns([('parameter', 'shape', 'matrices', ''), *cells])}\n{taken}"
+        cells = [(*self.heads, ""), *((row.name, times(row.shape), row.views, row.reason) for row in self.rows)]
+        shown = [column for column in zip(*cells, strict=True) if any(column)]
+        return f"{columns(list(zip(*shown, strict=True)))}\n{self.counted} taken{self._by}"
 
 
 def about(rows: Iterable[Row]) -> str:

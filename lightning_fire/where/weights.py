@@ -1,23 +1,16 @@
 """Selection of weight matrices by a preset, narrowed by names."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
+from lightning_fire.where.attention import is_causal_language_model, mostly_attention
+from lightning_fire.where.candidate import Candidate, is_vector, matrices_in
 from lightning_fire.where.fused import in_order, split
-from lightning_fire.where.layers import (
-    Candidate,
-    candidates_of,
-    is_causal_language_model,
-    is_vector,
-    looks_like_a_weight,
-    matrices_in,
-    mostly_attention,
-    plain,
-)
+from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
 from lightning_fire.where.trained import UNTRAINED
 from lightning_fire.where.weight_view import WeightView
@@ -47,8 +40,8 @@ class Weights(ByName):
         preset: `cnn`: every Linear and convolution weight. `vit`: query and key projections. `gpt`: every Linear
             weight, a fused query-key-value projection in three parts. `dqn`: every convolution weight, as the authors
             do where the Linear layers of a Nature CNN are reset. `sac`: every Linear weight of actor and critic.
-            `auto`: `gpt` for a causal language model, see `layers.is_causal_language_model`; `vit` for other
-            transformers, see `layers.mostly_attention`; otherwise `cnn`.
+            `auto`: `gpt` for a causal language model, see `attention.is_causal_language_model`; `vit` for other
+            transformers, see `attention.mostly_attention`; otherwise `cnn`.
         include: Regular expressions, searched in names such as `layer1.0.conv1.weight` or `attn.qkv.weight[q]`.
         exclude: Regular expressions; a weight is left out if some pattern matches its name.
         splits: For fused weights, by a regular expression for their names: the parts in the order of the rows, and
@@ -89,7 +82,7 @@ class Weights(ByName):
         super().__init__(include, exclude)
         self.splits, self.vectors = _checked(splits), vectors
 
-    def select(self, module: nn.Module) -> Selection:
+    def select(self, module: nn.Module) -> Selection[WeightView]:
         """Apply the selection to a model.
 
         Returns:
@@ -106,7 +99,6 @@ class Weights(ByName):
         lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
             raise ValueError(_about_parametrizations(lost))
-        taken = [view for view, reason in reasons.items() if not reason]
         takes = PRESETS[preset]
         missed = [
             candidate
@@ -120,7 +112,7 @@ class Weights(ByName):
         if preset not in ("vit", "dqn"):  # which would not take them
             unknown = [row for row in rows if row.name in passed_over and not self.reason(row.name)]
             left_out += [f"{row.name}: {row.reason}" for row in unknown]
-        selection = Selection(taken, rows, left_out, preset, matrices_in(candidates), untrained)
+        selection = selected_weights(reasons, rows, candidates, preset, left_out, untrained)
         if not selection:
             reason = about(row for row in selection.rows if len(row.shape) > 1)
             reason = reason or ("none of its parameters is a matrix" if selection.rows else "it has no parameters")
@@ -191,6 +183,21 @@ class Weights(ByName):
         if language_model and any(candidate.attention for candidate in candidates):
             return "gpt"
         return "vit" if mostly_attention(candidates, in_order) else "cnn"
+
+
+def selected_weights(
+    reasons: Mapping[WeightView, str],
+    rows: Sequence[Row],
+    candidates: Iterable[Candidate],
+    preset: str,
+    left_out: Iterable[str] = (),
+    untrained: Iterable[str] = (),
+) -> Selection[WeightView]:
+    """Return the selection of the views without a reason, and of how many matrices of the candidates they are."""
+    taken = {view.name: view for view, reason in reasons.items() if not reason}
+    counted = f"{len(taken)} of {matrices_in(candidates)} weight matrices"
+    heads = ("parameter", "shape", "matrices")
+    return Selection(taken, rows, heads, counted, preset=preset, left_out=left_out, untrained=untrained)
 
 
 def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[WeightView, str]) -> Row:

@@ -18,9 +18,8 @@ from tolerances import assert_near
 from torch import nn
 
 from lightning_fire import Weights
-from lightning_fire.checkpoints import Stored, health, select_weights
-from lightning_fire.checkpoints.diagnose import mean_ratio
-from lightning_fire.checkpoints.spectrum import dfi_of_new
+from lightning_fire.checkpoints import Stored, diagnosis_of, select_weights
+from lightning_fire.checkpoints.diagnosis import dfi_of_new, mean_ratio
 from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import main
 from lightning_fire.experiments.compare import parser
@@ -171,7 +170,7 @@ def test_a_convolution_of_one_input_channel_is_taken_where_it_is_named():
 # measures
 
 
-def slow_health(weight: torch.Tensor, **options) -> dict[str, float]:
+def slow_diagnosis(weight: torch.Tensor, **options) -> dict[str, float]:
     taps = list(itertools.product(*(range(size) for size in weight.shape[2:])))
     matrices = [weight[(slice(None), slice(None), *tap)].double() for tap in taps]
     sigmas = [torch.linalg.svdvals(matrix) for matrix in matrices]
@@ -201,8 +200,8 @@ OPTIONS = [
 @pytest.mark.parametrize("shape", [(7, 7), (5, 9), (9, 5), (6, 4, 3, 3), (4, 6, 2)], ids=str)
 def test_measures_equal_slow_ones(shape, options, dtype):
     weight = draw(*shape, dtype=dtype)
-    measured = health(weight, **options)
-    for measure, value in slow_health(weight, **options).items():
+    measured = diagnosis_of(weight, **options)
+    for measure, value in slow_diagnosis(weight, **options).items():
         assert getattr(measured, measure) == pytest.approx(value, rel=1e-9), measure
     sigma = torch.linalg.svdvals(weight.double().flatten(2).movedim(-1, 0) if weight.ndim > 2 else weight.double())
     assert measured.quantiles[0] == pytest.approx(sigma.min().item(), rel=1e-9)
@@ -215,7 +214,7 @@ def test_measures_equal_slow_ones(shape, options, dtype):
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 2**16), st.sampled_from([1e-20, 1.0, 1e20]))
 def test_condition_and_stable_rank_are_scale_invariant_and_bounded(m, n, seed, factor):
     weight = draw(m, n, seed=seed, dtype=torch.float64)
-    one, other = health(weight), health(weight * factor)
+    one, other = diagnosis_of(weight), diagnosis_of(weight * factor)
     assert 1 - 1e-12 <= one.stable_rank <= min(m, n) + 1e-9
     assert one.condition >= 1
     assert other.stable_rank == pytest.approx(one.stable_rank, rel=1e-9)
@@ -224,30 +223,30 @@ def test_condition_and_stable_rank_are_scale_invariant_and_bounded(m, n, seed, f
 
 
 def test_measures_of_special_matrices():
-    isometry = health(3 * torch.eye(4, 7), steps="exact", scale="procrustes")
+    isometry = diagnosis_of(3 * torch.eye(4, 7), steps="exact", scale="procrustes")
     assert (isometry.dfi_normalized, isometry.condition, isometry.stable_rank, isometry.norm) == (0, 1, 4, 6)
     assert isometry.sfe_normalized == 0
-    zero = health(torch.zeros(3, 3))
+    zero = diagnosis_of(torch.zeros(3, 3))
     assert (zero.dfi_normalized, zero.condition, zero.stable_rank, zero.sfe_normalized) == (1, float("inf"), 0, 0)
-    assert health(torch.ones(3, 4)).condition == float("inf")  # rank one: the rest is rounding
-    assert health(torch.tensor([[1.0, float("nan")], [0.0, 1.0]])) is None
-    assert health(torch.tensor([[1.0, float("inf")], [0.0, 1.0]])) is None
+    assert diagnosis_of(torch.ones(3, 4)).condition == float("inf")  # rank one: the rest is rounding
+    for bad in (math.nan, math.inf):
+        measured = diagnosis_of(torch.tensor([[1.0, bad], [0.0, 1.0]]))
+        assert {measured.dfi_normalized, measured.condition, measured.norm, *measured.quantiles} == {math.inf}
 
 
-def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
+def test_diagnose_prints_and_writes(tmp_path, capsys):
     state = small_state() | {"broken.weight": torch.full((2, 2), float("nan"))}
     path = write_safetensors(tmp_path / "model.safetensors", state)
-    files = ["--json", str(tmp_path / "d.json"), "--picture", str(tmp_path / "d.png")]
-    rows = main(["diagnose", str(path), "--sort", "condition", "--steps", "5", *files])
+    rows = main(["diagnose", str(path), "--sort", "condition", "--steps", "5", "--json", str(tmp_path / "d.json")])
     text = capsys.readouterr().out
     assert f"{path}: safetensors file, 8 tensors" in text
     assert next(row.name for row in rows) == "broken.weight"
     known = rows[1:]
     assert {row.name for row in known} == set(TAKEN)
-    conditions = [row.health.condition for row in known]
+    conditions = [row.condition for row in known]
     assert conditions == sorted(conditions, reverse=True)
     line = next(line.split() for line in text.splitlines() if line.startswith("fc.weight"))
-    slow = slow_health(state["fc.weight"], steps=5)
+    slow = slow_diagnosis(state["fc.weight"], steps=5)
     assert line[:2] == ["fc.weight", "5×6"]
     dfi, *others = slow.values()
     expected = [dfi, dfi / dfi_of_new((5, 6)), *others]
@@ -270,8 +269,7 @@ def test_diagnose_prints_writes_and_draws(tmp_path, capsys):
     }
     assert content["fire"] == {"steps": 5, "coefficients": "cubic", "scale": "paper"}
     assert {"name": "embed.weight", "shape": [9, 4], "reason": "embedding"} in content["not_taken"]
-    assert (tmp_path / "d.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["d.json", "d.png", "model.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["d.json", "model.safetensors"]
 
 
 def test_diagnose_prints_json(tmp_path, capsys):
@@ -394,8 +392,8 @@ def test_reinit_agrees_with_diagnose(tmp_path):
     path = write_safetensors(tmp_path / "in.safetensors", small_state(torch.float64))
     rows = main(["diagnose", str(path)])
     tally = reinit(path, "-o", tmp_path / "out.safetensors")
-    norm = sum(row.health.norm**2 for row in rows)
-    expected = sum(row.health.sfe_normalized * row.health.norm**2 for row in rows) / norm
+    norm = sum(row.norm**2 for row in rows)
+    expected = sum(row.sfe_normalized * row.norm**2 for row in rows) / norm
     assert tally.sfe_normalized == pytest.approx(expected, rel=1e-9)
 
 

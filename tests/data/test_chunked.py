@@ -275,34 +275,17 @@ def order_of(sampler, epoch: int) -> list[int]:
     return [int(i) for entry in sampler for i in torch.as_tensor(entry).reshape(-1)]
 
 
-@pytest.mark.parametrize("n", [20, 23])
-def test_two_ranks_share_an_epoch(n):
-    data = range(n)
-    for epoch in range(3):
-        alone = order_of(EpochSampler(data, seed=5), epoch)
-        shares = [order_of(EpochSampler(data, seed=5, num_replicas=2, rank=rank), epoch) for rank in range(2)]
-        batched = [
-            order_of(EpochBatchSampler(data, batch_size=4, seed=5, num_replicas=2, rank=rank), epoch)
-            for rank in range(2)
-        ]
-        assert batched == shares
-        assert len(shares[0]) == len(shares[1]) == (n + 1) // 2
-        dealt = [sample for pair in zip(*shares, strict=True) for sample in pair]
-        assert dealt[:n] == alone  # disjoint and complete
-        assert len(dealt) - n == n % 2  # one repeated, for ranks of equal size
-    sampler = EpochBatchSampler(data, batch_size=4, num_replicas=2, rank=1)
-    assert len(sampler) == len(list(sampler)) == 3
-
-
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 @pytest.mark.parametrize("n", [0, 3, 20, 23])
 def test_the_order_is_that_of_torchs_own_sampler(n, ranks, shuffle):
     for rank in range(ranks):
-        ours = EpochSampler(range(n), shuffle, seed=5, num_replicas=ranks, rank=rank)
+        options = {"shuffle": shuffle, "seed": 5, "num_replicas": ranks, "rank": rank}
+        ours, batched = EpochSampler(range(n), **options), EpochBatchSampler(range(n), 4, **options)
         torchs = DistributedSampler(range(n), ranks, rank, shuffle, seed=5 * 1_000_003)
         torchs.set_epoch(2)
-        assert order_of(ours, 2) == list(torchs)
+        assert order_of(ours, 2) == order_of(batched, 2) == list(torchs)
+        assert not n or len(batched) == len(list(batched))
         ours.skip = 2
         assert order_of(ours, 2) == list(torchs)[2:]
 
@@ -538,7 +521,7 @@ def test_the_trainer_does_not_matter_for_a_test():
         ),
         (
             lambda: datamodule(ClassIncremental(3)).setup(),
-            r"`num_phases` must divide the number of classes \(4\), got 3",
+            r"`num_chunks` must divide the number of classes \(4\), got 3",
         ),
         (lambda: datamodule(ClassIncremental(2), num_classes=2).setup(), r"`labels` must be in \[0, 2\), got 0 to 3"),
     ],

@@ -78,6 +78,7 @@ def test_an_epoch_is_so_many_environment_steps(tmp_path, options, rounds, update
     per_step = options.get("num_envs", 1)
     assert training == list(range(0, 60, per_step))
     assert fit.callback_metrics["train/environment_steps"] == 70
+    assert len(datamodule._rounds.collector.buffer) == min(70, 64)
     assert {len(transitions.rewards) for transitions in module.batches} == {4}
 
 
@@ -94,22 +95,19 @@ def test_all_minibatches_move_to_another_device_at_once(monkeypatch):
     assert all(a is b for a, b in zip(tree_leaves(made), tree_leaves(here), strict=True))
 
 
-def test_the_first_batches_come_after_the_initial_steps(tmp_path):
-    module = Recorder()
-    trainer(tmp_path, 1).fit(module, data(initial_steps=37))
-    assert module.acted[0][1] == 0 if module.acted[0][1] is not None else True
-    assert len(module.trainer.datamodule._rounds.collector.buffer) == 57
-
-
 def test_logs_the_returns_of_training_and_evaluation(tmp_path):
+    """Rewards are clipped, returns are not."""
     module = Recorder()
     fit = trainer(tmp_path, 2, num_sanity_val_steps=0)
-    fit.fit(module, data(steps_per_epoch=200))
+    fit.fit(module, data(steps_per_epoch=200, reward_clip=1))
     logged = fit.callback_metrics
-    assert 0 < logged["train/episode_return"] <= 2 and 3 <= logged["train/episode_length"] <= 20
-    expected = [played(number) for number in range(3)]
-    assert logged["val/episode_return"] == pytest.approx(2.0 * np.mean([there for there, _ in expected]))
-    assert fit.validate(module, fit.datamodule, verbose=False)[0]["val/episode_length"] > 0
+    assert 1 < logged["train/episode_return"] <= 2 and 3 <= logged["train/episode_length"] <= 20
+    assert max(transitions.rewards.max() for transitions in module.batches) == 1
+    there, lengths = zip(*map(played, range(3)), strict=True)
+    assert logged["val/episode_return"] == pytest.approx(2.0 * np.mean(there))
+    assert fit.validate(module, fit.datamodule, verbose=False)[0]["val/episode_length"] == pytest.approx(
+        np.mean(lengths)
+    )
 
 
 def test_evaluations_have_an_environment_of_their_own(tmp_path):
@@ -117,7 +115,7 @@ def test_evaluations_have_an_environment_of_their_own(tmp_path):
     fit = trainer(tmp_path, 1, num_sanity_val_steps=0)
     fit.fit(module, data(evaluation_environment=lambda: Corridor(limit=2)))
     assert fit.callback_metrics["val/episode_length"] == 2
-    assert module.trainer.datamodule._rounds.collector._envs.observations.shape == (1, 3)
+    assert module.trainer.datamodule._rounds.collector.buffer.newest().shape == (1, 3)
     assert max(transitions.next_observations[:, 0].max() for transitions in module.batches) > 2
 
 
@@ -145,13 +143,13 @@ def test_the_first_episode_of_each_evaluation_is_recorded(tmp_path):
         weights.append(module.net.weight.detach())
     assert torch.equal(*weights)
     fit.validate(module, fit.datamodule, verbose=False)
-    assert {path.name for path in (tmp_path / "videos").iterdir()} == {"step-0.mp4", "step-30.mp4", "step-50.mp4"}
+    assert {path.name for path in (tmp_path / "videos").iterdir()} == {f"step-{n}-episode-0.mp4" for n in (0, 30, 50)}
     from moviepy import VideoFileClip
 
-    with VideoFileClip(str(tmp_path / "videos" / "step-50.mp4")) as clip:
+    with VideoFileClip(str(tmp_path / "videos" / "step-50-episode-0.mp4")) as clip:
         seen = [frame.mean() for frame in clip.iter_frames()]
     _, length = played(0)
-    assert len(seen) == length and np.allclose(seen, 10 * np.arange(1, length + 1), atol=6)  # compressed
+    assert len(seen) == length + 1 and np.allclose(seen, 10 * np.arange(length + 1), atol=6)  # compressed
 
 
 def test_videos_that_cannot_be_recorded_raise_before_training(tmp_path, monkeypatch):
@@ -185,14 +183,6 @@ def played(number: int) -> tuple[bool, int]:
     raise AssertionError
 
 
-def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
-    module = Recorder()
-    fit = trainer(tmp_path, 1)
-    fit.fit(module, data(steps_per_epoch=200, reward_clip=1))
-    assert max(transitions.rewards.max() for transitions in module.batches) == 1
-    assert fit.callback_metrics["train/episode_return"] > 1
-
-
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
 @pytest.mark.filterwarnings("error:You're resuming from a checkpoint")  # Lightning's, of loaders that cannot
 @pytest.mark.parametrize("folder", [None, "replay"])
@@ -203,53 +193,25 @@ def test_rewards_are_cut_off_and_returns_are_not(tmp_path):
 )
 def test_a_resumed_training_is_the_uninterrupted_one(tmp_path, folder, at, num_envs, mode, then):
     options = {"folder": folder, "steps_per_epoch": 20 * num_envs, "num_envs": num_envs}
-    whole = Recorder()
+    whole, first, resumed = (Recorder() for _ in range(3))
     trainer(tmp_path / "whole").fit(whole, data(**options))
-
-    options["vectorization_mode"] = mode
-    first = Recorder()
-    first.load_state_dict(Recorder().state_dict())
-    save = ModelCheckpoint(tmp_path / "saved", save_top_k=-1, filename="{step}", save_on_train_epoch_end=False, **at)
-    torch.manual_seed(0)
-    trainer(tmp_path / "first", 2, callbacks=[save], enable_checkpointing=True).fit(first, data(**options))
-    checkpoint = sorted((tmp_path / "saved").glob("*.ckpt"), key=lambda path: path.stat().st_mtime)[-1]
-    steps = torch.load(checkpoint, weights_only=True)["global_step"]
-    updates = len(first.batches) * steps // len(first.batches)
-    resumed = Recorder()
-    options["vectorization_mode"] = then
-    trainer(tmp_path / "resumed").fit(resumed, data(**options), **resumed_from(checkpoint))
-    assert same(whole.batches[-len(resumed.batches) :], resumed.batches)
-    assert len(resumed.batches) == len(whole.batches) - updates
-    assert whole.noise[-len(resumed.noise) :] == resumed.noise
-
-
-@pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
-def test_a_fit_after_a_resumed_one_has_whole_epochs(tmp_path):
-    save = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=13, save_on_train_epoch_end=False)
-    trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True).fit(Recorder(), data())
-    module, datamodule = Recorder(), data()
-    trainer(tmp_path, 1).fit(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"))
-    assert len(module.batches) == 7
-    trainer(tmp_path, 2).fit(module, datamodule)
-    assert len(module.batches) == 7 + 2 * 20
-    assert datamodule.environment_steps == 10 + 3 * 20
+    save = ModelCheckpoint(tmp_path, filename="saved", save_on_train_epoch_end=False, **at)
+    interrupted = trainer(tmp_path / "first", 2, callbacks=[save], enable_checkpointing=True)
+    interrupted.fit(first, data(**options, vectorization_mode=mode))
+    steps = torch.load(tmp_path / "saved.ckpt", weights_only=True)["global_step"]
+    again = data(**options, vectorization_mode=then)
+    trainer(tmp_path / "resumed").fit(resumed, again, **resumed_from(tmp_path / "saved.ckpt"))
+    assert same(whole.batches[steps:], resumed.batches) and whole.noise[steps:] == resumed.noise
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_environments_that_cannot_be_restored_restart_with_the_same_buffer(tmp_path, mode):
-    def noisy() -> Corridor:
-        return Corridor(noise=np.random.default_rng())
-
-    first = Recorder()
+    first, again = (data(vectorization_mode=mode) for _ in range(2))
+    first.environment = again.environment = lambda: Corridor(noise=np.random.default_rng())
     fit = trainer(tmp_path, 1)
-    datamodule = data(vectorization_mode=mode)
-    datamodule.environment = noisy
-    fit.fit(first, datamodule)
+    fit.fit(Recorder(), first)
     fit.save_checkpoint(tmp_path / "saved.ckpt")
-    kept = datamodule._rounds.collector.buffer.written
-    again = data(vectorization_mode=mode)
-    again.environment = noisy
-    fit = trainer(tmp_path, 2)
+    kept, fit = first.environment_steps, trainer(tmp_path, 2)
     with pytest.warns(UserWarning, match="could not be restored to their states"):
         fit.fit(Recorder(), again, ckpt_path=tmp_path / "saved.ckpt")
     rows = again._rounds.collector.buffer._ring[[kept, kept + 1]]
@@ -268,19 +230,22 @@ def test_a_test_of_a_checkpoint_leaves_the_buffer_alone(tmp_path):
         fit.test(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"), verbose=False)
     assert datamodule.environment_steps == 10 + 2 * 20
     kept = torch.load(tmp_path / "saved.ckpt", weights_only=True)["ReplayDataModule"]["rounds"]["collector"]["buffer"]
-    assert all(Path(segment["file"]).is_file() for segment in kept["segments"].values())
+    assert kept["parts"] and all(Path(path).is_file() for *_, path in kept["parts"])
 
 
 @pytest.mark.filterwarnings("ignore:Using ModelCheckpoint with manual optimization")
-def test_means_of_an_epoch_that_was_resumed_are_of_all_of_it(tmp_path):
+def test_an_epoch_that_was_resumed_has_the_means_of_all_of_it_and_the_next_fit_whole_epochs(tmp_path):
     save = ModelCheckpoint(tmp_path, filename="saved", every_n_train_steps=13, save_on_train_epoch_end=False)
-    whole = trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True)
-    torch.manual_seed(0)
+    whole, resumed = trainer(tmp_path, 1, callbacks=[save], enable_checkpointing=True), trainer(tmp_path, 1)
     whole.fit(Recorder(), data())
-    resumed = trainer(tmp_path, 1)
-    resumed.fit(Recorder(), data(), **resumed_from(tmp_path / "saved.ckpt"))
+    module, datamodule = Recorder(), data()
+    resumed.fit(module, datamodule, **resumed_from(tmp_path / "saved.ckpt"))
     for name in ("train/loss", "train/environment_steps", "train/episode_return", "train/episode_length"):
-        assert torch.allclose(whole.callback_metrics[name], resumed.callback_metrics[name]), name
+        assert torch.equal(whole.callback_metrics[name], resumed.callback_metrics[name]), name
+    assert len(module.batches) == 7
+    trainer(tmp_path, 2).fit(module, datamodule)
+    assert len(module.batches) == 7 + 2 * 20
+    assert datamodule.environment_steps == 10 + 3 * 20
 
 
 def test_a_fast_dev_run_does_not_wait_for_the_initial_steps(tmp_path):
@@ -316,7 +281,7 @@ def test_continuous_actions_are_scaled(tmp_path):
         ({"steps_per_epoch": 21, "num_envs": 2}, "`steps_per_epoch` must be a multiple of the 2"),
         ({"steps_per_epoch": 0}, "`steps_per_epoch` must be at least 1"),
         ({"initial_steps": 0}, "`initial_steps` must be at least 1"),
-        ({"seed": -1}, "`seed` must be a whole number from 0"),
+        ({"seed": -1}, "`seed` must be at least 0"),
         ({"reward_clip": 0.0}, "`reward_clip` must be positive"),
         ({"vectorization_mode": "threads"}, "`vectorization_mode` must be 'sync' or 'async', got 'threads'"),
     ],

@@ -1,5 +1,6 @@
 """Token files: reading and errors."""
 
+import json
 import pickle
 
 import numpy as np
@@ -55,8 +56,8 @@ def test_missing_or_broken_files_raise(tmp_path):
 
 
 def test_a_folder_that_prepare_text_has_not_finished_raises(tmp_path):
-    write_tokens(tmp_path, np.arange(100), np.arange(20), meta=False)
-    assert len(open_source(tmp_path).train) == 100
-    (tmp_path / "progress.json").write_text("{}")
+    write_tokens(tmp_path, np.arange(100), np.arange(20))
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, "complete": False}))
     with pytest.raises(ValueError, match="is not complete: the same `lightning-fire prepare-text` continues it"):
         open_source(tmp_path)

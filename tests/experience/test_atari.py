@@ -30,7 +30,7 @@ def test_an_episode_ends_with_the_time_limit():
 
 
 def test_an_unknown_game_is_named():
-    with pytest.raises(ValueError, match="'ALE/Chess3D-v5' cannot be made"):
+    with pytest.raises(ValueError, match="'ale_py:ALE/Chess3D-v5' cannot be made"):
         Atari("Chess3D")()
 
 
@@ -68,4 +68,4 @@ def test_a_training_with_an_event_resumes_in_the_midst_of_a_game(tmp_path, folde
         assert torch.equal(tensor, resumed["state_dict"][name]), name
     kept = [saved["ReplayDataModule"]["rounds"]["collector"] for saved in (whole, resumed)]
     assert kept[0]["steps"] == kept[1]["steps"] == 8 + 4 * 6
-    assert torch.equal(kept[0]["moments"][0]["actions"], kept[1]["moments"][0]["actions"])
+    assert torch.equal(kept[0]["actions"][0], kept[1]["actions"][0])

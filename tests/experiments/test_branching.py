@@ -6,9 +6,10 @@ from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 
 from lightning_fire import FIRECallback, OptimizerReset, PlasticityCallback
-from lightning_fire.experiments.training import SAVE_SECONDS, Progress, Report, SaveStart, read_progress
+from lightning_fire.experiments.training import SAVE_SECONDS, ReportProgress, RunProgress, SaveStarts, read_progress
 
 SAVING = {"enable_checkpointing": True}
+FIRST_CHUNK = {"start.ckpt": None}
 
 
 class Data(GrowingData):
@@ -61,40 +62,39 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
         return kind()
 
     whole = fitted(PlasticityCallback(OptimizerReset()), FIRECallback(), data=Data(), module=built(), **options)
-    path = str(tmp_path / "start.ckpt")
-    report = tmp_path / "progress.json"
+    path, report = str(tmp_path / "start.ckpt"), tmp_path / "progress.json"
+    first = {**options, **SAVING, "default_root_dir": tmp_path}
     start = fitted(
         PlasticityCallback(OptimizerReset()),
-        Report(report),
-        SaveStart(path),
+        ReportProgress(report),
+        SaveStarts(FIRST_CHUNK),
         data=Data(),
         module=built(),
-        **options,
-        **SAVING,
+        **first,
     )
     assert start.trainer.current_epoch == 2
     module = built()
-    callbacks = [PlasticityCallback(OptimizerReset()), FIRECallback(), Report(report)]
+    callbacks = [PlasticityCallback(OptimizerReset()), FIRECallback(), ReportProgress(report)]
     fitted(*callbacks, data=Data(), module=module, seed=99, ckpt_path=path, **options, **SAVING)
     assert_same_weights(module, whole)
     assert not torch.equal(whole.net[0].weight, start.net[0].weight)
 
 
 def test_random_numbers_continue_and_do_not_restart(tmp_path):
-    path = str(tmp_path / "start.ckpt")
-    report = tmp_path / "progress.json"
-    start = fitted(Report(report), SaveStart(path), data=Data(), module=Draws(), **SAVING)
+    path, report = str(tmp_path / "start.ckpt"), tmp_path / "progress.json"
+    saving = {**SAVING, "default_root_dir": tmp_path}
+    start = fitted(ReportProgress(report), SaveStarts(FIRST_CHUNK), data=Data(), module=Draws(), **saving)
     options = {"data": Data(), "ckpt_path": path, **SAVING}
-    resumed = [fitted(Report(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
+    resumed = [fitted(ReportProgress(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
     assert resumed[0].drawn == resumed[1].drawn
-    whole = fitted(Report(report), data=Data(), module=Draws(), **SAVING)
+    whole = fitted(ReportProgress(report), data=Data(), module=Draws(), **SAVING)
     assert whole.drawn == start.drawn + resumed[0].drawn
     assert not set(resumed[0].drawn) & set(start.drawn)
 
 
 def test_data_that_does_not_say_where_its_chunks_are():
     with pytest.raises(Exception, match=r"GrowingData has no chunk_at\(epoch\)"):
-        fitted(SaveStart("never.ckpt"))
+        fitted(SaveStarts(FIRST_CHUNK))
 
 
 class Stops(Callback):
@@ -117,7 +117,7 @@ def test_a_training_resumed_from_its_last_checkpoint_is_the_undisturbed_one(tmp_
 
     def callbacks():
         methods = [PlasticityCallback(OptimizerReset()), FIRECallback()] if reload else []
-        return [*methods, Report(tmp_path / "progress.json")]
+        return [*methods, ReportProgress(tmp_path / "progress.json")]
 
     monkeypatch.setenv(SAVE_SECONDS, "1e9")
     whole = fitted(*callbacks(), data=Data(chunks), module=built(), **options)
@@ -131,4 +131,4 @@ def test_a_training_resumed_from_its_last_checkpoint_is_the_undisturbed_one(tmp_
     assert_same_weights(module, whole)
     if kind is Draws:  # as dropout does
         assert module.drawn == whole.drawn[-len(module.drawn) :]
-    assert read_progress(tmp_path) == Progress(6, 6, len(chunks), len(chunks), ended=True, began=4)
+    assert read_progress(tmp_path) == RunProgress(6, 6, len(chunks), len(chunks), ended=True, began=4)

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -34,12 +33,11 @@ from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
 from lightning_fire.experiments.compare import parser as compare_parser
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
-from lightning_fire.experiments.pictures import band, colors, draw, write_page
+from lightning_fire.experiments.pictures import band, colors, draw
 from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
-from lightning_fire.experiments.training import Progress
-from lightning_fire.experiments.training import Report as TrainingReport
+from lightning_fire.experiments.training import ReportProgress, RunProgress
 from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
 
 
@@ -72,11 +70,9 @@ def test_table_csv_figure_and_logs_of_a_whole_comparison(recipe, tmp_path, capsy
     assert rows[0]["sfe"] == ""
     assert float(rows[-1]["final"]) == pytest.approx(fire.loc[1, "final"], rel=1e-5)
     assert matplotlib.image.imread("out/comparison.png").shape[0] > 500
-    assert (tmp_path / "out/comparison.html").stat().st_size > 1_000_000
     for line in (
         "tensorboard --logdir out",
         "out/comparison.png",
-        "out/comparison.html",
         "out/summary.csv",
         "first epoch",
         "vanilla  ",
@@ -239,8 +235,8 @@ def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, cap
 
 def test_every_logger_of_a_recipe_stays_beside_ours():
     def loggers(trainer, extra=None):
-        run = Run("vanilla", 0, Path("out/vanilla/seed0"), (yaml.safe_dump({"trainer": trainer}),))
-        names = [logger["class_path"] for logger in run.settings(extra or {})["trainer"]["logger"]]
+        run = Run("vanilla", 0, Path("out/vanilla/seed0"), [{"trainer": trainer}], extra or {})
+        names = [logger["class_path"] for logger in run.settings()["trainer"]["logger"]]
         assert names[0] == "lightning.pytorch.loggers.TensorBoardLogger"
         return names[1:]
 
@@ -248,10 +244,9 @@ def test_every_logger_of_a_recipe_stays_beside_ours():
     assert loggers({}) == loggers({"logger": True}) == loggers({"logger": False}) == loggers({"logger": None}) == []
     assert loggers({"logger": csv}) == loggers({"logger": "CSVLogger"}) == ["CSVLogger"]
     assert loggers({"logger": [csv, {"class_path": "WandbLogger"}]}) == ["CSVLogger", "WandbLogger"]
-    run = Run(
-        "fire", 3, Path("out/fire/seed3"), ("trainer: {logger: {class_path: lightning.pytorch.loggers.WandbLogger}}",)
-    )
-    assert run.settings({})["trainer"]["logger"][1]["init_args"] == {"name": "fire seed 3"}
+    wandb = {"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.WandbLogger"}}}
+    run = Run("fire", 3, Path("out/fire/seed3"), [wandb])
+    assert run.settings()["trainer"]["logger"][1]["init_args"] == {"name": "fire seed 3"}
     assert loggers({"logger": csv}, {"trainer": {"logger": {"class_path": "MLFlowLogger"}}}) == ["MLFlowLogger"]
 
 
@@ -309,7 +304,7 @@ def test_unknown_recipe(tmp_path, capsys):
     assert f"unknown recipe {tmp_path}: neither a file nor a name of `lightning-fire recipes`" in error
 
 
-@pytest.mark.parametrize("words", [["compare"], ["ablation"], ["sweep", "--method", "fire", "--space", "space.yaml"]])
+@pytest.mark.parametrize("words", [["compare"], ["sweep", "--method", "fire", "--space", "space.yaml"]])
 def test_an_output_that_is_a_file_is_refused_before_training(recipe, words, capsys):
     Path("taken").touch()
     with pytest.raises(SystemExit) as error:
@@ -369,10 +364,8 @@ def test_a_metric_of_which_less_is_better():
     assert other["final"] == pytest.approx(0.2) and "final val/loss" in reports[1].table()
     accuracy, loss = (each.panels()[0] for each in reports)
     assert (loss.low, loss.high) == pytest.approx((1 - accuracy.high, 1 - accuracy.low))
-    assert ChunkReport.lacking(HISTORY, Metric("val/loss", "min")) == {
-        "val/loss": "a validation (see check_val_every_n_epoch)"
-    }
-    assert ChunkReport.lacking(HISTORY, Metric("train/accuracy")) == {"train/accuracy": "training"}
+    assert Metric("val/loss", "min").needs["val/loss"] == "a validation (see check_val_every_n_epoch)"
+    assert Metric("train/accuracy").needs["train/accuracy"] == "training"
 
 
 THREE_CHUNKS = history((0, 10, 30), val__accuracy=series((9, 0.5), (19, 0.3), (29, 0.6), (39, 0.2), (49, 0.7)))
@@ -582,24 +575,6 @@ def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, e
     assert runs.reference_of(name, methods) == expected
 
 
-def test_the_page_shows_each_method_and_needs_no_network(tmp_path):
-    pytest.importorskip("plotly")
-    panels = report_of({"vanilla": {0: IDLE, 1: IDLE}, "fire": {0: HISTORY}}).panels()
-    panels.append(replace(panels[0], lines={1: "Start", 2: ""}))
-    table = [["method", "DfI & SFE"], ["fire", "0.8 ± 0.1"]]
-    write_page(panels, tmp_path / "page.html", "a title", tables=[table], note="a\nnote")
-    text = (
-        (tmp_path / "page.html").read_text(encoding="utf-8").replace("\\u00b1", "±")
-    )  # escaped where orjson is not installed
-    for word in ("vanilla  0.800 ± 0.000", "fire  0.800", "a title", "normalised DfI", '"clipmin":0.0001'):
-        assert word in text
-    for cell in ("<th>DfI &amp; SFE</th>", "<td>0.8 ± 0.1</td>", "<p>a\nnote</p>"):
-        assert cell in text
-    plot = text[text.rindex("Plotly.newPlot") :]
-    assert "Start" in plot and "new text" not in plot and plot.count('"annotations"') == 1
-    assert not re.search(r"<script[^>]+src=", text)
-
-
 def test_the_axis_of_the_metric_has_no_impossible_values():
     accuracies = {
         "vanilla": {0: history(val__accuracy=series((19, 0.9), (59, 0.02)))},
@@ -630,7 +605,7 @@ def test_the_note_names_the_data_of_the_metric(key, origin):
 @pytest.mark.parametrize(("key", "logged"), [("train/accuracy", "train/accuracy"), ("train/none", None)])
 def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
     """`Classifier` logs it at the end of the epoch."""
-    report = TrainingReport(tmp_path / "progress.json", needs=key)
+    report = ReportProgress(tmp_path / "progress.json", needs=key)
     trainer = SimpleNamespace(callback_metrics={}, sanity_checking=False)
     report.on_validation_end(trainer, None)
     trainer.callback_metrics = {logged: 0.5} if logged else {"val/loss": 1.0}
@@ -641,13 +616,6 @@ def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
     else:
         with pytest.raises(MisconfigurationException, match="training logs no train/none, which is compared"):
             report.on_train_epoch_end(trainer, None)
-
-
-def test_without_plotly_the_error_names_the_install_command(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
-    with pytest.raises(ImportError, match=r"pip install 'lightning-fire\[html\]'"):
-        write_page(report_of({"fire": {0: HISTORY}}).panels(), tmp_path / "page.html", "a title")
 
 
 def test_many_methods_have_colours_of_their_own():
@@ -691,17 +659,9 @@ def test_runs_of_different_length_are_averaged_together():
     assert deviation[1] == pytest.approx(np.std([0.6, 0.49], ddof=1))
 
 
-def test_missing_logs_of_a_run_are_listed(tmp_path):
-    assert ChunkReport.lacking(read_curves(tmp_path)) == {
-        "val/accuracy": "a validation (see check_val_every_n_epoch)",
-        "plasticity/chunk": "PlasticityMonitor",
-    }
-
-
 def test_a_monitor_that_measures_no_weights_leaves_dashes(tmp_path):
     """As `every_n_epochs=25` in 9 epochs; the accuracy is compared all the same."""
     run = history(**NO_EVENTS, plasticity__dfi_normalized=None)
-    assert not ChunkReport.lacking(run)
     report = report_of({"vanilla": {0: run}})
     first, second = cells_of(report)
     assert first["vanilla"]["final accuracy"] == "0.800"
@@ -756,14 +716,14 @@ def test_a_mistake_in_ones_own_data_is_an_error_before_training(recipe, line, me
     ],
 )
 def test_a_recipe_without_a_monitor_gets_one(config, added):
-    data = yaml.safe_dump({"data": {"class_path": "SmallFashionMNISTDataModule"}})
-    run = Run("vanilla", 0, Path("out"), (data, yaml.safe_dump(config)))
-    assert with_monitor([run], {}) == ({"trainer": {"callbacks+": [_MONITOR]}} if added else {})
-    plain = Run("plain", 0, Path("out"), (data,))
-    assert with_monitor([plain], config) == (config if not added else with_monitor([plain], config))  # of --config
+    data = {"data": {"class_path": "SmallFashionMNISTDataModule"}}
+    run, plain = Run("vanilla", 0, Path("out"), [data, config]), Run("plain", 0, Path("out"), [data])
+    assert with_monitor([run])[0].extra == ({"trainer": {"callbacks+": [_MONITOR]}} if added else {})
+    by_config = replace(plain, extra=config)
+    assert (with_monitor([by_config])[0].extra == config) != added
     if not added:
         with pytest.raises(ValueError, match="plain lacks the PlasticityMonitor that other methods have"):
-            with_monitor([run, plain], {})
+            with_monitor([run, plain])
 
 
 @pytest.mark.parametrize(
@@ -776,7 +736,7 @@ def test_names_that_leave_the_folder_or_run_in_a_spreadsheet_are_refused(recipe,
     content.setdefault(key, {})[name] = {"class_path": "FullReset"} if key == "methods" else 1
     recipe.write_text(yaml.safe_dump(content))
     with pytest.raises(SystemExit):
-        compare(recipe, "--methods", "vanilla", "--list")
+        compare(recipe, "--methods", "vanilla")
     text = capsys.readouterr()
     assert f"{name!r} cannot be a name" in text.err and "\x1b" not in text.err and not text.out
 
@@ -857,21 +817,20 @@ def test_processes_share_the_cores(monkeypatch):
 
 
 def test_overrides_of_the_data_keep_the_seed_of_the_data(recipe, tmp_path):
-    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path):
-        settings = run.settings({"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}})
+    extra = {"data": {"init_args": {"root": "elsewhere"}}, "trainer": {"max_epochs": 3}}
+    for run in runs.plan(find_recipe(recipe), ["vanilla"], range(3), tmp_path, extra):
+        settings = run.settings()
         assert settings["seed_everything"] == run.seed
         assert settings["data"]["init_args"] == {"seed": run.seed, "root": "elsewhere"}
         assert settings["trainer"]["max_epochs"] == 3
         assert settings["trainer"]["enable_progress_bar"] is False
 
 
-def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe, tmp_path, capsys):
+def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe):
     Path("more.yaml").write_text("trainer: {precision: bf16-mixed, max_epochs: 3}\n")
     words = [str(recipe), "--config", "more.yaml", "--set", "trainer.max_epochs=5"]
     extra = common(compare_parser().parse_args(words))[3]
     assert extra == {"trainer": {"precision": "bf16-mixed", "max_epochs": 5}}
-    compare(recipe, "--methods", "fire", "--seeds", "1", "--config", "more.yaml", "--list")
-    assert " --config more.yaml" in capsys.readouterr().out
 
 
 def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_not_a_recipe():
@@ -936,15 +895,16 @@ def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     for name, overlay in overlays.items():
         set_method(recipe, name, overlay)
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
-    shared = with_shared_starts(planned, {})
+    shared = with_shared_starts(planned)
     assert [run.method for run in shared] == [run.method for run in planned]
     assert {run.method for run in shared if run.start} == {"vanilla", "fire", "waits"}
     assert len({run.start for run in shared if run.start}) == 2  # one for each seed
-    assert not any(run.start for run in with_shared_starts(planned, {"method": {"init_args": {"steps": 3}}}))
-    assert not any(run.start for run in with_shared_starts(planned[:1], {}))  # no run to share with
+    changed = [replace(run, extra={"method": {"init_args": {"steps": 3}}}) for run in planned]
+    assert not any(run.start for run in with_shared_starts(changed))
+    assert not any(run.start for run in with_shared_starts(planned[:1]))  # no run to share with
     set_base(recipe, BASE + MONITOR + "method: {class_path: ReDo}\n")
     planned = runs.plan(find_recipe(recipe), ["vanilla", "fire", *overlays], [0, 1], tmp_path / "out")
-    assert not any(run.start for run in with_shared_starts(planned, {}))
+    assert not any(run.start for run in with_shared_starts(planned))
 
 
 @pytest.mark.slow
@@ -978,10 +938,10 @@ def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
     def edit(*args):
         set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
 
-    assert runner.execute([run], local(), {}, edit) == {run: None}
+    assert runner.execute([run], local(), edit) == {run: None}
     assert yaml.safe_load((run.folder / "config.yaml").read_text())["method"]["init_args"]["steps"] == 5
     (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert run.is_finished({}) and not edited.is_finished({})
+    assert run.is_finished() and not edited.is_finished()
 
 
 def local():
@@ -991,25 +951,25 @@ def local():
 @pytest.mark.slow
 def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert runner.execute([run], local(), {}) == {run: None}
+    assert runner.execute([run], local()) == {run: None}
     text = recipe.read_text()
     for same in (f"# what came of it\n{text}\n", re.sub("^( +)", r"\1\1", text, flags=re.MULTILINE)):
         assert same != text
         recipe.write_text(same)
         (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert again.is_finished({})
+        assert again.is_finished()
     for new in ("steps: 6", "steps: '5'", ""):
         other = text.replace("steps: 5", new)
         assert other != text
         recipe.write_text(other)
         (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert not changed.is_finished({})
+        assert not changed.is_finished()
 
 
 def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
     (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
     (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
-    assert run.fingerprint({}) == elsewhere.fingerprint({})
+    assert run.fingerprint() == elsewhere.fingerprint()
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
@@ -1018,9 +978,10 @@ def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
 
 
 def test_callbacks_are_added_to_those_of_the_run(recipe, tmp_path):
-    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    callbacks = run.settings({"trainer": {"callbacks+": [{"class_path": "Timer"}]}})["trainer"]["callbacks+"]
-    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["Report", "Timer"]
+    extra = {"trainer": {"callbacks+": [{"class_path": "Timer"}]}}
+    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out", extra)
+    callbacks = run.settings()["trainer"]["callbacks+"]
+    assert [callback["class_path"].rpartition(".")[2] for callback in callbacks] == ["ReportProgress", "Timer"]
 
 
 def test_a_comparison_under_nohup_is_not_stopped_by_a_hang_up():
@@ -1042,23 +1003,23 @@ def test_sigterm_is_handled_without_sighup(monkeypatch):
 def test_a_file_keeps_few_lines_of_the_bar(monkeypatch, capsys):
     """500 reports of progress at once: a terminal would show some of them, a log file gets the first line alone."""
 
-    def execute(runs, engine, extra, show, until):
+    def execute(runs, engine, show, until):
         for epoch in range(500):
-            show({"run": Progress(epoch, 500, 1, 1)}, [])
+            show({"run": RunProgress(epoch, 500, 1, 1)}, [])
         return {}
 
     monkeypatch.setattr(runner, "execute", execute)
     monkeypatch.setattr(runner, "amount", lambda todo, now, active: (500, now["run"].epoch))
-    assert runner.train([], None, {}) == {}
+    assert runner.train([], None) == {}
     assert capsys.readouterr().err.count("\r") == 2  # at its begin, and at its end
 
 
 def test_the_bar_counts_a_shared_first_chunk_once(recipe, tmp_path):
-    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"), {})
+    planned = with_shared_starts(runs.plan(find_recipe(recipe), ["vanilla", "fire"], [0], tmp_path / "out"))
     (start,) = {run.start for run in planned}
 
     def at(epoch, began=0):
-        return Progress(epoch, 110, 1, 2, began=began)
+        return RunProgress(epoch, 110, 1, 2, began=began)
 
     todo = [start, *planned]
     assert runner.amount(todo, {start: at(50)}, [start]) == (None, 50)
@@ -1089,23 +1050,21 @@ def test_the_table_is_utf8_for_any_default_encoding(tmp_path, monkeypatch, capsy
     assert b"0.8 $\\pm$ 0.1" in (tmp_path / "table.tex").read_bytes()
 
 
+def test_every_run_is_in_the_first_table_of_several(tmp_path, capsys):
+    deliver(tmp_path, [[["final"]]], dict.fromkeys(("results.csv", "summary.csv"), Path.touch), "note")
+    assert f"every run:   {tmp_path / 'results.csv'}\n" in capsys.readouterr().out
+
+
 @pytest.mark.slow
-def test_commands_for_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
-    words = ["--methods", "vanilla", "fire", "--seeds", "2", "--set", "data.init_args.batch_size=9"]
-    assert compare(recipe, *words, "--list") is None
-    commands = capsys.readouterr().out.splitlines()
-    assert len(commands) == 4
-    assert not (tmp_path / "out").exists()
-    name, *rest = shlex.split(commands[3])
-    assert name == "lightning-fire"
-    assert main(rest).loc[("", "fire", 1), "sfe"] > 0
-    assert "final accuracy" not in capsys.readouterr().out
-    assert [path.parent.relative_to(tmp_path / "out") for path in (tmp_path / "out").rglob("finished.json")] == [
-        Path("fire/seed1")
-    ]
-    before = (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns
-    compare(recipe, *words)
-    assert (tmp_path / "out/fire/seed1/finished.json").stat().st_mtime_ns == before
+def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, capsys):
+    words = ["--set", "data.init_args.batch_size=9", "--methods"]
+    one = compare(recipe, *words, "fire", "--seeds", "1", "--first-seed", "1", "--no-report")
+    assert one.loc[("", "fire", 1), "sfe"] > 0 and "final accuracy" not in capsys.readouterr().out
+    (marker,) = (tmp_path / "out").rglob("finished.json")
+    assert marker.parent == tmp_path / "out/fire/seed1" and not (tmp_path / "out/table.txt").exists()
+    before = marker.stat().st_mtime_ns
+    compare(recipe, *words, "vanilla", "fire", "--seeds", "2")
+    assert marker.stat().st_mtime_ns == before
 
 
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
@@ -1152,10 +1111,25 @@ def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
         "metric": "{class_path: FullReset, init_args: {when: {class_path: WhenMetric, init_args:"
         " {metric: val/loss, above: 1}}}}",
     }
-    layers = {name: ("trainer: {max_epochs: 6}", f"method: {text}") for name, text in overlays.items()}
-    found = {name: branching._idle_epochs(of, {}) for name, of in layers.items()}
+
+    def idle(*layers, **extra):
+        configs = list(map(yaml.safe_load, layers))
+        return branching._idle_epochs(Run("method", 0, tmp_path, configs, extra))
+
+    base, texts = "trainer: {max_epochs: 6}", {name: f"method: {text}" for name, text in overlays.items()}
+    found = {name: idle(base, text) for name, text in texts.items()}
     assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
-    assert branching._idle_epochs(layers["epochs"], {"trainer": {"max_steps": 5}}) == 0
-    assert branching._idle_epochs(layers["epochs"][:1], {}) is None
-    assert branching._idle_epochs(("{}", layers["epochs"][1]), {}) == 0  # the length of training is not known
-    assert branching._idle_epochs(("{}", FIRE), {}) == math.inf
+    assert idle(base, texts["epochs"], trainer={"max_steps": 5}) == 0
+    assert idle(base) is None
+    assert idle("{}", texts["epochs"]) == 0  # the length of training is not known
+    assert idle("{}", FIRE) == math.inf
+
+
+def test_the_order_of_keys_does_not_change_a_training(recipe, tmp_path):
+    def fingerprint(extra):
+        (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out", extra)
+        return run.fingerprint()
+
+    keys = {"trainer": {"max_epochs": 3, "precision": 32}, "ckpt_path": None}
+    turned = {"ckpt_path": None, "trainer": {"precision": 32, "max_epochs": 3}}
+    assert fingerprint(keys) == fingerprint(turned) != fingerprint({})

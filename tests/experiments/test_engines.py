@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from killed_processes import wait_for_end_of
 from tiny_recipe import BASE, FIRE, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments.engines import Local, Resources, engine_of
-from lightning_fire.experiments.runs import PARENT
-from lightning_fire.experiments.training import Task, perform
+from lightning_fire.experiments.runs import PARENT, Run
+from lightning_fire.experiments.training import perform
 
 linux = pytest.mark.skipif(
     sys.platform != "linux" or torch.cuda.is_available(), reason="forks are for Linux without a GPU"
@@ -69,18 +70,15 @@ def workdir(tmp_path, monkeypatch):
     return tmp_path
 
 
-def task(workdir: Path, layer: str) -> Task:
+def run_of(workdir: Path, layer: str) -> Run:
     folder = workdir / layer
     folder.mkdir(exist_ok=True)
     (folder / "log.txt").touch()
-    report = {"class_path": "lightning_fire.experiments.training.Report"}
-    report["init_args"] = {"path": str(folder / "progress.json")}
-    files = {"base.yaml": BASE + FIRE, "run.yaml": LAYERS[layer].replace("+: [", f"+: [{json.dumps(report)}, ")}
-    return Task(folder, files, "fingerprint", (), None, workdir)
+    return Run(layer, 0, folder, [yaml.safe_load(BASE + FIRE), yaml.safe_load(LAYERS[layer])])
 
 
 def begin(workdir: Path, layer: str, jobs: int = 1):
-    (job,) = Local(jobs, Resources()).begin([task(workdir, layer)])
+    (job,) = Local(jobs, Resources()).begin([run_of(workdir, layer)])
     return job
 
 
@@ -136,7 +134,7 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(workdir, monkeypatch):
 def test_threads_are_those_asked_for(workdir, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for threads in (1, 2):
-        (job,) = Local(1, Resources(cpus=threads)).begin([task(workdir, "seen")])
+        (job,) = Local(1, Resources(cpus=threads)).begin([run_of(workdir, "seen")])
         assert end_of(job) is None, (workdir / "seen" / "log.txt").read_text()
         report = json.loads((workdir / "seen.json").read_text())
         assert (report["threads"], report["environment"]["OMP_NUM_THREADS"]) == (threads, str(threads))
@@ -208,8 +206,8 @@ def test_a_training_that_has_finished_is_not_done_again(workdir):
     def never(words):
         raise AssertionError
 
-    one = task(workdir, "seen")
-    (one.folder / "finished.json").write_text('{"settings": "fingerprint"}')
+    one = run_of(workdir, "seen")
+    (one.folder / "finished.json").write_text(json.dumps({"settings": one.fingerprint()}))
     assert perform(one, never) is None
 
 

@@ -1,7 +1,6 @@
 """Comparisons of returns: branches from one training up to the event, numbers, table and figure."""
 
 import csv
-import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from matplotlib.image import imread
 from recipe_files import ROOT
 
 from lightning_fire.cli import main
-from lightning_fire.experiments.aggregate import curves_of, read_task
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.returns import ReturnReport, returns_of
@@ -107,23 +105,6 @@ def test_writes_a_table_numbers_and_a_figure(compared):
 
 
 @pytest.mark.slow
-def test_two_comparisons_are_summed_up_with_their_curves(compared, tmp_path):
-    tasks = [f"{compared['branches']}=0:100", f"{compared['whole']}=0:10"]
-    result = main(["aggregate", *tasks, "--output", str(tmp_path)])
-    assert list(result) == METHODS and imread(tmp_path / "aggregate.png").shape[1] > 1800  # three panels
-    read = [read_task(task, "final") for task in tasks]
-    curves = curves_of(read, METHODS)
-    for method in METHODS:
-        steps, returns = returns_of(read_curves(compared["branches"] / method / "seed0"))
-        first, second = curves.values[method][0]
-        assert first == pytest.approx(np.interp(curves.grid, steps / steps[-1], returns) / 100)
-        assert second == pytest.approx(10 * first)  # branches are whole runs
-    assert curves.event == 0.6 and curves.grid[[0, -1]] == pytest.approx([0.4, 1])
-    shutil.copy(compared["whole"] / "results.csv", tmp_path)
-    assert curves_of([read_task(str(tmp_path), "final")], METHODS) is None
-
-
-@pytest.mark.slow
 def test_a_method_that_is_added_later_continues_from_a_start_that_was_kept(compared, tmp_path):
     words = ["--seeds", "1", "--jobs", "2", "--output", str(tmp_path), "--keep-starts", "--set", *TINY.split()]
     start = tmp_path / "shared_start" / "seed0" / "start.ckpt"
@@ -158,9 +139,9 @@ def test_methods_that_wait_for_the_same_fraction_of_training_have_one_start(tmp_
     methods = {"first": resets(0.5), "second": resets(0.5, 0.5), "later": resets(0.9), "mixed": resets(0.5, 0.9)}
     recipe = Recipe(tmp_path / "mine.yaml", {"trainer": {"max_epochs": epochs}}, methods)
     runs = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out")
-    starts = {run.method: run.start for run in with_shared_starts(runs, {})}
+    starts = {run.method: run.start for run in with_shared_starts(runs)}
     sharing = {method for method, start in starts.items() if start is not None}
     assert sharing == ({"vanilla", "first", "second"} if until else set())
-    assert not until or starts["first"].saves["SaveStart"]["epochs"] == until
-    with_steps = with_shared_starts(runs, {"trainer": {"max_steps": 100}})
-    assert all(run.start is None for run in with_steps)
+    assert not until or starts["first"].saves == {"start.ckpt": until}
+    with_steps = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out", {"trainer": {"max_steps": 100}})
+    assert all(run.start is None for run in with_shared_starts(with_steps))

@@ -11,10 +11,10 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import sweep
-from lightning_fire.experiments.report import Report
+from lightning_fire.experiments.report import ComparisonReport
 from lightning_fire.recipe.recipe import find_recipe
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
 SPACE = """
 shrink: {strength: [0.0, 1.0]}
 two: {strength: [0.2, 0.4], seed: [1, 2, 3]}
@@ -72,23 +72,23 @@ class Scores:
         self.seen, self.score = [], score
         monkeypatch.setattr(sweep, "train_and_read", self.train_and_read)
 
-    def train_and_read(self, runs, engine, extra, reference, options):
+    def train_and_read(self, runs, engine, reference, options):
         rows = {}
         for label, of_label in groupby(runs, key=lambda run: run.method):
             of_label = list(of_label)
-            setting = yaml.safe_load(of_label[0].configs[-1])["method"]["init_args"]
+            setting = of_label[0].configs[-1]["method"]["init_args"]
             setting = {key: value for key, value in setting.items() if key != "when"}
-            if not all(run.is_finished(extra) for run in of_label):
+            if not all(run.is_finished() for run in of_label):
                 self.seen.append((setting, [run.seed for run in of_label]))
             value = self.score(**setting)
             for run in of_label if value is not None else []:
                 rows["", label, run.seed] = {"final": value}
                 run.folder.mkdir(parents=True, exist_ok=True)
-                (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint(extra)}))
+                (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint()}))
         return (Known(rows) if rows else None), len(runs) - len(rows)
 
 
-class Known(Report):
+class Known(ComparisonReport):
     """A report of numbers that are known."""
 
     def __init__(self, rows):
@@ -116,9 +116,10 @@ def test_ranges_are_searched_in_the_same_order_every_time(recipe, monkeypatch):
     first, scores.seen = scores.seen, []
     assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
     assert scores.seen == first
+    scores.seen = []
+    tune(recipe, "--method", "range", "--trials", "40", "--output", "again")
     assert tune(recipe, "--method", "range", "--trials", "60", "--output", "again") == best
-    assert tune(recipe, "--method", "range", "--trials", "40", "--output", "again") == best
-    assert scores.seen == first  # what was tried is not tried again
+    assert scores.seen == []  # what was trained is not trained again
 
 
 def test_pruning_drops_the_worse_half_after_each_seed(recipe, monkeypatch):
@@ -202,8 +203,10 @@ def test_a_method_without_a_space_and_a_recipe_without_spaces(recipe, capsys):
 def test_without_optuna(recipe, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(SystemExit):
-        tune(recipe, "--method", "shrink")
+        tune(recipe, "--method", "range", "--trials", "2")
     assert "pip install 'lightning-fire[sweep]'" in capsys.readouterr().err
+    Scores(monkeypatch, lambda strength: strength)
+    assert tune(recipe, "--method", "shrink") == {"strength": 1.0}  # a grid needs none
 
 
 def test_names_with_dots_are_keys_of_the_recipe():

@@ -32,7 +32,8 @@ class Case:
 TRAININGS: dict[str, Training | SeveralFits] = {
     "main": Training(),
     "muon": Training(trainings.MuonModule),
-    "accumulated": Training(options={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, batches=(5, 8), ends=()),
+    "scheduled": Training(trainings.Scheduled, ends=()),
+    "accumulated": Training(options={"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}, batches=(5,), ends=()),
     "clipped": Training(options={"gradient_clip_val": 0.05}, ends=()),
     "amp": Training(options={"precision": "bf16-mixed"}, ends=()),
     # Lightning loads checkpoints of 64-true before it converts the module.
@@ -41,12 +42,17 @@ TRAININGS: dict[str, Training | SeveralFits] = {
     "stream": Training(trainings.classifier, trainings.stream, batches=(5,), ends=()),
     "announced": Training(data=trainings.AnnouncingData, batches=()),
     "several_fits": SeveralFits(),
+    "fits_of_several_processes": SeveralFits(anew=True),
+    "started": Training(batches=(), ends=(), starts=(7, 10)),  # both right after an event
+    "frozen": Training(trainings.Frozen, batches=(), ends=()),
+    "validated": Training(options={"val_check_interval": 2}, batches=(7,), ends=()),
     "dqn": Training(trainings.dqn, trainings.cart_pole, 3, batches=(20,), ends=()),
     "gpt": Training(trainings.gpt, trainings.texts, batches=(10,), ends=()),
 }
 # Methods in each training but the main one, which has all that do not need another.
 METHODS: dict[str, str] = {
     "muon": "use_muon fire optimizer_reset redo",
+    "scheduled": "restart_schedulers",
     "accumulated": "fire dash redo redo_gradient continual_backprop snr feature_rank l2_init isometry_decay"
     " hare_and_tortoise weight_projection plasticity_monitor",
     "clipped": "parseval l2_init spectral isometry_decay plasticity_monitor",
@@ -60,10 +66,18 @@ METHODS: dict[str, str] = {
     "announced": "fire shrink_and_perturb l2_init_where restart_schedulers",
     "several_fits": "fire shrink_and_perturb redo snr weight_projection hare_and_tortoise plasticity_injection spectral"
     " plasticity_monitor",
+    "fits_of_several_processes": "fire shrink_and_perturb redo snr weight_projection",
+    "started": "fire_cnn shrink_and_perturb_fresh redo",
+    "frozen": "fire_cnn shrink_and_perturb full_reset dash l2_init parseval redo continual_backprop hare_and_tortoise",
+    "validated": "fire continual_backprop snr hare_and_tortoise",
     "dqn": "fire shrink_and_perturb redo dash plasticity_injection_target continual_backprop plasticity_monitor",
     "gpt": "fire shrink_and_perturb dash redo_high continual_backprop parseval hare_and_tortoise plasticity_monitor",
 }
-WHEN = {"dqn": SCHEDULES["at_fraction"]}
+WHEN = {
+    "dqn": SCHEDULES["at_fraction"],
+    "fits_of_several_processes": SCHEDULES["first_too"],
+    "started": SCHEDULES["every_n_steps"],
+}
 ELSEWHERE = ("use_muon", "plasticity_injection_target")
 LIBRARIES = {"dqn": ("gymnasium", "numpy"), "gpt": ("numpy",)}
 
@@ -99,6 +113,9 @@ def _cases() -> dict[str, Case]:
         add(f"{when}/shrink_and_perturb_fresh", run, "main/nothing")
     together = ("fire", "optimizer_reset", "redo", "continual_backprop", "l2_init", "parseval", "plasticity_monitor")
     add("together/seven", partial(trained, "main", *together), "main/nothing")
+    add("together/two_of_a_class", partial(trained, "main", "fire", "fire_short_log"), "main/nothing")
+    watchers = ("continual_backprop", "snr", "feature_rank", "redo")  # the last runs the module within a batch
+    add("together/watchers", partial(trained, "main", *watchers, when=SCHEDULES["every_n_steps"]), "main/nothing")
     names = ("fire", "redo_gradient", "snr", "l2_init")
     add("together/two_optimizers", partial(trained, "two_optimizers", *names), "two_optimizers/nothing")
     for name in ("fire", "redo", "full_reset_head"):

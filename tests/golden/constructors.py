@@ -36,7 +36,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "fire_muon_procrustes": lambda when: lf.FIRECallback(when, steps=4, coefficients="muon", scale="procrustes"),
     "fire_quintic_auto": lambda when: lf.FIRECallback(when, coefficients="quintic", scale="auto"),
     "fire_short_log": lambda when: lf.FIRECallback(
-        when, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
+        when, where=LINEAR, log=lf.Log(name="own", layers=False, curvature=False, validation_batches=0)
     ),
     "fire_no_log": lambda when: lf.FIRECallback(when, log=lf.Log(weights=False)),
     "shrink_and_perturb": lambda when: lf.PlasticityCallback(lf.ShrinkAndPerturb(), when),
@@ -67,7 +67,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
         lf.ContinualBackprop(replacement_rate=0.05, maturity=3, decay=0.9, seed=5)
     ),
     "continual_backprop_plain": lambda when: lf.PlasticityCallback(
-        lf.ContinualBackprop(0.1, 1, compensate=False), start_chunk=1
+        lf.ContinualBackprop(0.25, 1, compensate=False), start_chunk=1
     ),
     "snr": lambda when: lf.PlasticityCallback(
         lf.SelfNormalizedReset(rejection=0.2, refresh_every=3, max_silence=40, seed=5)
@@ -95,7 +95,7 @@ CALLBACKS: dict[str, Callable[[When], Callback]] = {
     "optimizer_reset": lambda when: lf.PlasticityCallback(lf.OptimizerReset(), when),
     "restart_schedulers": lambda when: lf.RestartSchedulers(when),
     "use_muon": lambda when: lf.UseMuon(when),
-    "plasticity_monitor": lambda when: lf.PlasticityMonitor(data_every_n_steps=2, log=lf.Log(curvature=True)),
+    "plasticity_monitor": lambda when: lf.PlasticityMonitor(data_every_n_steps=6, log=lf.Log(curvature=True)),
     "plasticity_monitor_rare": lambda when: lf.PlasticityMonitor(
         Weights(preset="cnn"), 2, None, log=lf.Log(name="own", layers=False)
     ),

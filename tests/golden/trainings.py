@@ -66,6 +66,10 @@ class Module(pl.LightningModule):
         super().__init__()
         self.net = net()
 
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return 1.5 * x, y
+
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         x, y = batch
         loss = cross_entropy(self.net(x), y)
@@ -82,11 +86,29 @@ class Module(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
+class Scheduled(Module):
+    """A schedule whose length is that of the training on the data of the moment."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer, length = torch.optim.Adam(self.parameters(), lr=1e-2), self.trainer.estimated_stepping_batches
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + 9 * epoch / length))]
+
+
 class MuonModule(Module):
     """Muon for hidden matrices."""
 
     def configure_optimizers(self) -> Any:
         return Muon(muon_groups(self.net), lr=1e-2)
+
+
+class Frozen(Module):
+    """The first convolution and a bias are not trained; with dropout, whose draws nothing else may disturb."""
+
+    def __init__(self):
+        super().__init__()
+        self.net.relu3 = nn.Sequential(nn.ReLU(), nn.Dropout(0.2))
+        for parameter in (self.net.conv1.weight, self.net.fc.bias):
+            parameter.requires_grad_(False)
 
 
 class TwoOptimizers(Module):
@@ -192,10 +214,10 @@ class Memory(Logger):
 
 
 class Saver(pl.Callback):
-    """Writes checkpoints after some batches, counted from 1, and at ends of epochs. It is the last callback."""
+    """Writes the checkpoints that a `Training` names. It is the last callback."""
 
-    def __init__(self, folder: Path, batches: Sequence[int], epochs: Sequence[int]):
-        self.folder, self.batches, self.epochs, self.done = folder, batches, epochs, 0
+    def __init__(self, folder: Path, training: "Training"):
+        self.folder, self.training, self.done = folder, training, 0
         self.saved: list[str] = []
 
     def path(self, when: str) -> Path:
@@ -205,13 +227,17 @@ class Saver(pl.Callback):
         trainer.save_checkpoint(self.path(when))
         self.saved.append(when)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
         self.done += 1
-        if self.done in self.batches:
+        if self.done in self.training.starts:
+            self._save(trainer, f"start of batch {self.done}")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        if self.done in self.training.batches:
             self._save(trainer, f"batch {self.done}")
 
     def on_train_epoch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.current_epoch in self.epochs:
+        if trainer.current_epoch in self.training.ends:
             self._save(trainer, f"epoch {trainer.current_epoch}")
 
 
@@ -228,6 +254,10 @@ class LogsOfSaved(pl.Callback):
 
     on_train_epoch_start = on_train_batch_start
 
+    def on_train_batch_end(self, *args: Any) -> None:
+        """Keep those of a checkpoint at the start of this batch, whose own values are logged later."""
+        self.on_train_batch_start()
+
 
 @dataclass(frozen=True)
 class Training:
@@ -240,6 +270,7 @@ class Training:
         options: Of the Trainer.
         batches: Batches after which a checkpoint is written, from which the training is resumed, counted from 1.
         ends: Epochs at whose end a checkpoint is written, from 0.
+        starts: Batches before which a checkpoint is written, after what callbacks do at their start, counted from 1.
     """
 
     module: Callable[[], pl.LightningModule] = Module
@@ -248,22 +279,25 @@ class Training:
     options: dict[str, Any] = field(default_factory=dict)
     batches: Sequence[int] = (8,)
     ends: Sequence[int] = (1,)
+    starts: Sequence[int] = ()
 
     def digests(self, callbacks: MakeCallbacks) -> Digests:
         """Return the digests of the whole training, and of the resumed ones those that differ from it."""
         with tempfile.TemporaryDirectory() as folder:
             logger = Memory()
-            saver = Saver(Path(folder), self.batches, self.ends)
+            saver = Saver(Path(folder), self)
             logs = LogsOfSaved(logger, saver)
             found = whole = self._fit(Path(folder), logger, [logs, *callbacks(), saver], None)
-            assert len(saver.saved) == len([*self.batches, *self.ends]), f"checkpoints only after {saver.saved}"
+            assert len(saver.saved) == len([*self.batches, *self.ends, *self.starts]), (
+                f"checkpoints only after {saver.saved}"
+            )
             for when in saver.saved:
                 resumed = self._fit(Path(folder), Memory(logs.records[when]), callbacks(), saver.path(when))
                 found = compared(found, whole, resumed, f"resumed after {when}", _NOT_IN_CHECKPOINTS)
             return found
 
     def _fit(self, folder: Path, logger: Memory, callbacks: Sequence[pl.Callback], checkpoint: Path | None) -> Digests:
-        torch.manual_seed(1)
+        torch.manual_seed(1 if checkpoint is None else 2)  # all must come from the checkpoint
         module, data = self.module(), self.data()
         trainer = trainer_of(folder, logger, callbacks, self.epochs, **self.options)
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=False)
@@ -272,18 +306,29 @@ class Training:
 
 @dataclass(frozen=True)
 class SeveralFits:
-    """Several fits of one Trainer with one module and the same callbacks, each on a loader of its own."""
+    """Three fits of two epochs, each on a loader of its own.
+
+    Args:
+        anew: Whether each fit has a new module, new callbacks and a new Trainer, and continues from a checkpoint, as in
+            another process; otherwise all are the same.
+    """
+
+    anew: bool = False
 
     def digests(self, callbacks: MakeCallbacks) -> Digests:
         """Return the digests after the last fit."""
         with tempfile.TemporaryDirectory() as folder:
-            torch.manual_seed(1)
-            logger, module = Memory(), Module()
-            trainer = trainer_of(Path(folder), logger, callbacks(), 0)
-            for seed in range(3):
-                trainer.fit_loop.max_epochs += 2
-                loader = DataLoader(images(24, 3 + seed), batch_size=6, shuffle=True)
-                trainer.fit(module, loader, DataLoader(images(16, 2), batch_size=8))
+            logger, module, trainer, checkpoint = Memory(), None, None, None
+            for fit in range(3):
+                if self.anew or trainer is None:
+                    torch.manual_seed(1 + fit)
+                    module, trainer = Module(), trainer_of(Path(folder), logger, callbacks(), 0)
+                trainer.fit_loop.max_epochs = 2 * fit + 2
+                loader = DataLoader(images(24, 3 + fit), batch_size=6, shuffle=True)
+                validation = DataLoader(images(16, 2), batch_size=8)
+                trainer.fit(module, loader, validation, ckpt_path=checkpoint, weights_only=False)
+                if self.anew:
+                    trainer.save_checkpoint(checkpoint := f"{folder}/{fit}.ckpt")
             return digests_of(trainer, module, logger)
 
 

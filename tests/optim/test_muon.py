@@ -102,10 +102,10 @@ def test_huge_and_tiny_and_no_gradients():
 def test_hidden_matrices_of_known_networks():
     resnet = HiddenMatrices().select(torchvision.models.resnet18())
     assert "conv1.weight" not in resnet and "fc.weight" not in resnet
-    assert {"layer1.0.conv1.weight", "layer2.0.downsample.0.weight"} <= set(resnet)
+    assert {"layer1.0.conv1.weight", "layer2.0.downsample.0.weight"} <= set(resnet.names)
     assert len(resnet) == 19  # 20 convolutions but the first
     vit = HiddenMatrices().select(torchvision.models.vit_b_32())
-    assert not {"conv_proj.weight", "heads.head.weight", "encoder.pos_embedding", "class_token"} & set(vit)
+    assert not {"conv_proj.weight", "heads.head.weight", "encoder.pos_embedding", "class_token"} & set(vit.names)
     assert "encoder.layers.encoder_layer_0.self_attention.in_proj_weight" in vit
     assert len(vit) == 12 * 4
 
@@ -116,7 +116,7 @@ def test_a_hugging_face_gpt():
     config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=2, n_head=2)
     gpt = transformers.GPT2LMHeadModel(config)
     taken = HiddenMatrices().select(gpt)
-    assert all("wte" not in name and "wpe" not in name and "lm_head" not in name for name in taken)
+    assert all("wte" not in name and "wpe" not in name and "lm_head" not in name for name in taken.names)
     assert "transformer.h.1.attn.c_attn.weight" in taken
     optimizer = Muon(muon_groups(gpt), lr=1.0)
     assert [(group["use_muon"], group["transposed"]) for group in optimizer.param_groups] == [
@@ -242,10 +242,10 @@ def test_transposed_convolutions():
 
 def test_embeddings_and_parametrised_layers_can_be_the_first():
     net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 5))
-    assert list(HiddenMatrices().select(net)) == ["1.weight", "2.weight"]
+    assert HiddenMatrices().select(net).names == ["1.weight", "2.weight"]
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
     net = nn.Sequential(normed, nn.Linear(4, 4), nn.Linear(4, 5))
-    assert list(HiddenMatrices().select(net)) == ["1.weight"]
+    assert HiddenMatrices().select(net).names == ["1.weight"]
 
 
 @pytest.mark.parametrize(

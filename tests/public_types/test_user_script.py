@@ -17,5 +17,5 @@ def test_the_script_runs(tmp_path):
     report = user_script.plain_loop(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
     assert report["dfi_normalized_after"] < 0.1
     torch.save({"fc.weight": torch.eye(3)}, tmp_path / "net.pt")
-    assert user_script.files(tmp_path / "net.pt")[0].value("dfi") == 0
+    assert user_script.files(tmp_path / "net.pt")[0].dfi_normalized == 0
     assert len(user_script.other_trainers()) == 2

@@ -13,11 +13,11 @@ from typing_extensions import assert_type
 import lightning_fire as lf
 from lightning_fire import functional as F
 from lightning_fire import methods
-from lightning_fire.checkpoints import Diagnosis, diagnose, health, open_checkpoint, select_weights
+from lightning_fire.checkpoints import Diagnosis, diagnose, diagnosis_of, open_checkpoint, select_weights
 from lightning_fire.integrations.huggingface import ReinitCallback as HuggingFaceCallback
 from lightning_fire.integrations.stable_baselines3 import ReinitCallback as StableBaselinesCallback
 from lightning_fire.methods import Report
-from lightning_fire.where import Selection
+from lightning_fire.where import Selection, WeightView
 
 
 def functions(weight: Tensor) -> float:
@@ -60,7 +60,7 @@ def plain_loop(model: nn.Module) -> Report:
     """Use methods in a training loop of one's own."""
     optimizer = torch.optim.Adam(model.parameters())
     selection = lf.Weights().select(model)
-    assert_type(selection, Selection)
+    assert_type(selection, Selection[WeightView])
     names: list[str] = [view.name for view in selection]
     initial = lf.initial_values(model)
     assert_type(lf.shrink_and_perturb_(model, initial, strength=0.8, optimizers=[optimizer]), Report)
@@ -77,8 +77,7 @@ def plain_loop(model: nn.Module) -> Report:
 def files(path: Path) -> list[Diagnosis]:
     """Read a checkpoint file."""
     checkpoint = open_checkpoint(path)
-    found = health(torch.eye(3), steps="exact")
-    norm: float | None = found.norm if found else None
+    norm: float = diagnosis_of(torch.eye(3), steps="exact").norm
     rows = diagnose(checkpoint, select_weights(checkpoint.tensors, lf.Weights()))
     assert_type(rows[0].dfi_ratio, float)
     print(norm)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from recipe_files import ROOT, arguments_of, methods_of, name_of
+from recipe_files import ROOT, arguments_of, diagonal, methods_of, name_of
 from token_files import write_tokens
 from torch import nn
 
@@ -25,7 +25,7 @@ METHODS = {
     "isometry_of_initial": "FullReset",
     "shrink_and_perturb": "ShrinkAndPerturb",
 }
-RUNS = [(path, method) for path in PATHS for method in methods_of(path)]
+RUNS = diagonal(PATHS)
 
 
 def kind_of(method: str) -> str:
@@ -69,7 +69,7 @@ def test_every_recipe_has_its_methods_and_starts(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path, method", RUNS, ids=[f"{name_of(path)} {method}" for path, method in RUNS])
-def test_it_runs_over_both_phases(texts, path, method, monkeypatch):
+def test_recipes_and_methods_run_over_both_phases(texts, path, method, monkeypatch):
     """Two steps of each phase, with a network as small as it gets; the method acts once, where the phase changes."""
     monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
     small = "--data.init_args.steps_per_epoch 2 --data.init_args.val_blocks 2 --data.init_args.epochs [1,1]"
@@ -152,5 +152,5 @@ def test_the_authors_text_is_what_prepare_text_does_by_default():
     given = [prepare_text_parser().parse_args(command.split()) for command in commands]
     assert [options.dataset for options in given] == ["Salesforce/wikitext:wikitext-103-v1", "Skylion007/openwebtext"]
     for options in given:
-        assert (options.end_of_text, options.val_share, options.val_split) == (None, None, None)
+        assert (options.end_of_text, options.val_share, options.val_split) == (None, 0.0005, None)
         assert options.tokenizer == "gpt2"

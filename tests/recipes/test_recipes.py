@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import torchvision
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
-from recipe_files import EVERY, ROOT, arguments_of, methods_of, name_of
+from jsonargparse import Namespace
+from recipe_files import EVERY, ROOT, arguments_of, diagonal, methods_of, name_of
 from torch import nn
 
+import lightning_fire.data
 from lightning_fire.cli import main
 from lightning_fire.nets import ResNet
 from lightning_fire.recipe.cli import RecipeCLI
@@ -52,6 +53,12 @@ BESIDE = {  # not in the paper's vision experiments
     "weight_decay": set(),
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
+FILES = {
+    "CIFAR10DataModule": write_cifar10,
+    "CIFAR100DataModule": write_cifar100,
+    "FashionMNISTDataModule": write_fashion_mnist,
+    "TinyImageNetDataModule": write_tiny_imagenet,
+}
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning"),
@@ -64,13 +71,10 @@ def image_files(tmp_path, monkeypatch):
 
     def write(data: str) -> Path:
         root = tmp_path / "data"
-        if data.startswith("CIFAR"):
-            dataset = getattr(torchvision.datasets, data.removesuffix("DataModule"))
-            files = write_cifar10(root) if data == "CIFAR10DataModule" else write_cifar100(root)
-            for name, value in files.items():
-                monkeypatch.setattr(dataset, name, value)
-        else:
-            {"TinyImageNetDataModule": write_tiny_imagenet, "FashionMNISTDataModule": write_fashion_mnist}[data](root)
+        source = getattr(lightning_fire.data, data)
+        files = FILES[data](root) or {}
+        for name, value in files.items():
+            monkeypatch.setattr(getattr(source, "source", source), name, value)
         return root
 
     return write
@@ -104,7 +108,7 @@ class Unbuilt(RecipeCLI):
 
 @pytest.fixture(scope="module")
 def parser():
-    return Unbuilt(["-c", find_recipe("quick_start").layers("vanilla")[0]], run=False).parser
+    return Unbuilt(find_recipe("quick_start").words("vanilla"), run=False).parser
 
 
 @pytest.mark.parametrize(
@@ -112,11 +116,13 @@ def parser():
     [(path, method) for path in EVERY for method in methods_of(path)],
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_every_method_of_every_recipe_is_parsed(parser, path, method):
+def test_every_method_of_every_recipe_is_parsed_and_built(parser, path, method):
     """Every class that it names is in the configuration."""
-    layers = find_recipe(path).layers(method)
-    config = str(parser.parse_args([word for layer in layers for word in ("-c", layer)]))
-    named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", layers[-1])
+    words = find_recipe(path).words(method)
+    parsed = parser.parse_args(words)
+    parser.instantiate(Namespace(method=parsed.method))
+    config = str(parsed)
+    named = re.findall(r"(?:class_path|normalization|activation): ([\w.]+)", words[-1])
     assert named
     assert all(name.rsplit(".", 1)[-1] in config for name in named)
 
@@ -132,7 +138,7 @@ FASTER = re.compile(r"# (channels_last|compile|precision): ")
 @pytest.mark.parametrize("recipe", [path for path in OF_IMAGES if path.stem not in STREAMS], ids=name_of)
 def test_the_configuration_for_a_gpu_suits_every_recipe_of_images(parser, recipe):
     """It is laid over each, and validates at the end of each chunk."""
-    words = ["-c", find_recipe(recipe).layers("vanilla")[0], "-c", str(ROOT / "vision" / "gpu.yaml")]
+    words = [*find_recipe(recipe).words("vanilla"), "-c", str(ROOT / "vision" / "gpu.yaml")]
     config = parser.parse_args(words)
     assert config.model.init_args.compile and config.trainer.precision == "bf16-mixed"
     epochs = find_recipe(recipe).base["data"]["init_args"]["protocol"]["init_args"]["epochs"]
@@ -144,7 +150,7 @@ def test_the_configuration_for_a_gpu_suits_every_recipe_of_images(parser, recipe
 
 def test_the_small_reset_shrinks_every_matrix_of_resnet18():
     recipe = find_recipe("vision/warm_start/fashion_mnist_resnet18")
-    cli = Unbuilt(["-c", recipe.layers("vanilla")[0]], run=False)
+    cli = Unbuilt(recipe.words("vanilla"), run=False)
     net = ResNet(**cli.config.model.init_args.net.init_args)
     (pattern,) = recipe.methods["small_reset"]["method"][1]["init_args"]["where"]["init_args"]["include"]
     matrices = {name for name, weight in net.named_parameters() if weight.ndim > 1}
@@ -158,7 +164,7 @@ def test_what_makes_a_recipe_faster_is_there_as_comments(recipe, tmp_path):
     """Without their comment signs they are in force."""
     path = tmp_path / "faster.yaml"
     path.write_text(FASTER.sub(r"\1: ", recipe.read_text()))
-    cli = RecipeCLI(["-c", find_recipe(path).layers("vanilla")[0], "--trainer.accelerator", "cpu"], run=False)
+    cli = RecipeCLI([*find_recipe(path).words("vanilla"), "--trainer.accelerator", "cpu"], run=False)
     assert (cli.model.memory_format == torch.channels_last) == ("vit" not in recipe.stem)
     assert cli.model.net._compiled_call_impl is not None
     assert cli.trainer.precision == "bf16-mixed"
@@ -185,7 +191,7 @@ def test_the_small_warm_start_runs_with_all_of_it(tmp_path, monkeypatch, image_f
 PAPER_PROTOCOLS = {
     "warm_start": {"fraction": 0.1, "epochs": [1000, 100]},
     "continual": {"num_chunks": 10, "epochs": 100},
-    "class_incremental": {"num_phases": 20, "epochs": 100},
+    "class_incremental": {"num_chunks": 20, "epochs": 100},
 }
 
 
@@ -275,21 +281,14 @@ def test_the_search_space_is_that_of_the_paper():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "method"),
-    [(path, method) for path in OF_IMAGES for method in methods_of(path)],
+    diagonal(OF_IMAGES),
     ids=lambda value: value if isinstance(value, str) else name_of(value),
 )
-def test_every_recipe_runs_two_batches(path, method, tmp_path, monkeypatch, image_files):
+def test_recipes_and_methods_run_two_batches(path, method, tmp_path, monkeypatch, image_files):
     data, arguments = settings_of(path)
-    words = ["fit", str(path), "--method", method]
-    words += [
-        "--trainer.fast_dev_run",
-        "2",
-        "--data.init_args.batch_size",
-        "4",
-        "--trainer.enable_progress_bar",
-        "false",
-    ]
-    words += ["--trainer.enable_model_summary", "false", "--trainer.accelerator", "cpu"]
+    words = ["fit", str(path), "--method", method, "--trainer.fast_dev_run", "2", "--data.init_args.batch_size", "4"]
+    words += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+    words += ["--trainer.accelerator", "cpu"]
     if "root" in arguments:
         words += ["--data.init_args.root", str(image_files(data))]
     if arguments.get("subset"):

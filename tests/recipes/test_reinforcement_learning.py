@@ -1,9 +1,10 @@
 """Recipes of reinforcement learning: the paper's numbers, and some rollouts of each."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
-from recipe_files import ROOT, methods_of, name_of
+from recipe_files import ROOT, diagonal, methods_of, name_of
 
 from lightning_fire.cli import main
 from lightning_fire.experiments.branching import with_shared_starts
@@ -12,7 +13,6 @@ from lightning_fire.recipe.recipe import find_recipe
 
 FOLDER = ROOT / "reinforcement_learning"
 PATHS = sorted(FOLDER.rglob("*.yaml"))
-RUNS = [(path, method) for path in PATHS for method in methods_of(path)]
 METHODS = {
     "fire": "FIRECallback",
     "fire_everywhere": "FIRECallback",
@@ -29,6 +29,7 @@ NEEDS = {
     "h1_simba": ("humanoid_bench",),
     "lunar_lander_mlp": ("Box2D", "pygame"),
 }
+RUNS = diagonal([path for path in PATHS if all(map(find_spec, NEEDS.get(path.stem, ())))])
 SMALL = (
     "--data.init_args.initial_steps 8 --data.init_args.batch_size 4"
     " --data.init_args.capacity 64 --trainer.max_epochs 2 --trainer.accelerator cpu --trainer.logger false"
@@ -47,9 +48,9 @@ def test_there_are_recipes():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path, method", RUNS, ids=[f"{name_of(path)} {method}" for path, method in RUNS])
-def test_it_runs_and_its_method_acts_once_at_half_of_training(tmp_path, path, method):
+def test_recipes_run_and_methods_act_once_at_half_of_training(tmp_path, path, method):
     for package in NEEDS.get(path.stem, ()):
-        pytest.importorskip(package, reason=f"{package} is not installed")
+        pytest.importorskip(package)  # without its warnings, which would be errors
     steps = 20 if path.stem == "cartpole_solved" else 8
     words = [*SMALL.split(), f"--data.init_args.steps_per_epoch={steps}", f"--trainer.default_root_dir={tmp_path}"]
     cli = main(["fit", str(path), "--method", method, *words])
@@ -79,7 +80,7 @@ def test_the_authors_setting_of_atari_is_one_override(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in PATHS if path.stem != "cartpole_solved"], ids=name_of)
 def test_all_methods_are_branches_of_one_training(tmp_path, path):
-    runs = with_shared_starts(plan(find_recipe(path), methods_of(path), [0], tmp_path), {})
+    runs = with_shared_starts(plan(find_recipe(path), methods_of(path), [0], tmp_path))
     assert [run.method for run in runs if run.start is None] == []
 
 

@@ -18,7 +18,7 @@ def test_the_learner_is_that_of_the_original():
     assert config["model"]["init_args"]["optimizer"]["class_path"] == "torch.optim.SGD"
     assert config["data"]["init_args"]["batch_size"] == 1
     stream = config["data"]["init_args"]["protocol"]["init_args"]
-    assert stream == {"num_tasks": 40, "samples_per_task": 1000, "change": "all_bits"}  # the rest is the default
+    assert stream == {"num_chunks": 40, "samples_per_task": 1000, "change": "all_bits"}  # the rest is the default
 
 
 @pytest.mark.slow
@@ -26,7 +26,7 @@ def test_compare_reports_the_online_error(tmp_path, capsys):
     methods = [method for method in methods_of(ROOT / f"{NAME}.yaml") if method != "vanilla"]
     stream = "data.init_args.protocol.init_args"
     words = ["compare", NAME, "--methods", "vanilla", *methods, "--seeds", "2", "--output", str(tmp_path)]
-    main([*words, "--set", f"{stream}.num_tasks=5", f"{stream}.samples_per_task=20"])
+    main([*words, "--set", f"{stream}.num_chunks=5", f"{stream}.samples_per_task=20"])
     printed = capsys.readouterr().out
     assert "online error, first" in printed
     assert "online error, last" in printed

@@ -17,7 +17,7 @@ from studies.ensemble import Ensemble, Member, signs_of, train
 from studies.methods import METHODS, fire, vanilla
 from studies.streams import Stream, data_of
 
-TASKS = Stream("", PermutedInputs(num_tasks=3, samples_per_task=60, epochs=2), 20, 3e-3)
+TASKS = Stream("", PermutedInputs(num_chunks=3, samples_per_task=60, epochs=2), 20, 3e-3)
 
 
 def network(seed, normalization="none"):

@@ -56,7 +56,7 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
 @pytest.mark.slow
 def test_methods_that_reset_units_are_tuned_and_compared(tmp_path, capsys, monkeypatch):
     recipe = yaml.safe_load(find_recipe("quick_start").path.read_text())
-    recipe["data"]["init_args"]["protocol"]["init_args"] = {"num_tasks": 3, "samples_per_task": 100, "epochs": 2}
+    recipe["data"]["init_args"]["protocol"]["init_args"] = {"num_chunks": 3, "samples_per_task": 100, "epochs": 2}
     recipe["trainer"]["check_val_every_n_epoch"] = 2
     recipe["trainer"]["callbacks"][0]["init_args"] = {"every_n_epochs": 2, "data_every_n_steps": 4}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))

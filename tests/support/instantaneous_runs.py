@@ -11,7 +11,8 @@ import yaml
 from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fire.experiments.branching import SHARED_START
-from lightning_fire.experiments.training import Progress, Task, perform
+from lightning_fire.experiments.runs import Run
+from lightning_fire.experiments.training import RunProgress, perform
 
 
 class Instantaneous:
@@ -23,12 +24,12 @@ class Instantaneous:
     def __init__(self, *args):
         self.result = None
 
-    def begin(self, tasks):
+    def begin(self, runs):
         """Run the jobs."""
         jobs = []
-        for task in tasks:
+        for run in runs:
             jobs.append(job := Instantaneous())
-            job.result = perform(task, partial(job.fit, task))
+            job.result = perform(run, partial(job.fit, run))
         return jobs
 
     def ended(self):
@@ -42,9 +43,9 @@ class Instantaneous:
     def close(self):
         """Do nothing."""
 
-    def fit(self, task: Task, words: Sequence[str]) -> None:
+    def fit(self, run: Run, words: Sequence[str]) -> None:
         """Write the files of a training."""
-        place = task.folder
+        place = run.folder
         method = place.parent.name
         start = yaml.safe_load((place / "run.yaml").read_text()).get("ckpt_path")
         assert start is None or Path(start).is_file()
@@ -53,7 +54,7 @@ class Instantaneous:
         for chunk in [0] if method == SHARED_START else [1] if start else [0, 1]:
             name = "vanilla" if chunk == 0 else method
             shutil.copy(self.logs / f"{name}.{chunk}", place / f"events.out.tfevents.{chunk}")
-        (place / "progress.json").write_text(json.dumps(Progress(2, 2, 2, 2, ended=True)))
+        (place / "progress.json").write_text(json.dumps(RunProgress(2, 2, 2, 2, ended=True)))
 
     @classmethod
     def write_logs(cls, folder: Path, methods: Sequence[str]) -> None:

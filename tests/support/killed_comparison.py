@@ -21,7 +21,7 @@ from lightning_fire.cli import main as lightning_fire
 from lightning_fire.experiments import compare as compare_command
 from lightning_fire.experiments import report, runner, runs, training
 
-RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png", "comparison.html")
+RESULTS = ("table.txt", "results.csv", "summary.csv", "comparison.png")
 METHODS = ["vanilla", "fire", "full_reset"]
 
 
@@ -30,9 +30,9 @@ class Forked:
 
     limit = 2
 
-    def begin(self, tasks):
+    def begin(self, runs):
         """Begin trainings."""
-        return list(map(Job, tasks))
+        return list(map(Job, runs))
 
     def close(self):
         """Do nothing."""
@@ -41,17 +41,17 @@ class Forked:
 class Job:
     """A training in a fork."""
 
-    def __init__(self, task):
+    def __init__(self, run):
         comparison = str(os.getpid())
 
         def work():
-            with open(task.log, "a") as output:
+            with open(run.log, "a") as output:
                 os.dup2(output.fileno(), sys.stdout.fileno())
                 os.dup2(output.fileno(), sys.stderr.fileno())
             os.environ[runs.PARENT] = comparison
             for number in (signal.SIGTERM, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
-            if reason := training.perform(task, lambda words: lightning_fire(["fit", *words]) and None):
+            if reason := training.perform(run, lambda words: lightning_fire(["fit", *words]) and None):
                 raise SystemExit(reason)
 
         self.process, self.code = forked(work), None
@@ -114,7 +114,7 @@ def kill_at_each_change(folder: Path, recipe: Path) -> None:
     Instantaneous.write_logs(folder / "logs", METHODS)
     compare_command.engine_for = Instantaneous
     runner.time = SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
-    report.draw = report.write_page = lambda panels, path, title, *others, **options: path.write_text(title)
+    report.draw = lambda panels, path, title, *others, **options: path.write_text(title)
     operations, code = 0, KILLED
     while code == KILLED:
         operations += 1

@@ -13,6 +13,16 @@ def methods_of(path: Path) -> list[str]:
     return ["vanilla", *find_recipe(path).methods]
 
 
+def diagonal(paths: list[Path]) -> list[tuple[Path, str]]:
+    """Return pairs of recipe and method, few of them: each recipe is in one, and each method."""
+    having: dict[str, list[Path]] = {}
+    for path in paths:
+        for method in methods_of(path):
+            having.setdefault(method, []).append(path)
+    pairs = [(with_it[number % len(with_it)], method) for number, (method, with_it) in enumerate(having.items())]
+    return pairs + [(path, methods_of(path)[-1]) for path in paths if path not in dict(pairs)]
+
+
 def arguments_of(path: Path, method: str) -> dict:
     """Return the arguments of a method that is one callback."""
     return find_recipe(path).methods[method]["method"]["init_args"]

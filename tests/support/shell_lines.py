@@ -6,7 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 from pages import ROOT
 
 from lightning_fire.cli import main
-from lightning_fire.experiments import ablation, compare, sweep
+from lightning_fire.experiments import compare, sweep
 from lightning_fire.experiments.branching import chosen_starts
 from lightning_fire.experiments.runs import plan, reference_of
 from lightning_fire.experiments.sweep import as_config, read_space
@@ -25,7 +25,7 @@ from lightning_fire.recipe import init
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.cli import RecipeCLI, _without_recipe
 from lightning_fire.recipe.parser import RecipeParser
-from lightning_fire.recipe.recipe import SHIPPED, VANILLA, find_recipe
+from lightning_fire.recipe.recipe import SHIPPED, VANILLA, as_yaml, find_recipe
 
 PLACEHOLDERS = {"RECIPE": "quick_start", "runs/…/best.yaml": "quick_start"}  # any recipe
 PROGRAMS = ("lightning-fire", "python", "pip", "make", "tensorboard", "cd")
@@ -123,14 +123,14 @@ def parse_only(program: Callable[[], Any], monkeypatch: Any) -> None:
 
 @cache
 def _recipe_parser() -> RecipeParser:
-    return Unbuilt(["-c", *find_recipe("quick_start").layers("vanilla")], run=False).parser
+    return Unbuilt(find_recipe("quick_start").words("vanilla"), run=False).parser
 
 
-def parse_recipe(*layers: str, words: Sequence[str] = ()) -> Namespace:
+def parse_recipe(*layers: Mapping[str, Any], words: Sequence[str] = ()) -> Namespace:
     """Parse configuration strictly, of which later layers override, then words of the command line; return it."""
     parser = _recipe_parser()
     parser.empty.clear()
-    config = parser.parse_args([*(word for layer in layers for word in ("-c", layer)), *words])
+    config = parser.parse_args([*(word for layer in layers for word in ("-c", as_yaml(layer))), *words])
     check_recipe(config.as_dict(), parser.empty)
     return config
 
@@ -149,13 +149,13 @@ def check_yaml(code: str) -> None:
             for name, values in read_space(path, method).items():
                 value = values[0] if isinstance(values, list) else values["low"]
                 layers = find_recipe("quick_start").layers(method)
-                parse_recipe(*layers, yaml.safe_dump(as_config({name: value})))
+                parse_recipe(*layers, as_config({name: value}))
         return
     path.write_text(yaml.safe_dump(content, sort_keys=False))
     recipe = find_recipe(path)
     below = {key: value for key, value in quick_start.items() if key != "methods" and not _replaces(content.get(key))}
     for method in (VANILLA, *recipe.methods):
-        config = parse_recipe(yaml.safe_dump(below), *recipe.layers(method))
+        config = parse_recipe(below, *recipe.layers(method))
         with contextlib.suppress(RuntimeError):  # a schedule asks for the Trainer, after the optimizer is made
             _recipe_parser().instantiate_classes(Namespace(model=config.model)).model.configure_optimizers()
 
@@ -184,7 +184,7 @@ def _check_comparison(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
     compare.nested(options.engine_set, "--engine-set")
     *_, run = plan(recipe, methods, [0], output)
     if extra:  # without it, test_recipes.py parses every method of every recipe
-        parse_recipe(*run.configs, yaml.safe_dump(extra))
+        parse_recipe(*run.configs, extra)
 
 
 _CHECKS: dict[str, Callable[[list[str]], Any]] = {
@@ -192,6 +192,6 @@ _CHECKS: dict[str, Callable[[list[str]], Any]] = {
     **dict.fromkeys(("fit", "validate", "test", "select"), _check_recipe),
     **{
         name: partial(_check_comparison, command.parser())
-        for name, command in {"compare": compare, "ablation": ablation, "sweep": sweep}.items()
+        for name, command in {"compare": compare, "sweep": sweep}.items()
     },
 }

@@ -451,7 +451,7 @@ def test_a_module_that_names_its_parameters_in_its_own_way(module):
     prefix = "loss." if hasattr(module, "loss") else ""
     assert names(where[0].select(module)) == [f"{prefix}value.0.weight", f"{prefix}value.2.weight"]
     assert len(where[0].select(module).rows) == 6
-    assert list(where[2].select(module)) == [f"{prefix}value.0.weight", f"{prefix}value.2.weight"]
+    assert where[2].select(module).names == [f"{prefix}value.0.weight", f"{prefix}value.2.weight"]
     with pytest.raises(ValueError, match="of 2 Linear, convolution"):
         where[1].select(module)
 

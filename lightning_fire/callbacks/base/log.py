@@ -5,24 +5,25 @@ from collections.abc import Mapping
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import batches_that_stepped, is_a, loss_scaler, unscales_gradients
+from lightning_fire._lightning import batches_that_stepped, loss_scaler
+from lightning_fire._private import is_a, unscales_gradients
 from lightning_fire.contracts import HasEnvironmentSteps, offers
 
 
-def step_of_logs(trainer: Trainer) -> int:
+def step_of_logs(trainer: Trainer, at_epoch_end: bool = False) -> int:
     """Return the step at which to log now: in environment steps where the data counts them, else in batches."""
     data = trainer.datamodule
-    return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer)
+    return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer) - at_epoch_end
 
 
 def log_now(trainer: Trainer, values: Mapping[str, float], at_epoch_end: bool = False) -> None:
-    """Write scalars to all loggers immediately, on Lightning's own axis, and to `trainer.callback_metrics`.
+    """Write scalars to all loggers immediately, at `step_of_logs`, and to `trainer.callback_metrics`.
 
     `LightningModule.log` in `on_train_epoch_start` would write them at the end of the epoch. Here they are on the disk
     before the next checkpoint: a run resumed from it does not log them again. With `at_epoch_end` they are logged at
     the last step, as Lightning does at the end of an epoch.
     """
-    step = batches_that_stepped(trainer) - at_epoch_end
+    step = step_of_logs(trainer, at_epoch_end)
     for logger in trainer.loggers:
         logger.log_metrics(dict(values), step=step)
         logger.save()

@@ -5,7 +5,8 @@ import math
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire._lightning import is_a, restart_average
+from lightning_fire._lightning import restart_average
+from lightning_fire._private import is_a
 
 
 def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> list[str]:

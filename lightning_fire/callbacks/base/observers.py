@@ -5,7 +5,7 @@ import time
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_fire._lightning import is_a
+from lightning_fire._private import is_a
 from lightning_fire.callbacks.base.log import step_of_logs
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch

@@ -15,8 +15,8 @@ from lightning_fire._lightning import (
     data_source,
     end_finished_epoch,
     logged_after_last_batch,
-    tree_leaves,
 )
+from lightning_fire._private import tree_leaves
 from lightning_fire.contracts import HasChunkAt, chunk_of, offers
 from lightning_fire.when import Clock, Horizon, Reading
 

@@ -16,15 +16,8 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from lightning_fire._lightning import (
-    before_batch_transfer,
-    combined_like,
-    combined_loader,
-    copy_of_loader,
-    loss_scaler,
-    tree_leaves,
-    tree_map,
-)
+from lightning_fire._lightning import before_batch_transfer, combined_like, combined_loader, loss_scaler
+from lightning_fire._private import copy_of_loader, tree_leaves, tree_map
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.contracts import HasLossOn, HasPeekBatches, offers
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_fire._lightning import tree_map, version_of
+from lightning_fire._private import tree_map, version_of
 from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue

@@ -11,7 +11,8 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from lightning_fire._lightning import OWN_LINKS, attached_trainer, is_compiled, random_states, set_random_states
+from lightning_fire._lightning import OWN_LINKS, attached_trainer, random_states, set_random_states
+from lightning_fire._private import is_compiled
 from lightning_fire.methods.base.change import to_the_end
 from lightning_fire.methods.base.unit_reset import ignored_passes
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics import Metric
 
-from lightning_fire._lightning import tree_leaves
+from lightning_fire._private import tree_leaves
 from lightning_fire.callbacks.probing.batches import batches_of, on_all_ranks, weights_are_sharded
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 

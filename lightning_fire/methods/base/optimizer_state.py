@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_fire._lightning import is_a
+from lightning_fire._private import is_a
 from lightning_fire.distributed import warn
 
 OptimizerPolicy = Literal["keep", "touched", "all"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lightning_fire._lightning import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
+from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of, with_inner

@@ -1,4 +1,4 @@
-"""`lightning-fire ablation`: training, output and errors."""
+"""The paper's ablation figures: training, output and errors."""
 
 import csv
 from typing import get_args
@@ -9,12 +9,11 @@ import yaml
 from matplotlib.axes import Axes
 from tiny_recipe import set_method, tiny_recipe
 
-from lightning_fire.cli import main
-from lightning_fire.experiments import ablation
 from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.logs import read_curves
-from lightning_fire.experiments.report import Report, aligned
+from lightning_fire.experiments.report import ComparisonReport, aligned
 from lightning_fire.functional.orthogonal import Coefficients
+from studies import ablation_figures as study
 
 FIRE = "method: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
 RESET = "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
@@ -27,7 +26,7 @@ def recipe(tmp_path, monkeypatch):
 
 
 def ablate(recipe, *words):
-    return main(["ablation", str(recipe), "--output", "out", "--jobs", "2", "--seeds", "1", *words])
+    return study.main([str(recipe), "--output", "out", "--jobs", "2", "--seeds", "1", *words])
 
 
 @pytest.mark.slow
@@ -69,7 +68,7 @@ NUMBERS = {
 }
 
 
-class Known(Report):
+class Known(ComparisonReport):
     """A report of numbers that are known."""
 
     def measures(self, name):
@@ -78,13 +77,13 @@ class Known(Report):
 
 def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
     rows = {"vanilla": "vanilla", "fire": "fire"}
-    table = aligned(ablation.table(Known(NUMBERS, "vanilla"), "method", rows)).splitlines()
+    table = aligned(study.table(Known(NUMBERS, "vanilla"), "method", rows)).splitlines()
     assert table[0].split("  ")[0] == "method"
     assert table[2].split() == ["vanilla", "0.500", "–", "–", "–", "2.000", "–", "–"]
     assert "0.700 ± 0.141" in table[3]
     assert "5.50 ± 0.71" in table[3]  # the paper's DfI
     assert "3.000 ± 1.414" in table[3]
-    row = aligned(ablation.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"})).splitlines()[2]
+    row = aligned(study.table(Known(NUMBERS, "fire"), "steps", {"5": "fire,steps=5"})).splitlines()[2]
     assert row.startswith("5 ")
     assert "+0.100 (+0.100 to +0.100)" in row
     seen, bar = [], Axes.bar
@@ -94,7 +93,7 @@ def test_the_table_and_the_figure_show_mean_and_spread(tmp_path, monkeypatch):
         return bar(axis, names, heights, **options)
 
     monkeypatch.setattr(Axes, "bar", remember)
-    ablation.draw(Known(NUMBERS, "vanilla"), rows, {"5": "fire,steps=5", "10": "fire"}, tmp_path / "a.png", "title")
+    study.draw(Known(NUMBERS, "vanilla"), rows, {"5": "fire,steps=5", "10": "fire"}, tmp_path / "a.png", "title")
     (names, heights, errors), dfi, _ = seen
     assert (names, heights) == (["fire"], [3.0])
     assert errors == pytest.approx([2**0.5])
@@ -127,19 +126,19 @@ def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_
     }
     seen = []
 
-    def trained(runs, engine, extra, reference, options):
+    def trained(runs, engine, reference, options):
         seen.extend(runs)
         return ChunkReport({(run.branch, run.method, run.seed): curves for run in runs}, reference), 0
 
-    monkeypatch.setattr(ablation, "train_and_read", trained)
+    monkeypatch.setattr(study, "train_and_read", trained)
     numbers = ablate(recipe, "--what", "coefficients")
     variants = [f"fire,coefficients={name}" for name in ("quintic", "muon")]
     assert list(numbers.index.unique("method")) == ["vanilla", "fire", *variants]
-    layers = {run.method: yaml.safe_load(run.configs[-1])["method"]["init_args"] for run in seen[1:]}
+    layers = {run.method: run.configs[-1]["method"]["init_args"] for run in seen[1:]}
     own = layers.pop("fire")
     assert "coefficients" not in own and own["steps"] == 5
     assert layers == {f"fire,coefficients={name}": {**own, "coefficients": name} for name in ("quintic", "muon")}
-    assert ["cubic", "quintic", "muon"] == ablation._COEFFICIENTS == list(get_args(Coefficients))
+    assert ["cubic", "quintic", "muon"] == study._COEFFICIENTS == list(get_args(Coefficients))
     assert "fire,coefficients=muon" in (tmp_path / "out/table.txt").read_text()
     assert (tmp_path / "out/comparison.pdf").read_bytes().startswith(b"%PDF")
 

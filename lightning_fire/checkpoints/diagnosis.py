@@ -1,6 +1,8 @@
 """Metrics of a weight from its singular values, and the effect that FIRE would have on it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import exp, inf, isfinite, log, nan
 from typing import Literal
 
 import torch
@@ -11,13 +13,17 @@ from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz,
 from lightning_fire.functional.orthogonal import Coefficients, Scale, rescale
 
 QUANTILES = {"min": 0.0, "10%": 0.1, "median": 0.5, "90%": 0.9, "max": 1.0}
+_LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not dominate the mean
 
 
 @dataclass(frozen=True)
-class Health:
-    """Metrics of one weight; of a convolution, a matrix for each kernel position.
+class Diagnosis:
+    """Metrics of one weight; of a convolution, a matrix for each kernel position. All are Inf if it has a NaN or Inf.
 
     Attributes:
+        name: Its name in a checkpoint; a part of a fused weight ends with its letter.
+        shape: Shape `(out, in, *kernel)`.
+        dfi_reference: Normalised DfI of its reference.
         dfi_normalized: Scale- and shape-invariant deviation from isometry, see `functional.dfi_normalized`; mean
             over the positions.
         condition: Ratio of the largest to the smallest of the min(out, in) singular values; the largest over the
@@ -29,21 +35,32 @@ class Health:
         quantiles: Of the singular values of all positions together, at `QUANTILES`.
     """
 
-    dfi_normalized: float
-    condition: float
-    stable_rank: float
-    norm: float
-    sfe_normalized: float
-    quantiles: tuple[float, ...]
+    name: str
+    shape: tuple[int, ...]
+    dfi_reference: float
+    dfi_normalized: float = inf
+    condition: float = inf
+    stable_rank: float = inf
+    norm: float = inf
+    sfe_normalized: float = inf
+    quantiles: tuple[float, ...] = (inf,) * len(QUANTILES)
+
+    @property
+    def dfi_ratio(self) -> float:
+        """Normalised DfI by that of the reference; NaN if that is 0, as that of an isometry."""
+        return self.dfi_normalized / self.dfi_reference if self.dfi_reference > 1e-9 else nan
 
 
 @torch.no_grad()
-def health(
+def diagnosis_of(
     weight: Tensor,
+    name: str = "",
+    dfi_reference: float | None = None,
+    *,
     steps: int | Literal["exact"] = 10,
     coefficients: Coefficients = "cubic",
     scale: Scale = "paper",
-) -> Health | None:
+) -> Diagnosis:
     """Compute the metrics of one weight, in float64, by a singular value decomposition.
 
     FIRE keeps singular vectors, so the singular values determine how far it would move a weight: σ becomes s·f(σ),
@@ -51,20 +68,21 @@ def health(
 
     Args:
         weight: Shape `(out, in, *kernel)`, real floating dtype, not empty.
+        name: Its name.
+        dfi_reference: Normalised DfI of its reference. Default: that of a new weight, `dfi_of_new(weight.shape)`.
         steps: See `functional.fire`.
         coefficients: See `functional.fire`.
         scale: See `functional.fire`.
 
-    Returns:
-        The metrics; None if `weight` holds a NaN or Inf.
-
     Example:
-        >>> measured = health(torch.diag(torch.tensor([1.0, 3.0])), steps="exact")
+        >>> measured = diagnosis_of(torch.diag(torch.tensor([1.0, 3.0])), steps="exact")
         >>> measured.condition, round(measured.sfe_normalized, 6)  # (1 − 1)² + (3 − 1)², by 1² + 3²
         (3.0, 0.4)
     """
+    shape = tuple(weight.shape)
+    reference = dfi_of_new(shape) if dfi_reference is None else dfi_reference
     if not torch.isfinite(weight).all():
-        return None
+        return Diagnosis(name, shape, reference)
     matrices = as_matrices(weight.double())[0]  # (positions, out, in)
     sigma = singular_values(matrices)  # (positions, r), the largest first
     if steps == "exact":
@@ -72,11 +90,14 @@ def health(
     else:
         start = unit_norm(sigma.unsqueeze(-1)).unsqueeze(-1)  # (positions, r, 1, 1): as matrices of one entry
         new = newton_schulz(start, steps, COEFFICIENTS[coefficients])[..., 0, 0]
-    new = rescale(new.unsqueeze(-1), sigma.unsqueeze(-1), weight.shape, scale).squeeze(-1)
+    new = rescale(new.unsqueeze(-1), sigma.unsqueeze(-1), shape, scale).squeeze(-1)
     largest, smallest = sigma[:, 0], sigma[:, -1]
-    rounding = torch.finfo(sigma.dtype).eps * max(weight.shape[:2])
+    rounding = torch.finfo(sigma.dtype).eps * max(shape[:2])
     ordered = sigma.flatten().sort().values  # `torch.quantile` takes no more than 16 million values
-    return Health(
+    return Diagnosis(
+        name,
+        shape,
+        reference,
         dfi_normalized=dfi_normalized(matrices).mean().item(),
         condition=torch.where(smallest <= rounding * largest, torch.inf, largest / smallest).max().item(),
         stable_rank=stable_rank_of(sigma).mean().item(),
@@ -101,3 +122,17 @@ def dfi_of_new(shape: tuple[int, ...]) -> float:
     """
     r, l = sorted(shape[:2])  # noqa: E741
     return r * (r + l + 1) / (r * l + 2) - 1
+
+
+def mean_ratio(ratios: Iterable[float]) -> float:
+    """Return the geometric mean of the ratios of DfI to its reference; NaN without ratios.
+
+    Args:
+        ratios: One for each weight; NaN and Inf are left out.
+
+    Example:
+        >>> mean_ratio([2.0, 8.0, nan])
+        4.0
+    """
+    logs = [log(max(ratio, _LEAST)) for ratio in ratios if isfinite(ratio)]
+    return exp(sum(logs) / len(logs)) if logs else nan

@@ -1,4 +1,8 @@
-"""`lightning-fire ablation`: the paper's figure "Ablation study results" of a recipe."""
+"""The paper's ablation figures of a recipe: numbers of FIRE's steps (5 and 6), or coefficients of its polynomial (7).
+
+python -m studies.ablation_figures vision/warm_start/fashion_mnist_small_resnet --seeds 3   # ablation.png
+python -m studies.ablation_figures RECIPE --what coefficients   # the table and figure of compare
+"""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -6,12 +10,14 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import matplotlib.pyplot as plt
+import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 
-from lightning_fire.checkpoints.printable import printable
 from lightning_fire.experiments.branching import with_shared_starts
+from lightning_fire.experiments.chunks import Metric
 from lightning_fire.experiments.compare import (
     add_common_arguments,
     common,
@@ -20,14 +26,10 @@ from lightning_fire.experiments.compare import (
     train_and_read,
     with_monitor,
 )
+from lightning_fire.experiments.pictures import save
+from lightning_fire.experiments.report import MINUS, Column, ComparisonReport, deliver, figures
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-    from lightning_fire.experiments.chunks import Metric
-    from lightning_fire.experiments.report import Report
+from lightning_fire.printable import printable
 
 _METHODS = {
     "steps": ["vanilla", "full_reset", "shrink_and_perturb", "dash", "fire"],
@@ -45,7 +47,7 @@ _NOTE = (
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     parser = argparse.ArgumentParser(
-        prog="lightning-fire ablation",
+        prog="python -m studies.ablation_figures",
         allow_abbrev=False,
         description="Draw the paper's ablation figures of a recipe. By the number of FIRE's steps (figures 5 and 6):"
         " final accuracy; curvature of the loss on the new data (largest eigenvalue of its Hessian), deviation from"
@@ -71,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
+def main(args: Sequence[str] | None = None) -> pd.DataFrame:
     """Run the command, and return the numbers of each run by method; of variants of FIRE as `fire,steps=N`."""
     options = parser().parse_args(args)
     what = options.what
@@ -82,17 +84,16 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         recipe, output, seeds, extra = common(options, "_ablation")
         if "fire" not in options.methods:
             raise ValueError(f"--methods must have fire among them, got {' '.join(options.methods)}")
-        runs = plan(recipe, options.methods, seeds, output)
+        runs = with_monitor(plan(recipe, options.methods, seeds, output, extra))
         values = dict.fromkeys((options.steps or _STEPS) if what == "steps" else _COEFFICIENTS)
         variants = {value: _variant(runs, what, value, output) for value in values}
         engine = engine_for(recipe, options, output)
-        extra = with_monitor(runs, extra)
     except (ImportError, OSError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
     new = [run for of_steps in variants.values() for run in of_steps if run not in runs]
-    every = with_shared_starts([*runs, *new], extra)
+    every = with_shared_starts([*runs, *new])
     with at_work_in(output), closing(engine):
-        report, failed = train_and_read(every, engine, extra, reference_of(None, options.methods), options)
+        report, failed = train_and_read(every, engine, reference_of(None, options.methods), options)
     if failed or report is None:
         raise SystemExit(f"{failed} of {len(every)} runs failed")
     if what != "steps":
@@ -113,14 +114,14 @@ def _steps(word: str) -> int | str:
 def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path) -> list[Run]:
     """Return the runs of FIRE with another value of an argument; its own where the recipe has this value."""
     own = [run for run in runs if run.method == "fire"]
-    overlay = yaml.safe_load(own[0].configs[-1])
+    overlay = own[0].configs[-1]
     method = overlay.get("method")
     if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
         raise ValueError(f"the method fire is not one FIRECallback: {method}")
     if (method.get("init_args") or {}).get(argument, _DEFAULTS[argument]) == value:
         return own
     label = f"fire,{argument}={value}"
-    layer = yaml.safe_dump(merged(overlay, {"method": {"init_args": {argument: value}}}))
+    layer = merged(overlay, {"method": {"init_args": {argument: value}}})
     return [
         replace(run, method=label, folder=output / label / run.folder.name, configs=(*run.configs[:-1], layer))
         for run in own
@@ -128,11 +129,9 @@ def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path)
 
 
 def publish(
-    report: "Report", by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
+    report: ComparisonReport, by_method: Mapping[str, str], by_steps: Mapping[str, str], output: Path, title: str
 ) -> None:
     """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
-    from lightning_fire.experiments.report import MINUS, deliver, figures
-
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
     results = partial(report.numbers.droplevel("start").to_csv, float_format="%.6g")
     files = {
@@ -144,17 +143,13 @@ def publish(
     deliver(output, tables, files, note, name="ablation")
 
 
-def metric_of(report: "Report") -> "Metric":
+def metric_of(report: ComparisonReport) -> Metric:
     """Return the metric that a report compares."""
-    from lightning_fire.experiments.chunks import Metric
-
     return getattr(report, "metric", Metric())
 
 
-def table(report: "Report", head: str, rows: Mapping[str, str]) -> list[list[str]]:
+def table(report: ComparisonReport, head: str, rows: Mapping[str, str]) -> list[list[str]]:
     """Return the cells of a table of an ablation, the first row the header."""
-    from lightning_fire.experiments.report import Column
-
     columns = [
         Column(f"final {metric_of(report).name}", "final"),
         Column(f"minus {report.reference} (95 %)", "final", "minus"),
@@ -169,7 +164,7 @@ def table(report: "Report", head: str, rows: Mapping[str, str]) -> list[list[str
 
 
 def draw(
-    report: "Report",
+    report: ComparisonReport,
     by_method: Mapping[str, str],
     by_steps: Mapping[str, str],
     path: Path,
@@ -177,17 +172,13 @@ def draw(
     form: str = "png",
 ) -> None:
     """Draw the figure: mean and standard deviation (n - 1) over the seeds."""
-    import matplotlib.pyplot as plt
-
-    from lightning_fire.experiments.pictures import save
-
     means = report.numbers.groupby("method").mean()
     spreads = report.numbers.groupby("method").std().fillna(0.0)
     figure, axes = plt.subplot_mosaic("aaabbb;ccddee", figsize=(13, 7), layout="constrained")
     figure.suptitle(title, parse_math=False)
     accuracy, along, *bars = axes.values()
 
-    def curve(axis: "Axes", measure: str, color: str, label: str | None = None) -> None:
+    def curve(axis: Axes, measure: str, color: str, label: str | None = None) -> None:
         values, errors = (frame.loc[list(by_steps.values()), measure] for frame in (means, spreads))
         axis.errorbar(list(by_steps), values, errors, color=color, label=label, marker="o", capsize=3)
 
@@ -216,3 +207,7 @@ def draw(
     negative = (report.numbers["lambda_max_after"] <= 0).any()
     bars[0].set_yscale("symlog" if negative else "log")
     save(figure, path, form)
+
+
+if __name__ == "__main__":
+    main()

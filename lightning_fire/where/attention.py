@@ -1,0 +1,84 @@
+"""Attention in a model: its queries, keys and values, and whether the model is a transformer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
+
+from lightning_fire.where.candidate import Candidate, is_matrix, matrices_in
+from lightning_fire.where.fused import Part, is_attention_name, split
+from lightning_fire.where.low_rank import low_rank_factors
+from lightning_fire.where.weight_layers import is_layer, weight_of, why_never
+from lightning_fire.where.weight_view import WeightView
+
+
+def user_of(path: str, modules: Mapping[str, nn.Module]) -> tuple[str, nn.Module]:
+    """Return the name of a layer, and the module that uses it; for `attn.qkv.conv`, `qkv` and that of `attn`.
+
+    A module that wraps a single layer, with norms and activations, stands for it if it has a name of attention.
+    """
+    parent, _, leaf = path.removesuffix("._orig_mod").rpartition(".")
+    wrapper, name = parent, leaf
+    while wrapper and not is_attention_name(name):
+        single, several = wraps_one_layer(modules[wrapper]), isinstance(modules[wrapper], nn.ModuleList)
+        if not (single or several):
+            break
+        wrapper, _, name = wrapper.removesuffix("._orig_mod").rpartition(".")
+        if is_attention_name(name):
+            return f"{name} in a list" if several and not single else name, modules.get(wrapper, modules[""])
+    return leaf, modules.get(parent, modules[""])
+
+
+def wraps_one_layer(module: nn.Module) -> bool:
+    """Return whether a module is a layer, or holds exactly one, low-rank factors not counted."""
+    named = module.named_modules()
+    layers = [p for n, p in named if is_layer(p) and not low_rank_factors({n: ()})]
+    return len(layers) == 1 and not isinstance(module, nn.MultiheadAttention)
+
+
+def of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterator[Candidate]:
+    """Yield the weights of a module of attention, under names that begin with a prefix."""
+    width = module.embed_dim
+    packed = module.kdim == width and module.vdim == width
+    shapes = {"q_proj_weight": (width, width), "k_proj_weight": (width, module.kdim)}
+    shapes["v_proj_weight"] = (width, module.vdim)
+    for name, shape in {"in_proj_weight": (3 * width, width)}.items() if packed else shapes.items():
+        weight, parametrization = weight_of(module, name, shape)
+        if weight is None:
+            continue
+        whole = WeightView(prefix + name, weight, role="" if packed else name[0])
+        parts = [Part(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
+        views = split(whole, parts) if packed else [whole]
+        yield Candidate(whole.name, views, why_never(whole), parametrization=parametrization)
+
+
+def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> bool:
+    """Return whether a network is a transformer, and not another one that has attention somewhere.
+
+    It is one if queries and keys are more than a quarter of all its matrices (of a transformer block they are a third),
+    and the last matrix is not a convolution, as in networks whose output is an image. Matrices of up to three inputs,
+    of colors or coordinates, are not counted.
+
+    Args:
+        candidates: All candidates, in module order if `in_order`: in files they are in any order.
+        in_order: Whether the last one can be told.
+    """
+    matrices = [candidate for candidate in filter(is_matrix, candidates) if candidate.whole.shape[1] > 3]
+    unknown = [c for c in matrices if c.attention and not any(view.role for view in c.views)]  # counted as three
+    number = matrices_in(matrices) + 2 * len(unknown)
+    found = sum(view.role in ("q", "k") for c in matrices for view in c.views) + 2 * len(unknown)
+    return 4 * found > number and not (in_order and matrices[-1].whole.parameter.ndim > 2)
+
+
+def is_causal_language_model(model: nn.Module) -> bool:
+    """Return whether a model predicts each token from those before it.
+
+    That is: a Linear layer has the shape of an embedding, `(vocabulary, width)`, tied to it or not, and some module is
+    causal, by an attribute `is_causal` (most of transformers, and `GPT`) or by "Causal" in the name of its class
+    (nanoGPT's `CausalSelfAttention`), and none has `is_causal=False`, as attention in an encoder has.
+    """
+    modules = list(model.modules())
+    embeddings = {(m.num_embeddings, m.embedding_dim) for m in modules if isinstance(m, nn.Embedding)}
+    outputs = {(m.out_features, m.in_features) for m in modules if isinstance(m, nn.Linear)}
+    causal = [getattr(m, "is_causal", "Causal" in type(m).__name__ or None) for m in modules]
+    said = any(c is True for c in causal) and not any(c is False for c in causal)
+    return said and not embeddings.isdisjoint(outputs)
