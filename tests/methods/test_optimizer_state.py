@@ -176,7 +176,7 @@ class Wrapped(PlainModule):
         return Lookahead(super().configure_optimizers())
 
 
-@pytest.mark.parametrize("method", [FIRE(optimizer_state="all"), PlasticityCallback(OptimizerReset())])
+@pytest.mark.parametrize("method", [FIRE(optimizer_state="all"), OptimizerReset()])
 def test_an_event_of_a_training_with_a_wrapper_begins_a_new_optimizer(method):
     class Begins(PlasticityCallback):
         def act(self, trainer, pl_module):
