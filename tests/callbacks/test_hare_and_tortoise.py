@@ -3,7 +3,6 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import (
     GrowingData,
     PlainModule,
@@ -61,21 +60,6 @@ def test_before_the_first_event_the_run_is_that_of_the_hare_alone():
     fitted(callback)
     expected = fitted(max_epochs=5).state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in callback.seen[0][0].items())
-
-
-@pytest.mark.parametrize("epoch", [0, 1, 2, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
-    def build():
-        return HareAndTortoise(EveryNEpochs(2), momentum=0.7)
-
-    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    first, again = build(), build()
-    whole = fitted(first, save)
-    resumed = fitted(again, seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
-    assert_same_weights(resumed, whole)
-    tortoises = (callback.state_dict()["tortoise"] for callback in (first, again))
-    for one, other in zip(*(tortoise.values() for tortoise in tortoises), strict=True):
-        assert torch.equal(one, other)
 
 
 class Evaluated(PlainModule):
@@ -157,10 +141,3 @@ def test_frozen_parameters_and_integers_are_left_alone():
     model[2].requires_grad_(False)
     names = set(methods.HareAndTortoise(model).tortoise)
     assert names == {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
-
-
-@pytest.mark.parametrize("momentum", [-0.1, 1.0])
-def test_arguments_out_of_range(momentum):
-    for kind in (HareAndTortoise, lambda momentum: methods.HareAndTortoise(torch.nn.Linear(1, 1), momentum)):
-        with pytest.raises(ValueError, match=rf"`momentum` must be in \[0, 1\), got {momentum}"):
-            kind(momentum=momentum)

@@ -90,7 +90,7 @@ def test_heads_with_several_inputs_and_outputs():
         wrapper.named_twice()
 
 
-class Remembers(PlasticityInjection):
+class Remembers(PlasticityCallback):
     def act(self, trainer, pl_module):
         pl_module.eval()
         before, state = pl_module.net(INPUTS), state_of(pl_module)
@@ -103,7 +103,7 @@ class Remembers(PlasticityInjection):
 
 
 def test_an_event_changes_the_head_but_not_its_output():
-    callback = Remembers(HEAD)
+    callback = Remembers(PlasticityInjection(HEAD))
     module = fitted(callback)
     assert len(callback.seen) == 2
     for before, after, state, new_state in callback.seen:
@@ -117,32 +117,13 @@ def test_an_event_changes_the_head_but_not_its_output():
 
 
 def test_frozen_copies_do_not_learn_and_the_new_head_does():
-    callback = Remembers(HEAD)
+    callback = Remembers(PlasticityInjection(HEAD))
     module = fitted(callback)
     _, _, _, right_after = callback.seen[0]
     for name, tensor in right_after.items():
         if ".frozen.0." in name or ".taken_away.0." in name:
             assert torch.equal(module.state_dict()[name], tensor), name
     assert not torch.equal(module.net[5].trained.weight, module.net[5].taken_away[1].weight)
-
-
-@pytest.mark.parametrize(("policy", "forgotten"), [("keep", 0), ("touched", 2), ("all", 8)])
-def test_optimizer_state(policy, forgotten):
-    callback = Remembers(HEAD, AtEpochs([1]), optimizer=policy)
-    fitted(callback)
-    had, has = callback.moments
-    assert len(had) - len(has) == forgotten
-
-
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path):
-    """Checkpoints hold two, one or no injections; the module that loads them has none."""
-    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
-    whole = fitted(PlasticityCallback(PlasticityInjection(HEAD)), save)
-    for epoch in range(5):
-        resumed = fitted(
-            PlasticityCallback(PlasticityInjection(HEAD)), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
-        )
-        assert_same_weights(resumed, whole)
 
 
 def test_a_checkpoint_loads_elsewhere_after_wrapping(tmp_path):
@@ -222,10 +203,6 @@ class NoReset(nn.Module):
         (lambda: PlasticityCallback(PlasticityInjection("")), "'', which is not a part"),
         (lambda: PlasticityCallback(PlasticityInjection("net")), "'net' has BatchNorm1d: two copies"),
         (lambda: PlasticityCallback(PlasticityInjection(HEAD, target="target")), "'target', which is not a part"),
-        (
-            lambda: PlasticityCallback(PlasticityInjection(HEAD, optimizer_state="some")),
-            "`optimizer` must be 'keep', 'touched' or 'all'",
-        ),
     ],
 )
 def test_bad_arguments(build, message):

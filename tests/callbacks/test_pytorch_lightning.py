@@ -1,49 +1,21 @@
 """Callbacks under `pytorch_lightning`, the other name of the same package: the same weights, logs and neighbours."""
 
 import copy
+from functools import partial
 
 import lightning.pytorch as unified
 import pytest
 import torch
+from methods_table import ALL, callback_of
 from small_training import PlainModule, dataset
 from torch.utils.data import DataLoader
 
-import lightning_fire
 import lightning_fire.data
-from lightning_fire import FIRECallback, RestartSchedulers
+from lightning_fire import EveryNEpochs, FIRECallback, PlasticityMonitor, RestartSchedulers
 
 standalone = pytest.importorskip("pytorch_lightning")
 
-EVERY_TWO_EPOCHS = lightning_fire.EveryNEpochs(2)
-METHODS = {
-    "fire": lambda: FIRECallback(EVERY_TWO_EPOCHS),
-    "full reset": lambda: lightning_fire.PlasticityCallback(lightning_fire.FullReset(), EVERY_TWO_EPOCHS),
-    "shrink and perturb": lambda: lightning_fire.PlasticityCallback(
-        lightning_fire.ShrinkAndPerturb(), EVERY_TWO_EPOCHS
-    ),
-    "dash": lambda: lightning_fire.PlasticityCallback(lightning_fire.DASH(), EVERY_TWO_EPOCHS),
-    "redo": lambda: lightning_fire.PlasticityCallback(lightning_fire.ReDo(), EVERY_TWO_EPOCHS),
-    "continual backprop": lambda: lightning_fire.PlasticityCallback(
-        lightning_fire.ContinualBackprop(replacement_rate=0.1, maturity=2)
-    ),
-    "snr": lambda: lightning_fire.PlasticityCallback(lightning_fire.SelfNormalizedReset()),
-    "l2 init": lambda: lightning_fire.PlasticityCallback(lightning_fire.L2Init(1e-2)),
-    "parseval": lambda: lightning_fire.PlasticityCallback(lightning_fire.Parseval(1e-2)),
-    "spectral": lambda: lightning_fire.PlasticityCallback(lightning_fire.SpectralRegularization(1e-2)),
-    "isometry decay": lambda: lightning_fire.PlasticityCallback(lightning_fire.IsometryDecay(0.1)),
-    "feature rank": lambda: lightning_fire.FeatureRank(0.1),
-    "injection": lambda: lightning_fire.PlasticityCallback(
-        lightning_fire.PlasticityInjection("net.5"), EVERY_TWO_EPOCHS
-    ),
-    "hare and tortoise": lambda: lightning_fire.HareAndTortoise(EVERY_TWO_EPOCHS, momentum=0.7),
-    "redo by gradient": lambda: lightning_fire.PlasticityCallback(
-        lightning_fire.ReDo(threshold=0.7, score="gradient"), EVERY_TWO_EPOCHS
-    ),
-    "weight projection": lambda: lightning_fire.PlasticityCallback(lightning_fire.WeightProjection()),
-    "schedulers": lambda: RestartSchedulers(EVERY_TWO_EPOCHS),
-    "optimizer": lambda: lightning_fire.PlasticityCallback(lightning_fire.OptimizerReset(), EVERY_TWO_EPOCHS),
-    "monitor": lambda: lightning_fire.PlasticityMonitor(),
-}
+EVERY_TWO_EPOCHS = EveryNEpochs(2)
 
 
 def module_of(package):
@@ -71,9 +43,13 @@ def trained(package, *callbacks, logger=False, epochs=4):
     return module
 
 
-@pytest.mark.parametrize("name", METHODS)
+OTHERS = {"schedulers": lambda: RestartSchedulers(EVERY_TWO_EPOCHS), "monitor": PlasticityMonitor}
+
+
+@pytest.mark.parametrize("name", [*ALL, *OTHERS])
 def test_the_weights_are_those_of_lightning(name):
-    one, other = trained(standalone, METHODS[name]()), trained(unified, METHODS[name]())
+    build = OTHERS.get(name, partial(callback_of, name, EVERY_TWO_EPOCHS))
+    one, other = trained(standalone, build()), trained(unified, build())
     for (key, value), (_, expected) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
         assert torch.equal(value, expected), key
 

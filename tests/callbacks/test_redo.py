@@ -1,24 +1,24 @@
 """`ReDo` through real fits: the units that it resets and how, and that nothing else changes."""
 
+import copy
 from itertools import product
 
 import pytest
 import reference
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
-from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, PlasticityCallback, ReDo, methods
-from lightning_fire.functional import dormant
+from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, Loop, PlasticityCallback, ReDo
 from lightning_fire.methods.base.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.unit_scores import mean_pre_activations
 
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 
 
-class Snapshots(ReDo):
+class Snapshots(PlasticityCallback):
     """Keeps weights and optimizer state before and after each event."""
 
     def act(self, trainer, pl_module):
@@ -38,6 +38,11 @@ def moments_of(trainer, pl_module):
         for name, parameter in pl_module.named_parameters()
         for key, value in state[parameter].items()
     }
+
+
+def loop(loss):
+    """A plain loop on one batch."""
+    return Loop(forward=loss, losses=lambda: [loss()])
 
 
 SCORES = ("activation", "pre_activation", "gradient")
@@ -73,7 +78,7 @@ def entries_of(dead, score):
 
 @pytest.mark.parametrize(("score", "threshold"), [*product(SCORES, [0.3, 0.8]), ("activation", 1.5)])
 def test_exactly_the_dormant_units_are_re_initialized_and_nothing_else_changes(score, threshold):
-    callback = Snapshots(AtEpochs([1, 3]), threshold=threshold, num_batches=2, score=score)
+    callback = Snapshots(ReDo(threshold=threshold, num_batches=2, score=score), AtEpochs([1, 3]))
     fitted(callback)
     for ((before, moments), (after, moments_after), values), size in zip(callback.seen, (12, 24), strict=True):
         x, y = dataset(size=size).tensors
@@ -168,10 +173,10 @@ def test_a_flattened_channel_has_several_columns_in_any_memory_format(memory_for
 )
 def test_a_pre_activation_is_that_of_the_layer_at_every_position(net, shape):
     x = torch.randn(shape)
-    redo = methods.ReDo(net, lambda: net(x), score="pre_activation")
+    layers = HiddenUnits().select(net, lambda: net(x))
     outputs = net[0](x).detach()
     positions = [dim for dim in range(outputs.ndim) if outputs.shape[dim] != 5]
-    torch.testing.assert_close(redo.measure(lambda: net(x)), outputs.relu().mean(positions))
+    torch.testing.assert_close(mean_pre_activations(layers, lambda: net(x)), outputs.relu().mean(positions))
 
 
 @pytest.mark.parametrize("score", SCORES)
@@ -180,8 +185,7 @@ def test_the_gradients_of_a_plain_loop_stay(score):
     batch = dataset(6).tensors
     module.training_step(batch, 0).backward()
     before = [parameter.grad.clone() for parameter in module.parameters()]
-    redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1.0, score=score)
-    assert redo.step(lambda: module.training_step(batch, 0))["units"] > 0
+    assert ReDo(threshold=1.0, score=score)(module, loop(lambda: module.training_step(batch, 0)))["units"] > 0
     assert all(torch.equal(p.grad, grad) for p, grad in zip(module.parameters(), before, strict=True))
 
 
@@ -190,10 +194,11 @@ def test_a_saturated_unit_has_zero_gradient_and_a_large_activation():
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     nn.init.constant_(net[0].bias[:1], 30.0)
     x = torch.randn(16, 3)
-    found = {score: methods.ReDo(net, lambda: net(x), score=score) for score in SCORES}
-    loss = lambda: net(x).square().mean()  # noqa: E731
-    dead = {score: dormant(redo.measure(loss), 0.025)[0].item() for score, redo in found.items()}
-    assert dead == {"activation": False, "pre_activation": False, "gradient": True}
+    for score in SCORES:
+        own = copy.deepcopy(net)
+        report = ReDo(threshold=0.025, score=score)(own, loop(lambda own=own: own(x).square().mean()))
+        reset = not torch.equal(own[0].weight[0], net[0].weight[0])
+        assert reset == (score == "gradient") == (report["units"] > 0), score
 
 
 def test_a_reset_unit_does_not_contribute_to_the_output_at_first():
@@ -212,9 +217,10 @@ def test_a_layer_that_is_reset_whole_has_gradients_again():
     """If the outgoing weights of two successive layers were 0, every gradient would be 0."""
     module = PlainModule()
     batch = dataset(6).tensors
-    redo = methods.ReDo(module, lambda: module.training_step(batch, 0), threshold=1e9, score="gradient")
-    assert redo.step(lambda: module.training_step(batch, 0))["units"] == 16
-    assert redo.measure(lambda: module.training_step(batch, 0)).max() > 0
+    redo = ReDo(threshold=1e9, score="gradient")
+    assert redo(module, loop(lambda: module.training_step(batch, 0)))["units"] == 16
+    module.training_step(batch, 0).backward()
+    assert all(module.net[i].weight.grad.abs().max() > 0 for i in (0, 3))
 
 
 def test_draws_are_reproducible_and_leave_the_global_random_state():
@@ -241,7 +247,7 @@ def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     assert callback.num_events == 7
 
 
-class Times(ReDo):
+class Times(PlasticityCallback):
     """Keeps the epoch and the step of each event."""
 
     def act(self, trainer, pl_module):
@@ -252,7 +258,7 @@ class Times(ReDo):
 
 def test_it_begins_with_its_chunk():
     """As in the FIRE authors' code: once the first epoch on that data has ended, and at the start of chunk 2."""
-    callback = Times(start_chunk=1, threshold=0.5)
+    callback = Times(ReDo(threshold=0.5), start_chunk=1)
     fitted(callback)
     assert callback.epochs == [3, 4, 5]  # chunk 1 begins with epoch 2, chunk 2 with epoch 4
 
@@ -266,23 +272,13 @@ def test_it_begins_with_its_chunk():
     ],
 )
 def test_an_event_before_the_first_batch_on_new_data_belongs_to_the_chunk_before(when, start_chunk, steps):
-    callback = Times(when, start_chunk=start_chunk, threshold=0.0)
+    callback = Times(ReDo(threshold=0.0), when, start_chunk=start_chunk)
     fitted(callback, max_epochs=5)
     assert callback.steps == steps
 
 
-@pytest.mark.parametrize(("score", "epoch"), [*product(["activation"], [0, 2, 3]), ("gradient", 2)])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, score, epoch):
-    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(PlasticityCallback(ReDo(threshold=0.8, score=score)), save)
-    resumed = fitted(
-        PlasticityCallback(ReDo(threshold=0.8, score=score)), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
-    )
-    assert_same_weights(resumed, whole)
-
-
 def test_a_run_resumed_around_its_chunk_acts_at_the_same_epochs(tmp_path):
-    build = lambda: Times(threshold=0.8, start_chunk=1, score="pre_activation")  # noqa: E731
+    build = lambda: Times(ReDo(threshold=0.8, score="pre_activation"), start_chunk=1)  # noqa: E731
     save = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
     whole = fitted(build(), save)
     for step, epochs in {4: [3, 4, 5], 5: [3, 4, 5], 8: [3, 4, 5], 9: [4, 5]}.items():  # chunk 1 begins at step 4
@@ -294,7 +290,7 @@ def test_a_run_resumed_around_its_chunk_acts_at_the_same_epochs(tmp_path):
 
 
 def test_what_is_logged(tmp_path):
-    callback = Snapshots(AtEpochs([1]), threshold=0.8)
+    callback = Snapshots(ReDo(threshold=0.8), AtEpochs([1]))
     fitted(callback, folder=tmp_path)
     log = EventAccumulator(str(tmp_path)).Reload()
     values = callback.seen[0][2]
@@ -302,50 +298,6 @@ def test_what_is_logged(tmp_path):
     for key in ("redo/units", "redo/dormant_fraction", "redo.layers/dormant_fraction/net.3"):
         assert log.Scalars(key)[0].value == pytest.approx(values[key])
     assert log.Scalars("redo/event")[0].step == 2
-
-
-def test_manual_optimization_requires_loss_on():
-    class Manual(PlainModule):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            optimizer.step()
-
-    asked = r"say how the module runs on a batch, by a method loss_on\(batch\) of the module"
-    with pytest.raises(MisconfigurationException, match=asked):
-        fitted(PlasticityCallback(ReDo()), module=Manual())
-
-    class WithLoss(Manual):
-        def loss_on(self, batch):
-            return PlainModule.training_step(self, batch, 0)
-
-    callback = PlasticityCallback(ReDo(threshold=0.8))
-    fitted(callback, module=WithLoss())
-    assert callback.num_events == 5
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threshold": -1}, "`threshold` must be at least 0, got -1"),
-        ({"start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
-        ({"num_batches": 0}, "`num_batches` must be at least 1, got 0"),
-        ({"score": "output"}, "`score` must be 'activation', 'pre_activation' or 'gradient', got 'output'"),
-    ],
-)
-def test_arguments_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        PlasticityCallback(ReDo(**options))
-
-
-def test_a_selection_without_units_is_an_error_before_the_first_step():
-    with pytest.raises(ValueError, match="layer99"):
-        fitted(PlasticityCallback(ReDo(where=HiddenUnits(include=["layer99"]))))
 
 
 def test_a_layer_that_cannot_be_re_initialized_is_an_error_before_training():

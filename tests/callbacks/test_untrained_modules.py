@@ -5,12 +5,15 @@ import copy
 import pytest
 import torch
 from lightning.pytorch import Callback
+from methods_table import ALL, MADE, callback_of
 from small_training import PlainData, PlainModule, fitted, state_of, trainer
-from test_compiled import METHODS
 from torch import nn
 
 from lightning_fire import (
+    FIRE,
     AtEpochs,
+    Change,
+    EventMethod,
     EveryNEpochs,
     FIRECallback,
     FullReset,
@@ -20,7 +23,6 @@ from lightning_fire import (
     ShrinkAndPerturb,
     Weights,
 )
-from lightning_fire.methods.fire import plan_fire
 
 
 class Distilled(PlainModule):
@@ -48,12 +50,12 @@ def vanilla() -> dict[str, torch.Tensor]:
     return state_of(fitted(module=Distilled()))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ALL)
 def test_a_teacher_stays_bit_equal(name, vanilla):
     torch.manual_seed(0)
     module = Distilled()
     before = state_of(module.teacher)
-    fitted(METHODS[name](), module=module)
+    fitted(callback_of(name), module=module)
     assert all(torch.equal(value, before[key]) for key, value in state_of(module.teacher).items())
     after = state_of(module)
     assert any(key not in after or not torch.equal(after[key], value) for key, value in vanilla.items())
@@ -61,33 +63,35 @@ def test_a_teacher_stays_bit_equal(name, vanilla):
 
 def test_values_of_a_teacher_that_were_loaded_later_are_not_reset():
     """The initial values of a reset are older than they."""
-    module, callback = Distilled(), PlasticityCallback(FullReset(), AtEpochs([1]))
+    module = Distilled()
 
-    class Loads(FullReset):
+    class Loads(PlasticityCallback):
         def on_train_start(self, trainer, pl_module):
             super().on_train_start(trainer, pl_module)
             nn.init.ones_(pl_module.teacher[0].weight)
             pl_module.teacher[3].running_mean.fill_(5.0)
 
-    callback = Loads(AtEpochs([1]))
+    callback = Loads(FullReset(), AtEpochs([1]))
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert (module.teacher[0].weight == 1).all() and (module.teacher[3].running_mean == 5).all()
     assert callback.num_events == 1
 
 
-@pytest.mark.parametrize("callback", [FIRECallback, ShrinkAndPerturb, FullReset])
-def test_one_line_says_what_is_left_out(callback, caplog):
-    fitted(callback(AtEpochs([1])), module=Distilled(), data=PlainData(), max_epochs=2)
+@pytest.mark.parametrize("method", [FIRE, ShrinkAndPerturb, FullReset])
+def test_one_line_says_what_is_left_out(method, caplog):
+    fitted(PlasticityCallback(method(), AtEpochs([1])), module=Distilled(), data=PlainData(), max_epochs=2)
     lines = [record.getMessage() for record in caplog.records if "leaves out" in record.getMessage()]
     assert len(lines) == 1
-    assert lines[0].startswith(f"{callback.__name__} leaves out teacher.0.weight, teacher.")
+    assert lines[0].startswith(f"{method.__name__} leaves out teacher.0.weight, teacher.")
     assert lines[0].endswith(": no optimizer trains them.")
 
 
 def test_a_selection_that_no_optimizer_trains_is_an_error_before_training():
-    for where, kind in ((Weights(include=["teacher"]), FIRECallback), (Parameters(include=["teacher"]), FullReset)):
+    for where, kind in ((Weights(include=["teacher"]), FIRE), (Parameters(include=["teacher"]), FullReset)):
         with pytest.raises(ValueError, match="not trained by any optimizer"):
-            fitted(kind(AtEpochs([1]), where=where), module=Distilled(), data=PlainData(), max_epochs=2)
+            fitted(
+                PlasticityCallback(kind(where=where), AtEpochs([1])), module=Distilled(), data=PlainData(), max_epochs=2
+            )
 
 
 def test_an_optimizer_of_another_model_is_an_error_before_training():
@@ -132,15 +136,18 @@ def test_a_module_that_steps_by_itself_is_changed_by_requires_grad():
 
 
 def test_an_own_method_follows_the_rule_too():
-    class Own(FIRECallback):
-        def plan(self, trainer, pl_module):
-            self.names = [view.name for view in Weights().select(pl_module)]
-            return plan_fire(pl_module)
+    names = []
 
-    callback, module = Own(AtEpochs([1])), Distilled()
+    class Own(EventMethod):
+        def plan(self, model, training):
+            views = Weights().select(model)
+            names.extend(view.name for view in views)
+            return Change({view.parameter: torch.zeros_like(view.parameter) for view in views})
+
+    callback, module = PlasticityCallback(Own(), AtEpochs([1])), Distilled()
     before = state_of(module.teacher)
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
-    assert callback.names == ["net.0.weight", "net.3.weight", "net.5.weight"]
+    assert names == ["net.0.weight", "net.3.weight", "net.5.weight"]
     assert all(torch.equal(value, before[key]) for key, value in state_of(module.teacher).items())
 
 
@@ -176,9 +183,8 @@ class Gan(PlainModule):
 @pytest.mark.parametrize("name", ["dash", "fire", "full_reset", "shrink_and_perturb"])
 def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_good_is_not(name):
     module, seen = Gan(), []
-    kind = type(METHODS[name]())
 
-    class Watched(kind):
+    class Watched(PlasticityCallback):
         def act(self, trainer, pl_module):
             before = state_of(pl_module)
             values = super().act(trainer, pl_module)
@@ -186,7 +192,7 @@ def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_
             return values
 
     backbone = copy.deepcopy(module.backbone.state_dict())
-    callback = Watched(AtEpochs([1]))
+    callback = Watched(MADE[name], AtEpochs([1]))
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert {"critic.weight", "net.0.weight"} <= set(seen)
     assert all(torch.equal(value, backbone[key]) for key, value in module.backbone.state_dict().items())
@@ -241,11 +247,11 @@ def test_a_fresh_draw_leaves_frozen_layers_alone_and_asks_only_what_is_selected(
         module.configure_optimizers = lambda: torch.optim.Adam(module.net[3:].parameters(), lr=1e-2)
     before = state_of(module.net[0])
     where = Parameters(include=[r"^net\.5"])
-    callback = method(AtEpochs([1]), where=where, fresh_seed=0)
+    callback = PlasticityCallback(method(where=where, fresh_seed=0), AtEpochs([1]))
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert all(torch.equal(value, before[key]) for key, value in state_of(module.net[0]).items())
     assert callback.num_events == 1
-    whole = method(AtEpochs([1]), fresh_seed=0)
+    whole = PlasticityCallback(method(fresh_seed=0), AtEpochs([1]))
     if optimized == "all":
         with pytest.raises(ValueError, match="FineTuned has parameters and no reset_parameters"):
             trainer(whole, max_epochs=2).fit(module, datamodule=PlainData())

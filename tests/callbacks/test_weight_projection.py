@@ -4,12 +4,11 @@ import lightning.pytorch as pl
 import pytest
 import reference
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, fitted, initial_state, state_of
+from small_training import PlainModule, fitted, initial_state, state_of
 from tolerances import assert_near
 from torch import nn
 
-from lightning_fire import PlasticityCallback, WeightProjection, Weights, methods
+from lightning_fire import PlasticityCallback, WeightProjection, Weights
 
 
 class AfterEachStep(pl.Callback):
@@ -41,14 +40,6 @@ def test_each_step_ends_at_the_initial_norm_and_nothing_else_moves(where, projec
                 assert torch.equal(one[name], value), name
 
 
-@pytest.mark.parametrize("epoch", [0, 2, 4])
-def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, epoch):
-    save = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
-    whole = fitted(PlasticityCallback(WeightProjection()), save)
-    resumed = fitted(PlasticityCallback(WeightProjection()), seed=99, ckpt_path=tmp_path / f"epoch={epoch}.ckpt")
-    assert_same_weights(resumed, whole)
-
-
 def test_a_second_fit_keeps_the_norms_of_the_first():
     callback, module = PlasticityCallback(WeightProjection()), PlainModule()
     norm = module.net[0].weight.norm().item()
@@ -61,23 +52,23 @@ def test_a_second_fit_keeps_the_norms_of_the_first():
 
 def test_parts_of_a_fused_weight_have_norms_of_their_own():
     model = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.LayerNorm(8), nn.Linear(8, 2)])
-    projection = methods.WeightProjection(model)
+    projection = WeightProjection().attach(model)
     fused = model[0].in_proj_weight
     before = [part.norm().item() for part in fused.chunk(3)]
     with torch.no_grad():
         fused[:8].mul_(5.0)
-    projection.step()
+    projection.after_step()
     assert [part.norm().item() for part in fused.chunk(3)] == pytest.approx(before)
 
 
 def test_warns_of_a_network_without_normalisation():
     with pytest.warns(UserWarning, match="Sequential has no normalisation layer"):
-        methods.WeightProjection(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
+        WeightProjection().attach(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)))
 
 
 def test_a_single_weight_is_taken_for_the_output():
     with pytest.raises(ValueError, match="Linear has no weight but weight, which is taken for its output layer"):
-        methods.WeightProjection(nn.Linear(2, 2))
+        WeightProjection().attach(nn.Linear(2, 2))
 
 
 def test_show_selection():

@@ -13,38 +13,28 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from methods_table import ALL, callback_of
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fire import (
-    DASH,
     AnyOf,
     AtEpochs,
     AtFraction,
     AtNewData,
-    ContinualBackprop,
-    EventCallback,
     EveryNEpochs,
     EveryNSteps,
-    FeatureRank,
     FIRECallback,
-    FullReset,
-    IsometryDecay,
-    L2Init,
     Log,
     OptimizerReset,
-    Parseval,
     PlasticityCallback,
-    PlasticityInjection,
     PlasticityMonitor,
-    ReDo,
     Schedule,
-    SelfNormalizedReset,
-    SpectralRegularization,
     Weights,
     announce_new_data,
 )
+from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.new_data import explain_data
 
 
@@ -604,27 +594,15 @@ def test_strategies_that_hide_the_weights_are_rejected(strategy, callback):
     rejects(callback(), strategy(), f"{callback.__name__} cannot act under {base}, which keeps the weights in pieces")
 
 
-@pytest.mark.parametrize(
-    "callback",
-    [
-        Recorder(),
-        PlasticityCallback(DASH()),
-        PlasticityCallback(ReDo(), EveryNEpochs(1)),
-        PlasticityCallback(ContinualBackprop(0.1)),
-        PlasticityCallback(SelfNormalizedReset(0.1)),
-        PlasticityCallback(L2Init(0.1)),
-        PlasticityCallback(Parseval(0.1)),
-        FeatureRank(0.1),
-        PlasticityCallback(IsometryDecay(0.1)),
-        PlasticityCallback(SpectralRegularization(0.1)),
-        PlasticityCallback(PlasticityInjection("net.5")),
-        PlasticityCallback(FullReset(fresh_seed=0)),
-    ],
-    ids=lambda callback: type(callback).__name__,
-)
-def test_what_needs_whole_weights_is_rejected_where_they_are_sharded(callback):
-    match = f"{type(callback).__name__}.* needs whole weights, which ModelParallelStrategy shards"
+ON_SHARDS = ["fire", "shrink_and_perturb", "full_reset", "optimizer_reset"]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in ON_SHARDS])
+def test_what_needs_whole_weights_is_rejected_where_they_are_sharded(name):
+    callback = callback_of(name)
+    match = f"{callback.title} needs whole weights, which ModelParallelStrategy shards"
     rejects(callback, ModelParallelStrategy(), match)
+    rejects(Recorder(), ModelParallelStrategy(), "Recorder needs whole weights, which ModelParallelStrategy shards")
 
 
 def test_validation_alone_does_not_touch_the_callback():

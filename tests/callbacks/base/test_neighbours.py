@@ -6,7 +6,7 @@ from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging
 from small_training import GrowingData, PlainModule, fitted, snapshots_of
 
-from lightning_fire import FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
+from lightning_fire import FIRE, FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
 from lightning_fire.functional import dfi_normalized
 from lightning_fire.when import EveryNEpochs
 
@@ -21,11 +21,11 @@ class Logs(PlainModule):
         self.log("loss", LOSSES[self.current_epoch])
 
 
-@pytest.mark.parametrize(("method", "epochs"), [(FIRECallback, 6), (FullReset, 6), (ReDo, 5)])
+@pytest.mark.parametrize(("method", "epochs"), [(FIRE, 6), (FullReset, 6), (ReDo, 5)])
 def test_early_stopping_restarts_its_patience(method, epochs):
     """The loss is lowest in the second epoch; ReDo replaces units and keeps the best score."""
     stopping = EarlyStopping("loss", patience=3)
-    module = fitted(method(), stopping, module=Logs())
+    module = fitted(PlasticityCallback(method()), stopping, module=Logs())
     assert module.trainer.current_epoch == epochs
     assert stopping.best_score == (LOSSES[1] if method is ReDo else LOSSES[5])
 
@@ -72,10 +72,10 @@ class SavesNoFrozenPart(PlainModule):
 
 
 @needs_ema
-@pytest.mark.parametrize("method", [FIRECallback, FullReset])
+@pytest.mark.parametrize("method", [FIRE, FullReset])
 def test_the_average_of_a_module_that_saves_a_part_of_its_state_restarts(method):
     averaging = callbacks.EMAWeightAveraging(decay=0.99)
-    callback = snapshots_of(method)()
+    callback = snapshots_of(PlasticityCallback)(method())
     module = fitted(callback, averaging, module=SavesNoFrozenPart(), data=GrowingData((2, 2)), max_epochs=3)
     weight = callback.seen[-1][1]["net.3.weight"]
     assert torch.dist(module.net[3].weight, weight) < 0.1 * weight.norm()

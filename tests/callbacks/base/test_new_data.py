@@ -11,10 +11,10 @@ from small_training import PlainData, PlainModule, assert_same_weights, fitted, 
 from lightning_fire import (
     AtEpochs,
     AtNewData,
-    EventCallback,
     FIRECallback,
     announce_new_data,
 )
+from lightning_fire.callbacks.base.event import EventCallback
 
 ON_FIRST = AtNewData(skip_first=False)
 ADVICE = "If this process continues from weights trained before, use when=AtNewData(skip_first=False)"

@@ -66,7 +66,7 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
             return logged[-1]
 
     module.__class__ = Watched
-    quiet_trainer(tmp_path, 2, callbacks=[Logging(AT_HALF, where)]).fit(module, small_data(environment))
+    quiet_trainer(tmp_path, 2, callbacks=[Logging(AT_HALF, where=where)]).fit(module, small_data(environment))
     assert len(batches) == 2 and len(logged) == 1
     first, second = batches
     assert all(torch.equal(a, b) for a, b in zip(first.transitions[:5], second.transitions[:5], strict=True))
@@ -165,14 +165,14 @@ def test_units_of_a_dqn_are_scored_on_the_pass_that_has_gradients(tmp_path, doub
     """Not on those that evaluate the next observations: two of the trained network, if `double`."""
     seen, logged = [], []
 
-    class Logging(ReDo):
+    class Logging(PlasticityCallback):
         def act(self, trainer, pl_module):
             logged.append(super().act(trainer, pl_module))
             return logged[-1]
 
     torch.manual_seed(0)
     module = watched_dqn(seen, double=double)
-    quiet_trainer(tmp_path, 3, callbacks=[Logging(threshold=0.7)]).fit(module, small_data(Corridor))
+    quiet_trainer(tmp_path, 3, callbacks=[Logging(ReDo(threshold=0.7))]).fit(module, small_data(Corridor))
     expected = [reference.dormant(activations, 0.7) for activations in seen[1:]]  # the first look finds the units
     assert [values["redo/units"] for values in logged] == [len(units) for units in expected]
     assert len(expected) == 2 and all(expected)

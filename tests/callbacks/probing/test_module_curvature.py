@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 
 from lightning_fire import (
     DASH,
+    FIRE,
     AtEpochs,
     FIRECallback,
     FullReset,
@@ -70,24 +71,15 @@ def first_batch(chunk: int) -> tuple:
     return next(iter(DataLoader(dataset(size=12 * (chunk + 1)), batch_size=6)))
 
 
-def logging(method: type) -> type:
-    """Derive a method that records everything that it logs about each event."""
-
-    class Logging(snapshots_of(method)):
-        def act(self, trainer, pl_module):
-            values = super().act(trainer, pl_module)
-            self.logged = [*getattr(self, "logged", []), values]
-            return values
-
-    return Logging
+Snapshots = snapshots_of(PlasticityCallback)
 
 
-@pytest.mark.parametrize("method", [FIRECallback, FullReset, ShrinkAndPerturb, DASH])
+@pytest.mark.parametrize("method", [FIRE, FullReset, ShrinkAndPerturb, DASH])
 def test_before_and_after_are_those_of_the_exact_hessian_on_the_upcoming_data(method):
-    callback = logging(method)()
+    callback = Snapshots(method())
     module = fitted(callback, module=Smooth())
-    assert len(callback.logged) == 2
-    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+    assert len(callback.seen) == 2
+    for chunk, (before, after, values) in enumerate(callback.seen, start=1):
         batch = first_batch(chunk)
         for moment, state in (("before", before), ("after", after)):
             expected = exact_lambda_max(module, state, batch)
@@ -105,9 +97,9 @@ class LargeBatches(GrowingData):
 
 
 def test_lambda_max_is_that_of_the_first_16_samples():
-    callback = logging(FIRECallback)()
+    callback = Snapshots(FIRE())
     module = fitted(callback, module=Smooth(), data=LargeBatches())
-    for chunk, ((before, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+    for chunk, (before, after, values) in enumerate(callback.seen, start=1):
         x, y = (tensor[:16] for tensor in dataset(size=24 * (chunk + 1)).tensors)
         for moment, state in (("before", before), ("after", after)):
             expected = exact_lambda_max(module, state, (x, y))
@@ -123,10 +115,10 @@ def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_ar
 
     monkeypatch.setattr(curvature_of_loss, "_PRODUCTS", MOST_PRODUCTS)
     monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
-    callback = logging(FIRECallback)(AtEpochs([2]))
+    callback = Snapshots(FIRE(), AtEpochs([2]))
     module = fitted(callback, module=Smooth(), data=LargeBatches())
     assert [one.products for one in found] == [8, 8]
-    (before, after, _), values = callback.seen[0], callback.logged[0]
+    before, after, values = callback.seen[0]
     batch = [tensor[:16] for tensor in dataset(size=48).tensors]
     for moment, state in (("before", before), ("after", after)):
         value, residual = (values[f"fire/lambda_max_{moment}{of}"] for of in ("", "_residual"))
@@ -136,7 +128,7 @@ def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_ar
 
 def test_the_monitor_and_an_event_use_the_same_samples():
     monitor = PlasticityMonitor(data_every_n_steps=1, log=Log(curvature=True))
-    fire, seen = logging(FIRECallback)(AtEpochs([1])), []
+    fire, seen = Snapshots(FIRE(), AtEpochs([1])), []
 
     class Noting(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -148,7 +140,7 @@ def test_the_monitor_and_an_event_use_the_same_samples():
     fitted(monitor, fire, Noting(), module=Smooth(), data=Constant(), max_epochs=2)
     keys = ("", "_residual")
     assert [seen[0][f"plasticity/lambda_max{of}"].item() for of in keys] == pytest.approx(
-        [fire.logged[0][f"fire/lambda_max_before{of}"] for of in keys], rel=1e-6
+        [fire.seen[0][2][f"fire/lambda_max_before{of}"] for of in keys], rel=1e-6
     )
 
 
@@ -170,15 +162,16 @@ def test_the_value_between_two_events_is_computed_once(monkeypatch, between, sev
         return found[-1]
 
     monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
-    reset, fire = logging(FullReset)(AtEpochs([1, 2])), logging(FIRECallback)(AtEpochs([1, 2] if several else [1]))
+    reset = Snapshots(FullReset(), AtEpochs([1, 2]))
+    fire = Snapshots(FIRE(), AtEpochs([1, 2] if several else [1]))
     module = fitted(reset, *between, fire, module=Smooth())
-    for first, second, (before, _, _) in zip(reset.logged, fire.logged, fire.seen, strict=False):
+    for (*_, first), (before, _, second) in zip(reset.seen, fire.seen, strict=False):
         same = second["fire/lambda_max_before"] == first["full_reset/lambda_max_after"]
         assert same is (not between)
-        batch = first_batch(second is not fire.logged[0])
+        batch = first_batch(second is not fire.seen[0][2])
         assert second["fire/lambda_max_before"] == pytest.approx(exact_lambda_max(module, before, batch), rel=2e-3)
     events = 4 if several else 3
-    assert len(found) == 2 * events - (0 if between else len(fire.logged))
+    assert len(found) == 2 * events - (0 if between else len(fire.seen))
 
 
 class Pair(NamedTuple):
@@ -231,19 +224,19 @@ def test_training_is_the_same_to_the_bit_with_and_without(data):
 
 
 def test_only_reinitialisers_compute_it_and_only_if_requested():
-    assert all(method().curvature for method in (FIRECallback, FullReset, ShrinkAndPerturb, DASH))
+    assert all(PlasticityCallback(method()).curvature for method in (FIRE, FullReset, ShrinkAndPerturb, DASH))
     assert not PlasticityCallback(ReDo()).curvature
     assert not PlasticityCallback(ShrinkAndPerturb(), log=Log(weights=False)).curvature
-    callback = logging(FIRECallback)(log=Log(curvature=False))
+    callback = Snapshots(FIRE(), log=Log(curvature=False))
     fitted(callback)
-    assert not any("lambda_max" in key for values in callback.logged for key in values)
+    assert not any("lambda_max" in key for *_, values in callback.seen for key in values)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_it_is_of_the_float32_network_in_every_precision(precision):
-    callback = logging(FIRECallback)(steps=20)
+    callback = Snapshots(FIRE(steps=20))
     module = fitted(callback, module=Smooth(), precision=precision)
-    for chunk, ((_, after, _), values) in enumerate(zip(callback.seen, callback.logged, strict=True), start=1):
+    for chunk, (_, after, values) in enumerate(callback.seen, start=1):
         x, y = first_batch(chunk)
         x = x.to(torch.bfloat16).float() if precision == "bf16-true" else x
         assert values["fire/lambda_max_after"] == pytest.approx(exact_lambda_max(module, after, (x, y)), rel=5e-3)
@@ -278,9 +271,9 @@ class Recurrent(PlainModule):
 @pytest.mark.filterwarnings("ignore:Logging leaves out rnn")
 @pytest.mark.parametrize("kind", [Attention, Recurrent])
 def test_attention_and_recurrent_layers_are_differentiated_twice(kind):
-    callback = logging(FIRECallback)()
+    callback = Snapshots(FIRE())
     fitted(callback, module=kind())
-    assert all(values["fire/lambda_max_before"] > 0 for values in callback.logged)
+    assert all(values["fire/lambda_max_before"] > 0 for *_, values in callback.seen)
 
 
 def test_a_compiled_module_is_measured_in_eager_mode():
@@ -300,12 +293,12 @@ def test_a_compiled_module_is_measured_in_eager_mode():
 
             self.net.compile(backend=backend)
 
-    plain, compiled = logging(FIRECallback)(), logging(FIRECallback)()
+    plain, compiled = Snapshots(FIRE()), Snapshots(FIRE())
     fitted(plain, module=Smooth(), seed=1)
     module = fitted(compiled, module=Compiled(), seed=1)
     steps = 4 + 8 + 12
     assert module.calls == steps  # those of training alone
-    for one, other in zip(plain.logged, compiled.logged, strict=True):
+    for (*_, one), (*_, other) in zip(plain.seen, compiled.seen, strict=True):
         assert one["fire/lambda_max_after"] > 0
         assert other["fire/lambda_max_after"] > 0
 
@@ -319,14 +312,14 @@ class OnceOnly(PlainModule):
 
 
 def test_an_operation_without_second_derivative_skips_the_metric_only():
-    callback = logging(FIRECallback)()
+    callback = Snapshots(FIRE())
     with pytest.warns(
         RuntimeWarning, match=r"fire/lambda_max_before is not logged: .* log=Log\(curvature=False\) switches it off"
     ):
         fitted(callback, module=OnceOnly())
-    assert len(callback.logged) == 2
-    assert not any("lambda_max_after" in key for values in callback.logged for key in values)
-    assert all("fire/sfe" in values for values in callback.logged)
+    assert len(callback.seen) == 2
+    assert not any("lambda_max_after" in key for *_, values in callback.seen for key in values)
+    assert all("fire/sfe" in values for *_, values in callback.seen)
 
 
 class Stream(IterableDataset):
@@ -368,11 +361,11 @@ class Manual(PlainModule):
     ],
 )
 def test_where_it_cannot_be_measured_the_reason_is_logged_and_the_event_happens(options, reason, caplog):
-    callback = logging(FIRECallback)()
+    callback = Snapshots(FIRE())
     with caplog.at_level("INFO", logger="lightning_fire"):
         fitted(callback, **options)
-    assert len(callback.logged) == 2
-    assert not any("lambda_max" in key for values in callback.logged for key in values)
+    assert len(callback.seen) == 2
+    assert not any("lambda_max" in key for *_, values in callback.seen for key in values)
     assert reason in caplog.text
 
 
@@ -381,9 +374,9 @@ def test_manual_optimization_with_a_loss_is_measured():
         def loss_on(self, batch):
             return PlainModule.training_step(self, batch, 0)
 
-    callback = logging(FIRECallback)()
+    callback = Snapshots(FIRE())
     fitted(callback, module=WithLoss())
-    assert all(values["fire/lambda_max_after"] > 0 for values in callback.logged)
+    assert all(values["fire/lambda_max_after"] > 0 for *_, values in callback.seen)
 
 
 def test_the_function_leaves_a_module_unchanged():

@@ -7,7 +7,8 @@ from small_training import fitted as trained
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import EventCallback, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
+from lightning_fire import FIRECallback, FullReset, Log, PlasticityCallback, ReDo
+from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.base.change import Change
 
 BATCHES = 3

@@ -1,0 +1,151 @@
+"""What every method does in real fits: it begins with its chunk, continues after a resume, and rejects bad input."""
+
+import typing
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from methods_table import ALL, EVENTS, MADE, STEPS, callback_of
+from small_training import PlainModule, assert_same_weights, fitted, snapshots_of
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+
+from lightning_fire import METHODS, AtEpochs, HiddenUnits, PlasticityCallback
+
+
+def arguments(name):
+    return [field.name for field in fields(MADE[name])]
+
+
+SELECTING = {
+    name: typing.get_args(typing.get_type_hints(type(method))["where"])[0]
+    for name, method in MADE.items()
+    if "where" in arguments(name)
+}
+"""Kind of the selection of each method that has one."""
+ON_UNITS = [name for name, kind in SELECTING.items() if kind is HiddenUnits]
+
+
+def saving(folder):
+    return ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+
+
+def differ(one: nn.Module, other: nn.Module) -> bool:
+    """Whether they have other weights, or one of them has more."""
+    states = one.state_dict(), other.state_dict()
+    return states[0].keys() != states[1].keys() or any(
+        not torch.equal(states[0][key], states[1][key]) for key in states[0]
+    )
+
+
+def test_the_table_has_every_method():
+    assert {type(method) for method in MADE.values()} == set(METHODS)
+    assert len(ON_UNITS) == 7 and len(SELECTING) == len(MADE) - 2
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, name):
+    """From the end of every epoch; whatever the method keeps is in the checkpoint."""
+    callback = callback_of(name)
+    whole = fitted(callback, saving(tmp_path))
+    assert differ(whole, fitted())
+    for epoch in range(5):
+        path, resumed = tmp_path / f"epoch={epoch}.ckpt", callback_of(name)
+        assert_same_weights(fitted(resumed, seed=99, ckpt_path=path), whole)
+        torch.testing.assert_close(resumed._state, callback._state, rtol=0, atol=0)
+        assert resumed.state_key in torch.load(path, weights_only=True)["callbacks"]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_begins_with_its_chunk(tmp_path, name):
+    """Chunk 1 is that of epochs 2 and 3."""
+
+    def build():
+        return PlasticityCallback(MADE[name], start_chunk=1)
+
+    assert_same_weights(fitted(build(), max_epochs=2), fitted(max_epochs=2))
+    whole = fitted(build(), saving(tmp_path))
+    assert differ(whole, fitted())
+    assert_same_weights(fitted(build(), seed=99, ckpt_path=tmp_path / "epoch=2.ckpt"), whole)
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_a_selection_that_matches_nothing_is_an_error_before_training(name):
+    module, method = PlainModule(), replace(MADE[name], where=SELECTING[name](include=["layer99"]))
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    with pytest.raises(ValueError, match=r"`include` has 'layer99', which matches no .*; there are: net\.0"):
+        fitted(PlasticityCallback(method), module=module)
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", SELECTING)
+def test_it_shows_its_selection(name):
+    text = PlasticityCallback(MADE[name]).show_selection(PlainModule())
+    assert text.startswith(type(MADE[name]).__name__)
+    shown = "finds its units when training starts" if name in ON_UNITS else "net.3.weight"
+    assert ("acts on every parameter and buffer, 11 tensors" if name.startswith("full_reset") else shown) in text
+
+
+@pytest.mark.parametrize("policy", ["keep", "touched", "all"])
+@pytest.mark.parametrize("name", [name for name in EVENTS if "optimizer_state" in arguments(name)])
+def test_optimizer_state(name, policy):
+    """By default an event drops that of what it changes."""
+    callback = snapshots_of(PlasticityCallback)(replace(MADE[name], optimizer_state=policy), AtEpochs([1]))
+    module = fitted(callback, max_epochs=2)
+    names = {parameter: key for key, parameter in module.named_parameters()}
+    before, after, _ = callback.seen[0]
+    changed = {key for key in names.values() if not torch.equal(before[key], after[key])}
+    assert changed
+    remaining = {names[parameter] for parameter in callback.optimizer_state}
+    assert remaining == set(names.values()) - {"keep": set(), "touched": changed, "all": set(names.values())}[policy]
+
+
+@pytest.mark.parametrize("name", [*ON_UNITS, "dash", "feature_rank"])
+def test_manual_optimization_requires_loss_on(name):
+    class Manual(PlainModule):
+        """Its training_step takes steps."""
+
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    class WithLoss(Manual):
+        def loss_on(self, batch):
+            return PlainModule.training_step(self, batch, 0)
+
+    asked = "what the loss of a batch is" if name == "dash" else "how the module runs on a batch"
+    with pytest.raises(MisconfigurationException, match=rf"say {asked}, by a method loss_on\(batch\) of the module"):
+        fitted(callback_of(name), module=Manual())
+    torch.manual_seed(0)
+    module = fitted(callback_of(name), module=WithLoss())
+    assert_same_weights(module, fitted(callback_of(name)))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_it_is_logged_when_it_acts(tmp_path, name):
+    """New data comes before steps 4 and 12; a method at every step logs at the end of an epoch from its chunk on."""
+    callback = snapshots_of(PlasticityCallback)(MADE[name], start_chunk=int(name in STEPS))
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    tags = [tag for tag in log.Tags()["scalars"] if tag.startswith(f"{MADE[name].name}/")]
+    if name in STEPS:
+        assert all(len(log.Scalars(tag)) == 4 for tag in tags)
+        if name in ON_UNITS:
+            assert log.Scalars(f"{MADE[name].name}/units")[-1].value == callback._state["num_reset"] > 2
+        assert bool(tags) == (name != "weight_projection")
+    else:
+        steps = [2, 4, 8, 12, 18] if name.startswith("redo") else [4, 12]
+        assert [event.step for event in log.Scalars(f"{MADE[name].name}/event")] == steps
+        assert [event.value for event in log.Scalars(f"{MADE[name].name}/event")] == list(range(1, len(steps) + 1))
+        if EVENTS[name].measures_curvature:  # it changes weights
+            for event, (before, after, _) in zip(log.Scalars(f"{MADE[name].name}/sfe"), callback.seen, strict=True):
+                moved = [before[key] - after[key] for key in ("net.0.weight", "net.3.weight", "net.5.weight")]
+                assert event.value == pytest.approx(sum(m.square().sum() for m in moved).item(), rel=1e-4)
