@@ -150,6 +150,7 @@ def stopped(build, mode: StopsAt) -> Callback:
             with mode if self.num_events == 1 else contextlib.nullcontext():
                 return super().act(trainer, pl_module)
 
+    Stopped.__name__ = type(method).__name__  # part of the key in the checkpoint
     method.__class__ = Stopped
     return method
 
