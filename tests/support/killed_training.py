@@ -48,8 +48,8 @@ def train(folder: Path, life: int) -> None:
 def counts_in(checkpoint: Path) -> dict[str, int]:
     """Return the events or resets that each method had counted itself, by its class."""
     states = torch.load(checkpoint, weights_only=True)["callbacks"] if checkpoint.is_file() else {}
-    counts = {key.partition("(")[0]: s.get("method", {}).get("num_reset", s.get("num_events")) for key, s in states.items()}
-    return {method: count for method, count in counts.items() if count is not None}
+    numbers = {key: state.get("method", {}).get("num_reset", state.get("num_events")) for key, state in states.items()}
+    return {key.partition("(")[0]: number for key, number in numbers.items() if number is not None}
 
 
 def unreadable(folder: Path) -> list[str]:
