@@ -228,8 +228,3 @@ def test_a_checkpoint_can_watch_the_monitor(tmp_path):
     fitted(PlasticityMonitor(), save)
     assert save.best_model_score == min(save.best_k_models.values())
     assert len(list(tmp_path.glob("*.ckpt"))) == 1
-
-
-def test_monitor_rejects_an_invalid_period():
-    with pytest.raises(ValueError, match="`every_n_epochs` must be at least 1, got 0"):
-        PlasticityMonitor(every_n_epochs=0)

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from methods_table import ALL, callback_of
+from recorder import Recorder
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, Dataset
@@ -34,24 +35,7 @@ from lightning_fire import (
     Weights,
     announce_new_data,
 )
-from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.new_data import explain_data
-
-
-class Recorder(EventCallback):
-    """Records when it acts, and on how much data."""
-
-    name = "recorder"
-
-    def __init__(self, when=None, log=None):
-        super().__init__(when, log)
-        self.acted_at = []
-
-    def act(self, trainer, pl_module):
-        clock = self.progress.read(trainer, epoch_start=False)
-        self.acted_at.append((clock.epoch, clock.step))
-        self.batches_ahead = trainer.num_training_batches
-        return {}
 
 
 def acted_at(when=None, data=None, **options):

@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from recorder import Recorder
 from small_training import PlainData, PlainModule, assert_same_weights, fitted, trainer
 
 from lightning_fire import (
@@ -14,28 +15,9 @@ from lightning_fire import (
     FIRECallback,
     announce_new_data,
 )
-from lightning_fire.callbacks.base.event import EventCallback
 
 ON_FIRST = AtNewData(skip_first=False)
 ADVICE = "If this process continues from weights trained before, use when=AtNewData(skip_first=False)"
-
-
-class Recorder(EventCallback):
-    """Records the epochs and steps at which it acts."""
-
-    name = "recorder"
-
-    def __init__(self, when=None):
-        super().__init__(when)
-        self.acted_at = []
-
-    def at(self, trainer, pl_module, clock):
-        number = self.num_events
-        super().at(trainer, pl_module, clock)
-        self.acted_at += [(clock.epoch, clock.step)] * (self.num_events - number)
-
-    def act(self, trainer, pl_module):
-        return {}
 
 
 class Month(PlainData):

@@ -7,9 +7,7 @@ from small_training import fitted as trained
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import FIRECallback, FullReset, Log, PlasticityCallback, ReDo
-from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.methods.base.change import Change
+from lightning_fire import Change, EventMethod, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
 
 BATCHES = 3
 pytestmark = pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
@@ -132,14 +130,16 @@ def test_warns_of_an_accuracy_that_falls_to_chance():
 
         val_dataloader = train_dataloader
 
-    class Zero(EventCallback):
-        def plan(self, trainer, pl_module):
-            return Change(values={p: torch.zeros_like(p) for p in pl_module.parameters()})
+    class Zero(EventMethod):
+        name = "zero"
+
+        def plan(self, model, training):
+            return Change({p: torch.zeros_like(p) for p in model.parameters()})
 
     with pytest.warns(
-        UserWarning, match=r"An event of event has reduced val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
+        UserWarning, match=r"An event of zero has reduced val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
     ):
-        fitted(Zero(), module=module(), data=Clusters((4, 2)))
+        fitted(PlasticityCallback(Zero()), module=module(), data=Clusters((4, 2)))
 
 
 def test_a_negative_number_of_batches_is_an_error():
