@@ -14,7 +14,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire import DASH, AtNewData, FIRECallback, Log, PlasticityCallback, PlasticityMonitor
 from lightning_fire.callbacks.probing.side_effects import without_side_effects
-from lightning_fire.methods import ContinualBackprop
+from lightning_fire.methods import ContinualBackprop, Loop
 
 LOOKING = {
     "fire": lambda: FIRECallback(AtNewData(skip_first=False)),
@@ -233,7 +233,9 @@ def test_an_epoch_without_batches_does_not_end_training():
 def test_passes_of_another_model_and_in_another_thread_count_while_one_is_measured():
     x = torch.ones(4, 6)
     models = [nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)) for _ in range(2)]
-    measured, other = (ContinualBackprop(model, lambda model=model: model(x)) for model in models)
+    measured, other = (
+        ContinualBackprop().attach(model, Loop(forward=lambda model=model: model(x))) for model in models
+    )
     with without_side_effects(models[0]):
         models[0](x)
         models[1](x)
