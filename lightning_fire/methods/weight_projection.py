@@ -62,13 +62,14 @@ class WeightProjection(StepMethod):
 
     def begin(self, model: nn.Module, training: Training) -> "_Projection":
         """Select the weights and measure their norms; warn if no normalisation layer is there."""
+        weights = weights_but_the_output(model) if self.where is None else self.where.select(model)
         if not normalization_layers(model):
             warn(
                 f"{type(model).__name__} has no normalisation layer: fixing the norms of its weights limits what it can"
                 " represent, and does not fix its effective learning rate. Put a LayerNorm before each nonlinearity.",
                 model,
             )
-        return _Projection(weights_but_the_output(model) if self.where is None else self.where.select(model))
+        return _Projection(weights)
 
 
 class _Projection(Attached):
