@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from lightning_fire.distributed import rank, show_warning
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
 from lightning_fire.methods.base.report import Report
@@ -59,7 +60,9 @@ class Method:
         return self.where if self.default_where is None else checked(self.where, self.default_where)
 
     def check(self, model: nn.Module) -> Sequence[str]:
-        """Check before training that it can act on a model, and return sentences on what it leaves out.
+        """Check before training that it can act on a model, and return sentences on what no optimizer trains.
+
+        Warns of other weights that the selection leaves out, such as those of an unknown layout.
 
         Raises:
             ValueError: If nothing is selected.
@@ -67,11 +70,9 @@ class Method:
         if self.selection is None:
             return ()
         selection = self.selection.select(model)
-        left_out = getattr(selection, "left_out", ())
-        return [
-            *leaves_out(getattr(selection, "untrained", ())),
-            *([f"leaves out {some(left_out, '; ')}"] * bool(left_out)),
-        ]
+        if (left_out := getattr(selection, "left_out", ())) and rank() == 0:
+            show_warning(f"{type(self).__name__} leaves out {some(left_out, '; ')}.")
+        return leaves_out(getattr(selection, "untrained", ()))
 
     def table(self, model: nn.Module) -> str:
         """Return a table of what it acts on, and why not on the rest; empty without a selection."""
