@@ -196,20 +196,12 @@ def test_parameters_that_no_layer_can_redraw_are_named():
 
 
 def test_optimizer_reset_drops_the_moments_and_leaves_the_weights():
-    class Looks(PlasticityCallback):
-        def act(self, trainer, pl_module):
-            self.before = state_of(pl_module)
-            assert trainer.optimizers[0].state
-            values = super().act(trainer, pl_module)
-            assert not trainer.optimizers[0].state
-            assert trainer.optimizers[0].param_groups[0]["lr"] == 1e-2
-            for name, tensor in pl_module.state_dict().items():
-                assert torch.equal(tensor, self.before[name])
-            return values
-
-    callback = Looks(OptimizerReset())
-    fitted(callback)
-    assert callback.num_events == 2
+    callback = Snapshots(OptimizerReset())
+    module = fitted(callback)
+    assert callback.optimizer_state == {}
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 1e-2
+    assert len(callback.seen) == 2
+    assert all(torch.equal(before[name], after[name]) for before, after, _ in callback.seen for name in before)
 
 
 def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):

@@ -7,7 +7,7 @@ import reference
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -192,12 +192,7 @@ def test_warns_of_what_cannot_be_measured_and_logs_the_rest(tmp_path, caplog, op
 
 
 def test_fire_acts_when_units_are_dormant():
-    class Spy(FIRECallback):
-        def act(self, trainer, pl_module):
-            self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
-            return super().act(trainer, pl_module)
-
-    method = Spy(WhenMetric("plasticity/dormant_fraction", above=0.2))
+    method = snapshots_of(FIRECallback)(WhenMetric("plasticity/dormant_fraction", above=0.2))
     torch.manual_seed(0)
     fitted(PlasticityMonitor(data_every_n_steps=1), method, module=Wide())
     assert method.epochs == [1]  # FIRE leaves biases alone, so the units stay dormant: once is enough

@@ -7,7 +7,7 @@ import pytest
 import reference
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, dataset, fitted, state_of
+from small_training import PlainModule, assert_same_weights, dataset, fitted, snapshots_of, state_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 
@@ -15,6 +15,7 @@ from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, Loop, 
 from lightning_fire.methods.base.unit_reset import plan_unit_resets
 from lightning_fire.methods.base.unit_scores import mean_pre_activations
 
+Recorded = snapshots_of(PlasticityCallback)
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
 
 
@@ -246,18 +247,9 @@ def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     assert callback.num_events == 7
 
 
-class Times(PlasticityCallback):
-    """Keeps the epoch and the step of each event."""
-
-    def act(self, trainer, pl_module):
-        self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
-        self.steps = [*getattr(self, "steps", []), trainer.global_step]
-        return super().act(trainer, pl_module)
-
-
 def test_it_begins_with_its_chunk():
     """As in the FIRE authors' code: once the first epoch on that data has ended, and at the start of chunk 2."""
-    callback = Times(ReDo(threshold=0.5), start_chunk=1)
+    callback = Recorded(ReDo(threshold=0.5), start_chunk=1)
     fitted(callback)
     assert callback.epochs == [3, 4, 5]  # chunk 1 begins with epoch 2, chunk 2 with epoch 4
 
@@ -271,13 +263,13 @@ def test_it_begins_with_its_chunk():
     ],
 )
 def test_an_event_before_the_first_batch_on_new_data_belongs_to_the_chunk_before(when, start_chunk, steps):
-    callback = Times(ReDo(threshold=0.0), when, start_chunk=start_chunk)
+    callback = Recorded(ReDo(threshold=0.0), when, start_chunk=start_chunk)
     fitted(callback, max_epochs=5)
     assert callback.steps == steps
 
 
 def test_a_run_resumed_around_its_chunk_acts_at_the_same_epochs(tmp_path):
-    build = lambda: Times(ReDo(threshold=0.8, score="pre_activation"), start_chunk=1)  # noqa: E731
+    build = lambda: Recorded(ReDo(threshold=0.8, score="pre_activation"), start_chunk=1)  # noqa: E731
     save = ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1)
     whole = fitted(build(), save)
     for step, epochs in {4: [3, 4, 5], 5: [3, 4, 5], 8: [3, 4, 5], 9: [4, 5]}.items():  # chunk 1 begins at step 4

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from methods_table import ALL, MADE, callback_of
-from small_training import PlainData, PlainModule, fitted, state_of, trainer
+from small_training import PlainData, PlainModule, fitted, snapshots_of, state_of, trainer
 from torch import nn
 
 from lightning_fire import (
@@ -182,19 +182,11 @@ class Gan(PlainModule):
 
 @pytest.mark.parametrize("name", ["dash", "fire", "full_reset", "shrink_and_perturb"])
 def test_a_network_that_is_frozen_between_batches_is_changed_and_one_frozen_for_good_is_not(name):
-    module, seen = Gan(), []
-
-    class Watched(PlasticityCallback):
-        def act(self, trainer, pl_module):
-            before = state_of(pl_module)
-            values = super().act(trainer, pl_module)
-            seen.extend(key for key, value in state_of(pl_module).items() if not torch.equal(value, before[key]))
-            return values
-
+    module, callback = Gan(), snapshots_of(PlasticityCallback)(MADE[name], AtEpochs([1]))
     backbone = copy.deepcopy(module.backbone.state_dict())
-    callback = Watched(MADE[name], AtEpochs([1]))
     fitted(callback, module=module, data=PlainData(), max_epochs=2)
-    assert {"critic.weight", "net.0.weight"} <= set(seen)
+    before, after, _ = callback.seen[0]
+    assert all(not torch.equal(before[key], after[key]) for key in ("critic.weight", "net.0.weight"))
     assert all(torch.equal(value, backbone[key]) for key, value in module.backbone.state_dict().items())
     assert not module.critic.weight.requires_grad
 

@@ -114,13 +114,19 @@ def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def snapshots_of(method: type) -> type:
-    """Derive a method that keeps, for each event, the state before it, the state after it, and what it logs."""
+    """Derive a callback that keeps, for each event, the state before and after it, what it logs, and when it is."""
 
     class Snapshots(method):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.seen, self.epochs, self.steps = [], [], []
+
         def act(self, trainer, pl_module):
+            self.epochs.append(trainer.current_epoch)
+            self.steps.append(trainer.global_step)
             before = state_of(pl_module)
             values = super().act(trainer, pl_module)
-            self.seen = [*getattr(self, "seen", []), (before, state_of(pl_module), values)]
+            self.seen.append((before, state_of(pl_module), values))
             self.optimizer_state = dict(trainer.optimizers[0].state)
             return values
 

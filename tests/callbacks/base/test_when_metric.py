@@ -6,11 +6,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted
+from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
 from torch.utils.data import DataLoader
 
 from lightning_fire import AtEpochs, FIRECallback, Log, WhenMetric
 
+Spy = snapshots_of(FIRECallback)
 METRIC = {0: 0.1, 1: 0.6, 2: 0.7, 3: 0.3, 4: 0.3, 5: 0.9, 6: 0.9}  # at the end of an epoch
 
 
@@ -60,15 +61,7 @@ class LogsInACallback(Callback):
         pl_module.log("measure", METRIC[trainer.current_epoch])
 
 
-class Spy(FIRECallback):
-    """Keeps the epochs in which it acted."""
-
-    def act(self, trainer, pl_module):
-        self.epochs = [*getattr(self, "epochs", []), trainer.current_epoch]
-        return super().act(trainer, pl_module)
-
-
-def spy(**options) -> Spy:
+def spy(**options) -> FIRECallback:
     return Spy(WhenMetric("measure", **options), log=Log(curvature=False))
 
 
@@ -103,7 +96,7 @@ def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
     resumed = fitted(
         method, data=PlainData(), module=Logging(), max_epochs=7, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
     )
-    assert getattr(method, "epochs", []) == [e for e in (2, 6) if e > epoch]
+    assert method.epochs == [e for e in (2, 6) if e > epoch]
     assert_same_weights(resumed, whole)
 
 
@@ -120,7 +113,7 @@ def test_a_resume_from_the_last_batch_of_an_epoch_acts_in_the_same_epochs(tmp_pa
     for epochs in range(1, 7):
         method, path = spy(above=0.5), tmp_path / f"step={4 * epochs}.ckpt"
         resumed = fitted(method, module=kind(way), ckpt_path=path, **options)
-        assert getattr(method, "epochs", []) == [e for e in (2, 6) if e >= epochs], epochs
+        assert method.epochs == [e for e in (2, 6) if e >= epochs], epochs
         assert_same_weights(resumed, whole)
         assert resumed.trainer.fit_loop.epoch_loop._batches_that_stepped == 28
 
@@ -137,7 +130,7 @@ def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs
         method, folder = spy(above=0.5), tmp_path / str(epoch)
         with pytest.raises(Killed):
             fitted(method, Killing(folder, "saved", every_n_train_steps=4), module=kind(way), ckpt_path=path, **options)
-        acted, path = [*acted, *getattr(method, "epochs", [])], folder / "saved.ckpt"
+        acted, path = [*acted, *method.epochs], folder / "saved.ckpt"
     assert acted == [2, 6]
     assert_same_weights(fitted(spy(above=0.5), module=kind(way), ckpt_path=path, **options), whole)
 
@@ -187,4 +180,4 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_reads_nothing_early(tmp_path, st
     assert method.epochs == [1]
     resumed = spy(above=0.5)
     fitted(resumed, data=PlainData(), module=ByStep(), max_epochs=5, ckpt_path=tmp_path / f"step={step}.ckpt")
-    assert not hasattr(resumed, "epochs")
+    assert resumed.epochs == []

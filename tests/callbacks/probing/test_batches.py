@@ -6,6 +6,7 @@ import torch
 from environments import Corridor, Slope
 from lightning.pytorch import Callback
 from replay_training import quiet_trainer, small_data, small_dqn, small_sac
+from small_training import snapshots_of
 from torch.func import functional_call
 
 from lightning_fire import (
@@ -51,7 +52,7 @@ def exact_lambda_max(module, batch) -> float:
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tmp_path, kind):
     make, environment, where = OF[kind]
-    batches, states, logged = [], [], []
+    batches, states, callback = [], [], snapshots_of(FIRECallback)(AT_HALF, where=where)
     module = make()
 
     class Watched(type(module)):
@@ -60,14 +61,9 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
             states.append({name: value.detach().float().clone() for name, value in self.state_dict().items()})
             return super().loss_on(batch)
 
-    class Logging(FIRECallback):
-        def act(self, trainer, pl_module):
-            logged.append(super().act(trainer, pl_module))
-            return logged[-1]
-
     module.__class__ = Watched
-    quiet_trainer(tmp_path, 2, callbacks=[Logging(AT_HALF, where=where)]).fit(module, small_data(environment))
-    assert len(batches) == 2 and len(logged) == 1
+    quiet_trainer(tmp_path, 2, callbacks=[callback]).fit(module, small_data(environment))
+    assert len(batches) == 2 and len(callback.seen) == 1
     first, second = batches
     assert all(torch.equal(a, b) for a, b in zip(first.transitions[:5], second.transitions[:5], strict=True))
     assert first.transitions.rewards.shape == (1, 8)
@@ -75,7 +71,7 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
     for moment, state, batch in zip(("before", "after"), states, batches, strict=True):
         module.load_state_dict(state)
         expected = exact_lambda_max(module, batch)
-        assert logged[0][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.01), moment
+        assert callback.seen[0][2][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.01), moment
 
 
 @pytest.mark.parametrize("when", [AT_HALF, EveryNEpochs(1)])
@@ -125,24 +121,15 @@ def test_peeked_batches_are_reproducible_and_differ_between_rollouts(tmp_path):
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize(
     "method",
-    [lambda: PlasticityCallback(DASH(), AT_HALF), lambda: PlasticityCallback(ReDo(0.5), EveryNEpochs(1))],
+    [(DASH(), AT_HALF), (ReDo(0.5), EveryNEpochs(1))],
     ids=["dash", "redo"],
 )
 def test_methods_that_use_data_work_without_further_arguments(tmp_path, kind, method):
     make, environment, _ = OF[kind]
-    data, callback = small_data(environment), method()
-    changed = []
-
-    class Watching(type(callback)):
-        def act(self, trainer, pl_module):
-            before = [p.detach().clone() for p in pl_module.parameters()]
-            values = super().act(trainer, pl_module)
-            changed.append(any(not torch.equal(a, b) for a, b in zip(before, pl_module.parameters(), strict=True)))
-            return values
-
-    callback.__class__ = Watching
-    quiet_trainer(tmp_path, 3, callbacks=[callback]).fit(make(), data)
-    assert changed and any(changed)
+    data, module, callback = small_data(environment), make(), snapshots_of(PlasticityCallback)(*method)
+    names = [name for name, _ in module.named_parameters()]
+    quiet_trainer(tmp_path, 3, callbacks=[callback]).fit(module, data)
+    assert any(not torch.equal(before[name], after[name]) for before, after, _ in callback.seen for name in names)
     assert data.environment_steps == 130
 
 
@@ -163,19 +150,13 @@ def watched_dqn(seen: list, **options):
 @pytest.mark.parametrize("double", [False, True])
 def test_units_of_a_dqn_are_scored_on_the_pass_that_has_gradients(tmp_path, double):
     """Not on those that evaluate the next observations: two of the trained network, if `double`."""
-    seen, logged = [], []
-
-    class Logging(PlasticityCallback):
-        def act(self, trainer, pl_module):
-            logged.append(super().act(trainer, pl_module))
-            return logged[-1]
-
+    seen, callback = [], snapshots_of(PlasticityCallback)(ReDo(threshold=0.7))
     torch.manual_seed(0)
     module = watched_dqn(seen, double=double)
-    quiet_trainer(tmp_path, 3, callbacks=[Logging(ReDo(threshold=0.7))]).fit(module, small_data(Corridor))
+    quiet_trainer(tmp_path, 3, callbacks=[callback]).fit(module, small_data(Corridor))
     scored = seen[2::2]  # it looks for the units when training starts, and again before it scores them
     expected = [reference.dormant(activations, 0.7) for activations in scored]
-    assert [values["redo/units"] for values in logged] == [len(units) for units in expected]
+    assert [values["redo/units"] for *_, values in callback.seen] == [len(units) for units in expected]
     assert len(expected) == 2 and all(expected)
 
 
