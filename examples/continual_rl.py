@@ -11,7 +11,6 @@ import argparse
 import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,20 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from lightning_fire import EveryNSteps, Parameters, Weights, fire_, full_reset_, initial_values, shrink_and_perturb_
+from lightning_fire import EveryNSteps, Parameters, Weights
 from lightning_fire.functional import dormant_fraction
-from lightning_fire.integrations.stable_baselines3 import ReinitCallback
-from lightning_fire.methods import ReDo, Report, reset_optimizer_state
+from lightning_fire.integrations.stable_baselines3 import PlasticityCallback
+from lightning_fire.methods import (
+    FIRE,
+    Change,
+    EventMethod,
+    FullReset,
+    Loop,
+    OptimizerReset,
+    ReDo,
+    ShrinkAndPerturb,
+    Training,
+)
 
 RESETS = ("reset_optimizer", "reset_head", "full_reset", "shrink_and_perturb", "redo")
 EVERY_MATRIX = Weights(vectors=True)  # with the head of values, of one row
@@ -169,32 +178,32 @@ def agent_of(seed: int) -> PPO:
     )
 
 
-def callbacks_of(method: str, agent: PPO, results: Results) -> list[BaseCallback]:
+class ReDoOnLastTask(EventMethod):
+    """ReDo that judges units on the observations of the last task's result."""
+
+    name = "redo"
+
+    def __init__(self, results: Results):
+        self.results = results
+
+    def plan(self, model: nn.Module, training: Training) -> Change:
+        observations, seed = self.results.observations, len(self.results.rows)
+        loop = Loop(training.optimizers, forward=lambda: model(observations, deterministic=True))
+        return ReDo(threshold=0.1, seed=seed).plan(model, loop)
+
+
+def callbacks_of(method: str, results: Results) -> list[BaseCallback]:
     """Return what acts at each change of the task, on an agent that is new."""
-    policy, initial = agent.policy, initial_values(agent.policy)
-
-    def reset_optimizer(model: nn.Module, optimizers: list) -> Report:
-        reset_optimizer_state(optimizers)
-        return Report()
-
-    def see() -> None:  # the last task, on which ReDo judges units
-        policy(results.observations, deterministic=True)
-
-    def redo(model: nn.Module, optimizers: list) -> Report:
-        return ReDo(model, see, threshold=0.1, seed=len(results.rows)).step(see, optimizers)
-
-    if method == "vanilla":
-        return []
     acts = {
-        "reset_optimizer": reset_optimizer,
-        "reset_head": partial(full_reset_, target=initial, where=Parameters(include=["^action_net", "^value_net"])),
-        "full_reset": partial(full_reset_, target=initial),
-        "shrink_and_perturb": partial(shrink_and_perturb_, target=initial, strength=0.8),
-        "redo": redo,
-        "fire": partial(fire_, where=EVERY_MATRIX),
-        "fire_procrustes": partial(fire_, where=EVERY_MATRIX, scale="procrustes"),
+        "reset_optimizer": OptimizerReset(),
+        "reset_head": FullReset(where=Parameters(include=["^action_net", "^value_net"])),
+        "full_reset": FullReset(),
+        "shrink_and_perturb": ShrinkAndPerturb(strength=0.8),
+        "redo": ReDoOnLastTask(results),
+        "fire": FIRE(where=EVERY_MATRIX),
+        "fire_procrustes": FIRE(where=EVERY_MATRIX, scale="procrustes"),
     }
-    return [ReinitCallback(acts[method], EveryNSteps(TIMESTEPS))]
+    return [] if method == "vanilla" else [PlasticityCallback(acts[method], EveryNSteps(TIMESTEPS))]
 
 
 def run(method: str, seed: int, tasks: int, folder: Path) -> None:
@@ -205,7 +214,7 @@ def run(method: str, seed: int, tasks: int, folder: Path) -> None:
     if path.exists():
         return
     start, agent, results = time.process_time(), agent_of(seed), Results()
-    agent.learn(tasks * TIMESTEPS, [results, *callbacks_of(method, agent, results)])
+    agent.learn(tasks * TIMESTEPS, [results, *callbacks_of(method, results)])
     table = pd.DataFrame(results.rows)
     table.insert(0, "method", method)
     table.insert(1, "seed", seed)

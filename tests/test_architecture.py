@@ -34,7 +34,7 @@ MAY_IMPORT = {
         "when",
         "where",
     },
-    "integrations": {"functional", "when", "where", "methods", "integrations", "messages"},
+    "integrations": {"functional", "when", "where", "methods", "integrations", "distributed", "messages"},
     "nets": {"nets"},
     "experience": {"experience"},
     "data": {"_lightning", "data", "experience", "messages"},
@@ -68,7 +68,7 @@ ALLOWED_OUTSIDE = {
     "when": set(),
     "messages": {"lightning_utilities"},
     "methods": {"torch"},
-    "integrations": {"torch", "accelerate", "transformers", "stable_baselines3"},
+    "integrations": {"torch", "numpy", "accelerate", "transformers", "stable_baselines3"},
     "text": {"numpy", "tqdm", "tokenizers", "datasets"},
     "nets": {"torch", "transformers"},  # the latter only in causal_lm
 }

@@ -83,22 +83,25 @@ TOUCHED = {  # parts of the policy that an event changes
 def test_a_method_acts_at_each_change_and_only_then(example, method, monkeypatch):
     events = []
 
-    class Watched(example.ReinitCallback):
-        def __init__(self, act, when):
-            super().__init__(lambda model, optimizers: self.watch(act, model, optimizers), when)
+    class Watched(example.PlasticityCallback):
+        def __init__(self, method, when):
+            super().__init__(method, when)
+            self.act, self._training.act = self._training.act, self.watch
 
-        def watch(self, act, model, optimizers):
+        def watch(self, time):
+            model, optimizer = self.model.policy, self.model.policy.optimizer
             before = {name: value.clone() for name, value in model.state_dict().items()}
-            done = act(model, optimizers=optimizers)
+            done = self.act(time)
             moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-            state = sum(map(len, (optimizer.state for optimizer in optimizers)))
-            events.append((self.num_timesteps, moved, state, model.state_dict()["action_net.weight"].clone()))
+            events.append(
+                (self.num_timesteps, moved, len(optimizer.state), model.state_dict()["action_net.weight"].clone())
+            )
             return done
 
-    monkeypatch.setattr(example, "ReinitCallback", Watched)
+    monkeypatch.setattr(example, "PlasticityCallback", Watched)
     agent, results = example.agent_of(100), example.Results()
     initial = {name: value.clone() for name, value in agent.policy.state_dict().items()}
-    agent.learn(3 * 1024, [results, *example.callbacks_of(method, agent, results)])
+    agent.learn(3 * 1024, [results, *example.callbacks_of(method, results)])
     assert [timesteps for timesteps, *_ in events] == [1024, 2048]
     assert len(results.rows) == 3
     part = {"action_net": "action_net", "value_net": "head of values", "mlp_extractor": "hidden layers"}
@@ -109,25 +112,20 @@ def test_a_method_acts_at_each_change_and_only_then(example, method, monkeypatch
         assert torch.equal(head, initial["action_net.weight"]) is (method in ("reset_head", "full_reset"))
 
 
-def test_redo_acts_at_each_change_on_the_last_task(example, monkeypatch):
-    seen = []
-    step = example.ReDo.step
-
-    def watched(self, forward, optimizers):
-        seen.append(step(self, forward, optimizers))
-        return seen[-1]
-
-    monkeypatch.setattr(example.ReDo, "step", watched)
+def test_redo_acts_at_each_change_on_the_last_task(example):
     agent, results = example.agent_of(100), example.Results()
-    agent.learn(3 * 1024, [results, *example.callbacks_of("redo", agent, results)])
-    assert len(seen) == 2
-    assert all(0 <= report["dormant_fraction"] < 1 for report in seen)
+    (callback,) = example.callbacks_of("redo", results)
+    seen, record = [], callback._record
+    callback._record = lambda values: values and seen.append((len(results.rows), values)) or record(values)
+    agent.learn(3 * 1024, [results, callback])
+    assert [rows for rows, _ in seen] == [1, 2]
+    assert all(0 <= values["redo/dormant_fraction"] < 1 for _, values in seen)
 
 
 def test_vanilla_with_its_results_is_the_training_without_callbacks(example):
     alone = example.agent_of(100).learn(3 * 1024)  # each agent seeds the global random state
     watched, results = example.agent_of(100), example.Results()
-    watched.learn(3 * 1024, [results, *example.callbacks_of("vanilla", watched, results)])
+    watched.learn(3 * 1024, [results, *example.callbacks_of("vanilla", results)])
     for name, value in alone.policy.state_dict().items():
         assert torch.equal(value, watched.policy.state_dict()[name]), name
 

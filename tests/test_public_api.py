@@ -24,6 +24,7 @@ PUBLIC = [
     "lightning_fire.data",
     "lightning_fire.experience",
     "lightning_fire.integrations.huggingface",
+    "lightning_fire.integrations.measure_plasticity",
     "lightning_fire.integrations.stable_baselines3",
 ]
 

@@ -1,95 +1,254 @@
-"""FIRE and other methods in the Trainer of Hugging Face; needs transformers and accelerate."""
+"""Any method in the Trainer of Hugging Face; needs transformers and accelerate."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
+import torch
 from accelerate.state import AcceleratorState
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from lightning_fire.integrations.event import name_of, require_known_times
+from lightning_fire.integrations.base import (
+    Adapter,
+    inner,
+    require_known_times,
+    say,
+    schedule_of,
+    schedules_in,
+    undisturbed,
+)
 from lightning_fire.messages import logger
-from lightning_fire.methods import Report, fire_
-from lightning_fire.when import Clock, Horizon, Schedule, one_schedule, problem_of
+from lightning_fire.methods import Method
+from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of
 
-__all__ = ["ReinitCallback"]
+__all__ = ["PlasticityCallback"]
 
 _NEAR_0 = 0.01  # of the initial learning rate
+Losses = Callable[[nn.Module], Iterable[Tensor]]
 
 
-class ReinitCallback(TrainerCallback):
-    """Applies a method to the model that a Hugging Face `Trainer` trains, when a schedule is due.
+class PlasticityCallback(TrainerCallback):
+    """Applies a method to the model that a Hugging Face `Trainer` trains: at events, or at every optimizer step.
 
     An event is before the first batch of a step, after any checkpoint of the previous step: a run that continues with
-    `resume_from_checkpoint` neither loses nor repeats one. Data is new if a later `train()` gets the same callback
-    object; with a new process for new data, use `AtNewData(skip_first=False)`, which acts at the start of training but
-    not in a resumed run. `trainer.state.log_history` holds metrics of events, under the Lightning callback's keys.
+    `resume_from_checkpoint` neither loses nor repeats one. Data is new in a later `train()` with the same callback
+    object, and in one that resumes from the last checkpoint of a finished training. State is kept in `optimizer.pt`.
+
+    `trainer.state.log_history` holds metrics under the keys of the Lightning callback: those of an event, and those of
+    a method that acts at every step beside each logged loss. Gradients are clipped before such a method sees them.
+
+    Batches are drawn from the data set of training in an order of their own; training gets the same ones as without.
 
     Args:
-        method: Function `method(model, optimizers=…)` that returns a `Report`: `fire_`, also with arguments, as
-            `partial(fire_, steps=5)`, or any other of `lightning_fire.methods`.
-        when: Schedule, or several of which any may be due; a step is an optimizer step. Default: `AtNewData()`.
-        log: Function that also gets the metrics of an event, as a dict: `trainer.log` writes them to the loggers, such
-            as TensorBoard.
+        method: The method, such as `FIRE(steps=5)`.
+        when: Schedule, or several of which any may be due; a step is an optimizer step. Default: that of the method.
+        start_chunk: Do nothing before this number of changes of the data, at least 0.
+        name: Prefix of the logged keys instead of the method's own.
+        log: Function that gets metrics as a dict instead: `trainer.log` writes them to loggers such as TensorBoard.
+        losses: Losses of batches, given the model, for a method that needs data: `lambda model: (loss for …)`. Default:
+            the loss that the model returns on batches of a data set with a length.
 
     Raises:
-        ValueError: If the schedule waits for a metric, or when training starts, if it can never be due, or if weights
-            are flattened or partitioned (FSDP1, DeepSpeed).
+        TypeError: If `method` is not a method, or `when` not a schedule.
+        ValueError: If an argument is out of range, or the schedule waits for a metric or is given for a method that
+            acts at every step; when the Trainer is made, if nothing is selected; when training starts, if the schedule
+            can never be due, the method lacks something, or weights are flattened or partitioned (FSDP1, DeepSpeed).
 
     Example:
         >>> from lightning_fire import AtFraction
-        >>> callback = ReinitCallback(when=AtFraction(0.5))  # Trainer(model, args, callbacks=[callback])
+        >>> from lightning_fire.methods import FIRE
+        >>> callback = PlasticityCallback(FIRE(steps=5), AtFraction(0.5))  # Trainer(model, args, callbacks=[callback])
     """
 
     def __init__(
         self,
-        method: Callable[..., Report] = fire_,
+        method: Method,
         when: Schedule | Sequence[Schedule] | None = None,
+        start_chunk: int = 0,
+        name: str | None = None,
         log: Callable[[dict[str, float]], object] | None = None,
+        losses: Losses | None = None,
     ):
-        self._method, self._when, self._log = method, one_schedule(when), log
-        require_known_times(self._when)
-        self._trainings = 0  # started with this object
+        if start_chunk < 0:
+            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        self._training = _Training(method, name, losses)
+        self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
+        self._chunk, self._new_data, self._ended = 0, False, False
+        self._last_event = -1, -1  # chunk and step
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Take the model, before its optimizer is made and a checkpoint is loaded."""
+        self._training.take(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Raise an error if the method cannot act."""
+        """Restore the state, begin to act, and raise an error if the method cannot."""
+        training, loader = self._training, kwargs["train_dataloader"]
+        self._check(args, state, loader)
+        if training.model is not kwargs["model"]:  # added to the Trainer later, or the model is wrapped or made anew
+            if training.model is None and state.global_step:
+                raise ValueError(
+                    f"{training.title} in a training that is resumed: give the callback to the Trainer when it is made"
+                )
+            training.take(kwargs["model"])
+        self._continue(state, kwargs["optimizer"])
+        training.lends(args, state, loader)
+        training.begin([kwargs["optimizer"]])
+        self._keep(state, kwargs["optimizer"])
+
+    def _check(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
+        title = self._training.title
+        if vars(state).setdefault("plasticity", {}).setdefault(self._training.name, self) is not self:
+            raise ValueError(f"two callbacks log as {self._training.name!r}: give one another name, name=…")
         if reason := problem_of(self._when, Horizon(state.num_train_epochs, state.max_steps)):
-            raise ValueError(f"ReinitCallback(when={self._when}) can never act: {reason}")
-        sharded = getattr(AcceleratorState(), "fsdp_plugin", None)
-        if args.deepspeed or (sharded is not None and getattr(sharded, "fsdp_version", 1) != 2):
-            raise ValueError(
-                "ReinitCallback cannot act under DeepSpeed or FSDP1, which keep weights in pieces: use FSDP2"
-            )
-        self._trainings = max(1, self._trainings + (state.global_step == 0))  # one that is resumed was started before
+            raise ValueError(f"{title} at {self._when} can never act: {reason}")
+        if not _has_length(loader):
+            require_known_times(self._when, (AtEpochs, EveryNEpochs), "epochs of data without a length are not known")
+        plugin = getattr(AcceleratorState(), "fsdp_plugin", None)
+        if args.deepspeed or (plugin is not None and getattr(plugin, "fsdp_version", 1) != 2):
+            raise ValueError(f"{title} cannot act under DeepSpeed or FSDP1, which keep weights in pieces: use FSDP2")
+        if plugin is not None and not self._training.method.acts_on_shards:
+            raise ValueError(f"{title} needs whole weights, which FSDP2 shards")
+
+    def _continue(self, state: TrainerState, optimizer: Optimizer) -> None:
+        """Restore the state from a checkpoint, and find out whether this data is new."""
+        kept = optimizer.param_groups[0].pop(self._key, None)
+        if state.global_step and kept and kept["step"] == state.global_step:
+            self._training.load_state_dict(kept["training"])
+            self._chunk, self._last_event = kept["chunk"], tuple(kept["last_event"])
+            self._ended = self._new_data = kept["ended"]
+            if not kept["ended"] and any(isinstance(each, AtNewData) for each in schedules_in(self._when)):
+                say(
+                    f"{self._training.name}: the checkpoint of step {state.global_step} is of a training that had not"
+                    " ended, whose data continues. To begin with new data, load its weights into the model, and train"
+                    " without resume_from_checkpoint."
+                )
+        else:  # a new training, or a checkpoint that was written without this callback
+            self._new_data = True
+        self._chunk += self._ended
+        self._ended = False
+        if self._last_event[1] > state.global_step:
+            self._last_event = -1, -1
+
+    def _keep(self, state: TrainerState, optimizer: Optimizer) -> None:
+        """Let the state of the optimizer, which a checkpoint holds, include that of the method."""
+
+        def add(_: Optimizer, saved: dict[str, Any]) -> None:
+            saved["param_groups"][0][self._key] = {
+                "step": state.global_step,
+                "ended": state.global_step >= state.max_steps,
+                "chunk": self._chunk,
+                "last_event": list(self._last_event),
+                "training": self._training.state_dict(),
+            }
+
+        self._training.handles.append(inner(optimizer).register_state_dict_post_hook(add))
+
+    @property
+    def _key(self) -> str:
+        return f"lightning_fire.{self._training.name}"
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Act if due."""
-        step, end = state.global_step, state.max_steps
+        step, end, new = state.global_step, state.max_steps, self._new_data
+        self._new_data = False
         clock = Clock(
             epoch=int(state.epoch),
             step=step,
-            epoch_start=float(state.epoch).is_integer(),
-            chunk=max(0, self._trainings - 1),
-            new_data=step == 0,
+            epoch_start=float(state.epoch).is_integer() or new,
+            chunk=self._chunk,
+            new_data=new,
             progress=step / end,
             progress_before=(step - 1) / end,
         )
-        if not self._when.due(clock):
+        self._training.watch(self._chunk >= self._start_chunk)
+        trained = self._chunk - (new and self._chunk > 0)  # chunk of the last batch
+        if trained < self._start_chunk or (self._chunk, step) == self._last_event or not self._when.due(clock):
             return
-        report, name = self._method(kwargs["model"], optimizers=[kwargs["optimizer"]]), name_of(self._method)
-        if state.is_world_process_zero:
-            logger.info("%s acted at epoch %d, step %d (%s)", name, clock.epoch, step, report)
-        values = report.keyed(name, layers=False)
-        (self._log or (lambda entry: state.log_history.append({**entry, "step": step})))(values)
+        self._last_event = self._chunk, step
+        self._write(self._training.act(f"epoch {clock.epoch}, step {step}"), state)
         rate = kwargs["optimizer"].param_groups[0]
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
             logger.warning(
                 "%s acted at step %d with a learning rate of %.2g: the network cannot learn again what has changed."
                 " Each train() has its own schedule, down to 0",
-                name,
+                self._training.name,
                 step,
                 rate["lr"],
             )
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        """Log what a method measures that acts at every step, beside a loss."""
+        if "loss" in (logs or {}) and (values := self._training.metrics()):
+            self._write(values, state)
+
+    def _write(self, values: dict[str, float], state: TrainerState) -> None:
+        (self._log or (lambda entry: state.log_history.append({**entry, "step": state.global_step})))(values)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stop acting; data is new in a later training."""
+        self._training.close()
+        self._ended = True
+
+
+class _Training(Adapter):
+    """What a training of a Hugging Face `Trainer` lends a method."""
+
+    def __init__(self, method: Method, name: str | None, losses: Losses | None):
+        super().__init__(method, name)
+        self._losses = losses
+
+    def lends(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
+        """Know the data of a training that starts, and its ranks."""
+        self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
+        self.share_work = args.world_size > 1
+
+    def forward(self, batches: int = 1) -> None:
+        """Run the model on some batches of its data."""
+        with undisturbed(self.model):
+            for _ in self._run(batches):
+                pass
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield the gradient of the loss on each of some batches."""
+        with undisturbed(self.model):
+            for loss in self._run(batches):
+                if loss is None:
+                    raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give losses=…")
+                found = torch.autograd.grad(loss, of, allow_unused=True)
+                yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(of, found, strict=True)]
+
+    def _run(self, batches: int) -> Iterator[Tensor | None]:
+        """Yield the loss on batches of training data, in an order that depends on the event alone."""
+        self.model.train(not getattr(self.method, "only_measures", False))
+        number = 1 if self.tries else batches
+        if self._losses is not None:
+            yield from islice(self._losses(self.model), number)
+            return
+        if not _has_length(self._loader):
+            raise ValueError(
+                f"{self.title} needs batches, and a stream of data may be readable only once, by training: give the"
+                " losses of other batches, losses=lambda model: (model(**batch).loss for batch in …)"
+            )
+        order = torch.Generator().manual_seed(1_000 * self.event + self._rank)
+        collate, size = self._loader.collate_fn, self._batch_size
+        loader = DataLoader(self._loader.dataset, size, shuffle=True, generator=order, collate_fn=collate)
+        for batch in islice(loader, number):
+            output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
+            yield output.get("loss") if isinstance(output, dict) else output[0]
+
+
+def _has_length(loader: Any) -> bool:
+    data = getattr(loader, "dataset", None)
+    return data is not None and not isinstance(data, IterableDataset)

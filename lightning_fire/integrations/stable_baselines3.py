@@ -1,76 +1,262 @@
-"""FIRE and other methods in Stable-Baselines3."""
+"""Any method in Stable-Baselines3."""
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
 
+import torch
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
-from torch import nn
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.integrations.event import name_of, require_known_times
-from lightning_fire.methods import Report, fire_
-from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule, one_schedule
+from lightning_fire.integrations.base import Adapter, require_known_times, schedule_of, undisturbed
+from lightning_fire.methods import EventMethod, Method
+from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
 
-__all__ = ["ReinitCallback"]
+__all__ = ["PlasticityCallback"]
 
 
-class ReinitCallback(BaseCallback):
-    """Applies a method to the policy of an algorithm of Stable-Baselines3, when a schedule is due.
+class PlasticityCallback(BaseCallback):
+    """Applies a method to the policy of an algorithm of Stable-Baselines3: at events, or at every optimizer step.
 
     A step of the schedule is a timestep of the environments. An event is between two updates, at the first rollout
-    that begins at or after the step at which the schedule is due. Target networks (`q_net_target`, `critic_target`,
-    `actor_target`) are then copied from the trained ones. The timesteps for which the schedule was checked are kept as
-    `model.reinit_timesteps`, which `model.save` saves: a loaded model that continues with
-    `reset_num_timesteps=False` neither loses nor repeats an event.
+    that begins at or after the step at which the schedule is due, and for a method that needs data not before the first
+    update. Target networks (`q_net_target`, `critic_target`, `actor_target`) are then copied from the trained ones.
+    Gradients are those of the algorithm's own `train`, run without a step and without side effects.
+
+    The state is kept as `model.plasticity`, which `model.save` saves: a loaded model that continues with
+    `reset_num_timesteps=False` neither loses nor repeats an event. Logged are the keys of the Lightning callback.
 
     Args:
-        method: Function `method(model, optimizers=…)` that returns a `Report`: `fire_`, also with arguments, as
-            `partial(fire_, where=Weights(preset="dqn"))`, or any other of `lightning_fire.methods`.
+        method: The method, such as `FIRE(where=Weights(preset="dqn"))`.
         when: Schedule in steps, or several of which any may be due. Default: `AtFraction(0.5)` (paper: reinforcement
             learning).
-        verbose: 1: print the report of each event.
+        name: Prefix of the logged keys instead of the method's own.
+        log_every: Timesteps between two records of a method that acts at every step.
 
     Raises:
-        ValueError: If the schedule waits for epochs, new data or a metric.
+        TypeError: If `method` is not a method, or `when` not a schedule.
+        ValueError: If an argument is out of range, the schedule waits for epochs, new data or a metric, or is given for
+            a method that acts at every step; when `learn` begins, if nothing is selected or the algorithm is of an
+            unknown kind; before its first update, if the method lacks something.
 
     Example:
-        >>> callback = ReinitCallback()  # model.learn(total_timesteps=100_000, callback=callback)
+        >>> from lightning_fire.methods import FIRE
+        >>> callback = PlasticityCallback(FIRE())  # model.learn(total_timesteps=100_000, callback=callback)
     """
 
     def __init__(
         self,
-        method: Callable[..., Report] = fire_,
+        method: Method,
         when: Schedule | Sequence[Schedule] | None = None,
-        verbose: int = 0,
+        name: str | None = None,
+        log_every: int = 1000,
     ):
-        super().__init__(verbose)
-        self._method, self._when = method, AtFraction(0.5) if when is None else one_schedule(when)
-        require_known_times(self._when, unknown=(AtNewData, AtEpochs, EveryNEpochs))
+        super().__init__()
+        if log_every < 1:
+            raise ValueError(f"`log_every` must be at least 1, got {log_every}")
+        self._training, self._when = _Training(method, name), schedule_of(method, when, AtFraction(0.5))
+        require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
+        self._log_every, self._logged = log_every, 0
+        self._asked = 0  # timestep up to which the schedule was asked
+        self._begun = False
+
+    def _init_callback(self) -> None:
+        if not isinstance(self.model, OffPolicyAlgorithm | OnPolicyAlgorithm):
+            raise ValueError(f"{type(self.model).__name__} has no policy that is trained by gradients")
+        kept = vars(self.model).setdefault("plasticity", {})
+        if (state := kept.get(self._training.name)) is not None and self._training.model is None:
+            state = state() if isinstance(state, _State) else state
+            self._training.load_state_dict(state["training"])
+            self._asked = state["asked"]
+        self._training.takes(self.model)
+        kept[self._training.name] = _State(lambda: {"asked": self._asked, "training": self._training.state_dict()})
+
+    def _on_training_start(self) -> None:
+        together = getattr(self.locals["callback"], "callbacks", [])
+        if any(isinstance(c, PlasticityCallback) and c is not self and c.name == self.name for c in together):
+            raise ValueError(f"two callbacks log as {self.name!r}: give one another name, name=…")
+        self._asked, self._logged = min(self._asked, self.num_timesteps), self.num_timesteps  # may count from 0 again
+        self._begun = False
+        self._begin()
+
+    @property
+    def name(self) -> str:
+        """Prefix of the logged keys."""
+        return self._training.name
+
+    def _begin(self) -> None:
+        """Begin to act, unless that needs data and there is none yet."""
+        try:
+            self._training.begin(self._training.of_policy())
+            self._begun = True
+        except _NoData:
+            pass
+
+    def _on_rollout_end(self) -> None:
+        self._training.sees()
+        if not self._begun:
+            self._begin()
 
     def _on_rollout_start(self) -> None:
         now, end = self.model.num_timesteps, self.locals["total_timesteps"]
-        asked = min(now, getattr(self.model, "reinit_timesteps", 0))  # it counts from 0 again in another training
-        self.model.reinit_timesteps = now
+        if now - self._logged >= self._log_every:
+            self._logged = now
+            self._record(self._training.metrics())
+        if not self._begun:
+            return
         clocks = (
             Clock(epoch=0, step=step, epoch_start=False, progress=step / end, progress_before=(step - 1) / end)
-            for step in range(asked + 1, now + 1)
+            for step in range(self._asked + 1, now + 1)
         )
-        if not any(map(self._when.due, clocks)):
+        self._asked, due = now, any(map(self._when.due, clocks))
+        if not due:
             return
-        policy = self.model.policy
-        report, name = self._method(policy, optimizers=list(_optimizers_of(policy))), name_of(self._method)
-        for child, target in policy.named_children():
-            if child.endswith("_target"):
-                target.load_state_dict(getattr(policy, child.removesuffix("_target")).state_dict())
-        for key, value in report.keyed(name, layers=False).items():
+        values = self._training.act(f"timestep {now}")
+        if isinstance(self._training.method, EventMethod) and self._training.method.changes_output:
+            for child, target in self.model.policy.named_children():
+                if child.endswith("_target"):
+                    target.load_state_dict(getattr(self.model.policy, child.removesuffix("_target")).state_dict())
+        self._record(values)
+
+    def _record(self, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
             self.logger.record(key, value)
-        if self.verbose:
-            print(f"{name} acted at timestep {now} ({report})")
 
     def _on_step(self) -> bool:
         return True  # continue training
 
+    def _on_training_end(self) -> None:
+        self._training.close()
 
-def _optimizers_of(policy: nn.Module) -> Iterator[Optimizer]:
-    for part in policy.modules():
-        if isinstance(optimizer := getattr(part, "optimizer", None), Optimizer):
-            yield optimizer
+
+class _State:
+    """A state that is read when it is saved: pickled and copied as a dict."""
+
+    def __init__(self, read: Callable[[], dict[str, Any]]):
+        self._read = read
+
+    def __call__(self) -> dict[str, Any]:
+        return self._read()
+
+    def __reduce__(self) -> Any:
+        return dict, (self._read(),)
+
+
+class _NoData(Exception):
+    """There is no data before the first update."""
+
+
+class _Enough(Exception):
+    """Each optimizer has got its gradient."""
+
+
+class _Training(Adapter):
+    """What a training of Stable-Baselines3 lends a method: the gradients that the algorithm's own `train` computes."""
+
+    def takes(self, algorithm: BaseAlgorithm) -> None:
+        """Take the policy of an algorithm."""
+        self._algorithm: Any = algorithm
+        self._rollout: Any = None
+        self.take(algorithm.policy)
+
+    def sees(self) -> None:
+        """Keep the rollout that has ended: its buffer is emptied before the next begins."""
+        if isinstance(self._algorithm, OnPolicyAlgorithm):
+            self._rollout = copy.copy(self._algorithm.rollout_buffer)
+
+    def of_policy(self) -> list[Optimizer]:
+        """Return the optimizers of the policy."""
+        found = (getattr(part, "optimizer", None) for part in self._algorithm.policy.modules())
+        return [optimizer for optimizer in found if isinstance(optimizer, Optimizer)]
+
+    def forward(self, batches: int = 1) -> None:
+        """Run the networks of the policy on some samples."""
+        with undisturbed(self.model), _restored(self._algorithm, self.of_policy()):
+            self.model.set_training_mode(True)
+            for data in self._samples(batches):
+                if hasattr(self.model, "critic"):
+                    self.model.actor(data.observations)
+                    self.model.critic(data.observations, data.actions)
+                else:
+                    self.model(data.observations)
+
+    def _samples(self, batches: int) -> Iterator[Any]:
+        """Yield samples of the buffer."""
+        self._require_data()
+        algorithm = self._algorithm
+        if isinstance(algorithm, OnPolicyAlgorithm):
+            yield from islice(copy.copy(self._rollout).get(getattr(algorithm, "batch_size", None)), batches)
+        else:
+            env = algorithm.get_vec_normalize_env()
+            yield from (algorithm.replay_buffer.sample(algorithm.batch_size, env=env) for _ in range(batches))
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield the gradients by which the optimizers would step on each of some batches, before clipping."""
+        self._require_data()
+        algorithm, optimizers, found = self._algorithm, self.of_policy(), dict[Tensor, Tensor]()
+        stepped: set[Optimizer] = set()
+
+        def instead_of_step(optimizer: Optimizer) -> None:
+            own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            found.update((p, p.grad.detach().clone()) for p in of if p in own and p.grad is not None)
+            stepped.add(optimizer)
+            if stepped.issuperset(optimizers):
+                raise _Enough
+
+        every = [*optimizers, *(each for each in vars(algorithm).values() if isinstance(each, Optimizer))]
+        with undisturbed(self.model), _restored(algorithm, every):
+            for optimizer in every:
+                vars(optimizer)["step"] = partial(instead_of_step, optimizer)
+            vars(algorithm).update(max_grad_norm=math.inf, target_kl=None)
+            for _ in range(1 if self.tries else batches):
+                found.clear()
+                stepped.clear()
+                try:
+                    if isinstance(algorithm, OffPolicyAlgorithm):  # the actor may be trained in each second step
+                        steps = getattr(algorithm, "policy_delay", 1)
+                        algorithm.train(gradient_steps=steps, batch_size=algorithm.batch_size)
+                    else:
+                        vars(algorithm)["rollout_buffer"] = copy.copy(self._rollout)
+                        algorithm.train()
+                except _Enough:
+                    pass
+                yield [found.get(p, torch.zeros_like(p)) for p in of]
+
+    def _require_data(self) -> None:
+        algorithm: Any = self._algorithm
+        if isinstance(algorithm, OnPolicyAlgorithm):
+            there = self._rollout is not None
+        else:
+            there = algorithm.num_timesteps > algorithm.learning_starts and algorithm.replay_buffer.size() > 0
+        if not there:
+            raise _NoData
+
+
+@contextmanager
+def _restored(algorithm: BaseAlgorithm, optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Context manager: restore what `train` changes: attributes, parameters, gradients, learning rates and the log."""
+    noise = [part.action_dist for part in algorithm.policy.modules() if hasattr(part, "action_dist")]
+    attributes = [(thing, dict(vars(thing))) for thing in (algorithm, *optimizers, *noise)]
+    log = algorithm.logger.name_to_value, algorithm.logger.name_to_count, algorithm.logger.name_to_excluded
+    logged = [(entries, dict(entries)) for entries in log]
+    rates = [(group, group["lr"]) for optimizer in optimizers for group in optimizer.param_groups]
+    values = [(p, p.detach().clone(), p.grad) for p in algorithm.policy.parameters()]
+    try:
+        yield
+    finally:
+        for saved, before in [*((vars(thing), before) for thing, before in attributes), *logged]:
+            saved.clear()
+            saved.update(before)
+        for group, rate in rates:
+            group["lr"] = rate
+        for parameter, value, gradient in values:
+            parameter.detach().copy_(value)
+            parameter.grad = gradient

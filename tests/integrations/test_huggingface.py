@@ -1,4 +1,4 @@
-"""Methods in the Trainer of Hugging Face: a small GPT-2 on the bytes of a text."""
+"""Every method in the Trainer of Hugging Face: a small network, and a small GPT-2 on the bytes of a text."""
 
 import contextlib
 import copy
@@ -8,22 +8,27 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.every_method import KEYS, made
+from torch import nn
+from torch.utils.data import IterableDataset
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from lightning_fire import (  # noqa: E402
-    AtEpochs,
-    AtFraction,
-    AtNewData,
-    EveryNSteps,
-    Weights,
-    WhenMetric,
+from lightning_fire import AtEpochs, AtFraction, AtNewData, EveryNEpochs, EveryNSteps, Weights, WhenMetric  # noqa: E402
+from lightning_fire.integrations.huggingface import PlasticityCallback  # noqa: E402
+from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
+from lightning_fire.methods import (  # noqa: E402
+    DASH,
+    FIRE,
+    METHODS,
+    EventMethod,
+    FullReset,
+    L2Init,
+    Loop,
+    ShrinkAndPerturb,
     fire_,
-    fresh_values,
-    shrink_and_perturb_,
 )
-from lightning_fire.integrations.huggingface import ReinitCallback  # noqa: E402
 
 TEXT = (" ".join(f"{n} times {n} is {n * n}," for n in range(40))).encode()
 STEPS = 6  # 3 an epoch
@@ -42,89 +47,228 @@ def gpt2():
     return transformers.GPT2LMHeadModel(config)
 
 
-def trainer(folder, *callbacks, model=None, data=None, **options):
+class Net(nn.Module):
+    """A network with statistics and randomness, which looking at it must not change."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Embedding(128, 8), nn.Linear(8, 16), nn.LayerNorm(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 16)
+        )
+        self.norm, self.head = nn.BatchNorm1d(16), nn.Linear(16, 128)
+
+    def forward(self, input_ids, labels=None):
+        logits = self.head(torch.relu(self.norm(self.body(input_ids).flatten(0, 1))))
+        return {"loss": nn.functional.cross_entropy(logits, labels.flatten()), "logits": logits}
+
+
+def net():
+    torch.manual_seed(0)
+    model = Net()
+    with torch.no_grad():
+        model.body[2].bias[:4] = -10.0  # units that are silent
+    return model
+
+
+def trainer(folder, *callbacks, model=None, data=None, kind=None, **options):
     options = {"max_steps": STEPS, "save_strategy": "no", "logging_steps": 1, "learning_rate": 1e-2, **options}
     arguments = transformers.TrainingArguments(
-        str(folder), per_device_train_batch_size=4, report_to="none", disable_tqdm=True, use_cpu=True, **options
+        str(folder), report_to="none", disable_tqdm=True, use_cpu=True, **{"per_device_train_batch_size": 4, **options}
     )
-    return transformers.Trainer(model or gpt2(), arguments, train_dataset=data or blocks(), callbacks=list(callbacks))
+    return (kind or transformers.Trainer)(
+        model or gpt2(), arguments, train_dataset=data or blocks(), callbacks=list(callbacks)
+    )
 
 
-class Watched:
-    """A method that records the model before and after, and the step counts of Adam that remain."""
+def watched(callback):
+    """Record the model before and after each event, and the names with optimizer state that remain."""
+    training, seen = callback._training, []
+    act = training.act
 
-    def __init__(self, method=fire_):
-        self.method, self.seen = method, []
+    def watch(time):
+        before = copy.deepcopy(training.model)
+        values = act(time)
+        states = {parameter for optimizer in training.optimizers for parameter in optimizer.state}
+        kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
+        seen.append((before, copy.deepcopy(training.model), kept))
+        return values
 
-    def __call__(self, model, optimizers):
-        before = copy.deepcopy(model)
-        report = self.method(model, optimizers=optimizers)
-        parameters = dict(model.named_parameters())
-        kept = {name for name, parameter in parameters.items() if parameter in optimizers[0].state}
-        self.seen.append((before, copy.deepcopy(model), kept))
-        return report
+    training.act = watch
+    return seen
 
 
-def assert_equal(one, other):
-    for (name, a), (_, b) in zip(one.state_dict().items(), other.state_dict().items(), strict=True):
-        assert torch.equal(a, b), name
+def equal(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def logged(training, key):
+    return [entry for entry in training.state.log_history if key in entry]
+
+
+def events(training):
+    return [entry["step"] for entry in logged(training, "fire/sfe")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    training = trainer(tmp_path_factory.mktemp("plain"), model=net())
+    training.train()
+    return training.model
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_every_method_acts_logs_and_resumes_to_the_same_weights(kind, tmp_path, undisturbed):
+    def callback():
+        return PlasticityCallback(made(kind), EveryNSteps(2) if issubclass(kind, EventMethod) else None)
+
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    whole = trainer(tmp_path, callback(), model=net(), **saving)
+    whole.train()
+    assert not equal(whole.model, undisturbed)
+    if key := KEYS[kind]:
+        steps = [2, 4] if issubclass(kind, EventMethod) else [1, 2, 3, 4, 5, 6]
+        assert [entry["step"] for entry in logged(whole, key)] == steps
+    resumed = trainer(tmp_path / "resumed", callback(), model=net())
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert equal(resumed.model, whole.model)
+    if key:
+        assert logged(resumed, key) == logged(whole, key) or "seconds" in str(logged(whole, key))
+
+
+def test_measuring_changes_nothing(tmp_path, undisturbed):
+    training = trainer(tmp_path, PlasticityCallback(MeasurePlasticity()), model=net())
+    training.train()
+    assert equal(training.model, undisturbed)
+    (*_, last) = logged(training, "plasticity/dormant_fraction")
+    assert last["step"] == STEPS and 4 / 32 <= last["plasticity/dormant_fraction"] < 0.5
+    assert 1 <= last["plasticity/stable_rank"] <= last["plasticity/srank"] <= 16
+    model = training.model
+    norm = sum(view.read().square().sum() for view in Weights().select(model)) ** 0.5
+    assert last["plasticity/weight_norm"] == pytest.approx(float(norm)) and "plasticity.raw/dfi" in last
+
+
+def test_gradients_on_data_leave_no_trace(tmp_path, undisturbed):
+    """DASH that shrinks nothing: training draws the same batches and dropout, and BatchNorm sees no others."""
+    method = DASH(minimum=1.0, num_batches=2, optimizer_state="keep")
+    training = trainer(tmp_path, PlasticityCallback(method, EveryNSteps(2)), model=net())
+    training.train()
+    assert len(logged(training, "dash/batches")) == 2 and equal(training.model, undisturbed)
 
 
 @pytest.mark.parametrize(
     ("when", "steps"),
     [
         (AtFraction(0.5), [3]),
-        (EveryNSteps(2), [2, 4]),
-        (AtEpochs([1]), [3]),
         ([EveryNSteps(2), AtEpochs([1])], [2, 3, 4]),
         (AtNewData(skip_first=False), [0]),
         (None, []),
     ],
 )
 def test_it_acts_when_the_schedule_is_due(tmp_path, when, steps):
-    method = Watched()
-    training = trainer(tmp_path, ReinitCallback(method, when))
+    training = trainer(tmp_path, PlasticityCallback(FIRE(), when))
     training.train()
-    logged = [entry for entry in training.state.log_history if "Watched/sfe" in entry]
-    assert [entry["step"] for entry in logged] == steps
-    assert len(method.seen) == len(steps)
+    assert events(training) == steps
 
 
-def test_an_event_is_the_method_and_nothing_else(tmp_path):
-    method = Watched()
-    trainer(tmp_path, ReinitCallback(method, AtFraction(0.5))).train()
-    ((before, after, kept),) = method.seen
+def test_an_event_is_that_of_a_plain_loop_and_nothing_else(tmp_path):
+    callback = PlasticityCallback(FIRE(), AtFraction(0.5))
+    seen = watched(callback)
+    trainer(tmp_path, callback).train()
+    ((before, after, kept),) = seen
     expected = copy.deepcopy(before)
     selected = {view.parameter for view in Weights().select(expected)}
     names = {name for name, parameter in expected.named_parameters() if parameter in selected}
-    fire_(expected)
-    assert_equal(after, expected)
-    names_of_all = {name for name, _ in expected.named_parameters()}
-    assert kept == names_of_all - names  # the state inside accelerate's wrapper
+    FIRE()(expected, Loop())
+    assert equal(after, expected)
+    assert kept == {name for name, _ in expected.named_parameters()} - names  # the state inside accelerate's wrapper
+
+
+def test_a_penalty_is_that_of_a_plain_loop(tmp_path):
+    """One step of SGD on the gradient of the loss and of λ‖θ − θ₀‖², from weights that are not the initial ones."""
+    callback, model = PlasticityCallback(L2Init(0.1)), net()
+    options = {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "learning_rate": 0.5}
+    training = trainer(tmp_path, callback, model=model, max_steps=1, **options)
+    twin, start = trainer(tmp_path, model=net(), max_steps=1, **options), net()
+    with torch.no_grad():
+        for parameter, other in zip(model.parameters(), twin.model.parameters(), strict=True):
+            other.copy_(parameter.add_(0.01))
+    for each in (training, twin):
+        torch.manual_seed(0)  # of dropout
+        each.train()
+    for new, plain, first in zip(model.parameters(), twin.model.parameters(), start.parameters(), strict=True):
+        pull = 0.5 * 0.1 * 2 * 0.01
+        assert torch.allclose(new, plain - pull * torch.ones_like(first), atol=1e-6)
 
 
 def test_a_later_training_with_the_same_callback_is_new_data(tmp_path, caplog):
-    method, model = Watched(partial(shrink_and_perturb_, target=fresh_values(gpt2(), seed=1))), gpt2()
-    callback = ReinitCallback(method)
+    model, callback = gpt2(), PlasticityCallback(ShrinkAndPerturb())
     with caplog.at_level(logging.INFO):
         for start in (0, 200, 300):
             trainer(tmp_path, callback, model=model, data=blocks(start)).train()
-    assert len(method.seen) == 2
-    assert caplog.text.count("acted at epoch 0, step 0") == 2
+    assert caplog.text.count("shrink_and_perturb acted at epoch 0, step 0") == 2
 
 
-@pytest.mark.parametrize("when", [AtFraction(0.5), AtEpochs([1]), EveryNSteps(2), AtNewData(skip_first=False)])
-def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, when):
-    """From each of its checkpoints, before and after the event."""
-    whole = trainer(tmp_path, ReinitCallback(when=when), save_strategy="steps", save_steps=1, save_only_model=False)
-    whole.train()
-    for step in (2, 3, 4):
-        method = Watched()
-        resumed = trainer(tmp_path / "resumed", ReinitCallback(method, when))
-        resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
-        assert_equal(resumed.model, whole.model)
-        due = {"AtFraction": [3], "AtEpochs": [3], "EveryNSteps": [2, 4], "AtNewData": [0]}[type(when).__name__]
-        assert len(method.seen) == sum(event >= step for event in due)
+def test_start_chunk_waits_for_a_batch_of_its_data(tmp_path):
+    callback, model, found = PlasticityCallback(FIRE(), EveryNSteps(3), start_chunk=1), gpt2(), []
+    pulls = PlasticityCallback(L2Init(0.1), start_chunk=1)
+    for start in (0, 200):
+        training = trainer(tmp_path, callback, pulls, model=model, data=blocks(start))
+        training.train()
+        found.append((events(training), len(logged(training, "l2_init/penalty"))))
+    assert found == [([], 0), ([3], STEPS)]
+
+
+def test_a_restart_after_out_of_memory_is_not_new_data(tmp_path):
+    class SmallMemory(transformers.Trainer):
+        def training_step(self, model, inputs, *args, **options):
+            if len(inputs["input_ids"]) > 2:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+            return super().training_step(model, inputs, *args, **options)
+
+    options = {"auto_find_batch_size": True, "max_steps": 3}
+    for when, expected in ((None, []), (AtNewData(skip_first=False), [0])):
+        training = trainer(tmp_path, PlasticityCallback(FIRE(), when), kind=SmallMemory, **options)
+        training.train()
+        assert [entry["step"] for entry in logged(training, "fire/sfe")] in (expected, [])
+
+
+@pytest.mark.parametrize(("with_callback", "expected"), [(True, [STEPS]), (False, [STEPS])])
+def test_a_training_that_continues_a_finished_one_begins_new_data(tmp_path, with_callback, expected, caplog):
+    """Also where the first one did not know the callback; from its middle, the same data goes on, which is said."""
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    first = [PlasticityCallback(FIRE(), AtNewData(skip_first=False))] if with_callback else []
+    trainer(tmp_path, *first, **saving).train()
+    for step, steps in ((STEPS, expected), (3, [0] if with_callback else [3])):
+        callback = PlasticityCallback(FIRE(), AtNewData(skip_first=False))
+        training = trainer(tmp_path / "next", callback, data=blocks(200), max_steps=9)
+        with caplog.at_level(logging.INFO):
+            training.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert events(training)[-1:] == steps
+    assert ("had not ended" in caplog.text) is with_callback
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from blocks()
+
+
+def test_data_without_a_length_has_no_epochs_and_is_read_once(tmp_path):
+    def of(method, when=None, losses=None):
+        return trainer(tmp_path, PlasticityCallback(method, when, losses=losses), data=Stream())
+
+    for when in (AtEpochs([1]), EveryNEpochs(1)):
+        with pytest.raises(ValueError, match="epochs of data without a length are not known"):
+            of(FIRE(), when).train()
+    with pytest.raises(ValueError, match="DASH needs batches, and a stream of data may be readable only once"):
+        of(DASH(), EveryNSteps(2)).train()
+
+    def losses(model):
+        return (model(**{name: value[None] for name, value in block.items()}).loss for block in blocks())
+
+    training = of(DASH(num_batches=3), EveryNSteps(2), losses)
+    training.train()
+    assert [entry["dash/batches"] for entry in logged(training, "dash/batches")] == [3.0, 3.0]
 
 
 def test_a_training_after_a_resumed_one_is_on_new_data(tmp_path):
@@ -140,11 +284,11 @@ def test_a_training_after_a_resumed_one_is_on_new_data(tmp_path):
 
 def test_a_logger_gets_what_an_event_did(tmp_path):
     training = trainer(tmp_path)
-    training.add_callback(ReinitCallback(when=AtFraction(0.5), log=training.log))
+    training.add_callback(PlasticityCallback(FIRE(), AtFraction(0.5), log=training.log, name="ours"))
     training.train()
-    (entry,) = [entry for entry in training.state.log_history if "fire/sfe" in entry]
-    assert entry["fire/dfi_normalized_after"] < entry["fire/dfi_normalized_before"]
-    assert entry["step"] == 3
+    (entry,) = logged(training, "ours/sfe")
+    assert entry["ours/dfi_normalized_after"] < entry["ours/dfi_normalized_before"]
+    assert entry["step"] == 3 and entry["ours/event"] == 1
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
@@ -153,26 +297,54 @@ def test_lora_factors_are_left_alone_and_a_merged_model_is_not(tmp_path):
     peft = pytest.importorskip("peft")
     model = peft.get_peft_model(gpt2(), peft.LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
     with pytest.raises(ValueError, match=r"selects no weight.*low-rank factor of an adapter"):
-        trainer(tmp_path, ReinitCallback(when=AtFraction(0.5)), model=model).train()
+        trainer(tmp_path, PlasticityCallback(FIRE(), AtFraction(0.5)), model=model)
     merged = model.merge_and_unload().requires_grad_()
     assert fire_(merged)["dfi_normalized_after"] < 0.1
 
 
 def test_warns_of_a_learning_rate_near_0(tmp_path, caplog):
     constant = {"lr_scheduler_type": "constant"}
-    trainer(tmp_path, ReinitCallback(when=EveryNSteps(5)), **constant).train()
+    trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(5)), **constant).train()
     assert "learning rate of" not in caplog.text
-    trainer(tmp_path, ReinitCallback(when=EveryNSteps(198)), max_steps=199, learning_rate=1e-3).train()
+    trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(198)), max_steps=199, learning_rate=1e-3).train()
     assert "fire acted at step 198 with a learning rate of 5e-06" in caplog.text
 
 
-def test_unsupported_settings_are_an_error(tmp_path):
+def test_unsupported_settings_are_an_error_when_it_is_made():
     with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
-        ReinitCallback(when=[AtEpochs([1]), WhenMetric("eval_loss", above=1.0)])
+        PlasticityCallback(FIRE(), [AtEpochs([1]), WhenMetric("eval_loss", above=1.0)])
     with pytest.raises(TypeError, match="`when` must be a schedule"):
-        ReinitCallback(when=3)
-    with pytest.raises(ValueError, match=r"when=EveryNSteps\(n=6\)\) can never act: training ends after 6 steps"):
-        trainer(tmp_path, ReinitCallback(when=EveryNSteps(6))).train()
+        PlasticityCallback(FIRE(), 3)
+    with pytest.raises(TypeError, match="`method` must be a method such as FIRE"):
+        PlasticityCallback(fire_)
+    with pytest.raises(ValueError, match="`when` is for methods with events: L2Init acts at every step"):
+        PlasticityCallback(L2Init(0.1), EveryNSteps(2))
+    with pytest.raises(ValueError, match="`start_chunk` must be at least 0, got -1"):
+        PlasticityCallback(FIRE(), start_chunk=-1)
+    with pytest.raises(ValueError, match="`name` must not have a slash"):
+        PlasticityCallback(FIRE(), name="a/b")
+
+
+class Lossless(Net):
+    def forward(self, input_ids, labels=None):
+        return {"logits": super().forward(input_ids, labels)["logits"]}
+
+
+def test_what_is_missing_is_an_error_before_training(tmp_path):
+    with pytest.raises(ValueError, match="nope"):
+        trainer(tmp_path, PlasticityCallback(FIRE(where=Weights(include=["nope"])), AtFraction(0.5)))
+    with pytest.raises(ValueError, match=r"EveryNSteps\(n=6\) can never act: training ends after 6 steps"):
+        trainer(tmp_path, PlasticityCallback(FIRE(), EveryNSteps(6))).train()
+    with pytest.raises(ValueError, match="two callbacks log as 'fire'"):
+        trainer(tmp_path, *(PlasticityCallback(FIRE(), AtFraction(f)) for f in (0.3, 0.5))).train()
+    with pytest.raises(ValueError, match="Lossless returns no loss of a batch"):
+        trainer(tmp_path, PlasticityCallback(DASH(), EveryNSteps(5)), model=Lossless()).train()
+    trainer(tmp_path, save_strategy="steps", save_steps=3).train()
+    training = trainer(tmp_path / "next")
+    training.add_callback(PlasticityCallback(FullReset(), EveryNSteps(5)))  # too late to see the new model
+    late = partial(training.train, resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    with pytest.raises(ValueError, match="give the callback to the Trainer when it is made"):
+        late()
 
 
 @pytest.mark.parametrize(
@@ -184,6 +356,9 @@ def test_weights_in_pieces_are_an_error(monkeypatch, deepspeed, version, refused
 
     plugin = None if version is None else SimpleNamespace(fsdp_version=version)
     monkeypatch.setattr(huggingface, "AcceleratorState", lambda: SimpleNamespace(fsdp_plugin=plugin))
-    state = SimpleNamespace(num_train_epochs=1, max_steps=9, global_step=0)
+    state = SimpleNamespace(num_train_epochs=1, max_steps=9, global_step=0, train_batch_size=4)
+    arguments = SimpleNamespace(deepspeed=deepspeed, process_index=0, world_size=1)
+    model = gpt2()
+    given = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "train_dataloader": None}
     with pytest.raises(ValueError, match="under DeepSpeed or FSDP1") if refused else contextlib.nullcontext():
-        ReinitCallback().on_train_begin(SimpleNamespace(deepspeed=deepspeed), state, None)
+        PlasticityCallback(FIRE()).on_train_begin(arguments, state, None, **given)

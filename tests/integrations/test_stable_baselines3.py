@@ -1,25 +1,33 @@
-"""Methods in Stable-Baselines3: small policies on CartPole and Pendulum."""
+"""Every method in Stable-Baselines3: small policies on CartPole and Pendulum."""
 
 import copy
-from functools import partial
+import random
 
+import numpy as np
 import pytest
 import torch
+from support.every_method import KEYS, made
 
 sb3 = pytest.importorskip("stable_baselines3")
 
-from lightning_fire import (  # noqa: E402
-    AtEpochs,
-    AtFraction,
-    AtNewData,
-    EveryNSteps,
-    Weights,
-    WhenMetric,
-    fire_,
-    fresh_values,
-    shrink_and_perturb_,
+from lightning_fire import AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
+from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
+from lightning_fire.integrations.stable_baselines3 import PlasticityCallback  # noqa: E402
+from lightning_fire.methods import (  # noqa: E402
+    DASH,
+    FIRE,
+    METHODS,
+    ContinualBackprop,
+    EventMethod,
+    L2Init,
+    Loop,
+    PlasticityInjection,
+    ReDo,
+    SelfNormalizedReset,
+    WeightProjection,
 )
-from lightning_fire.integrations.stable_baselines3 import ReinitCallback  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Policy has no normalisation layer")  # of WeightProjection
 
 
 def small():
@@ -27,6 +35,7 @@ def small():
 
 
 OFF_POLICY = {"learning_starts": 20, "batch_size": 16, "buffer_size": 500}
+SOMETIMES = {"train_freq": 8, "gradient_steps": 2}
 
 
 def dqn(**options):
@@ -34,100 +43,249 @@ def dqn(**options):
 
 
 def ppo(**options):
-    return sb3.PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=32, n_epochs=2, **{**small(), **options})
+    return sb3.PPO("MlpPolicy", "CartPole-v1", n_steps=32, batch_size=16, n_epochs=2, **{**small(), **options})
 
 
-def sac():
-    return sb3.SAC("MlpPolicy", "Pendulum-v1", **small(), **OFF_POLICY)
+def a2c():
+    return sb3.A2C("MlpPolicy", "CartPole-v1", n_steps=16, **small())
+
+
+def sac(**options):
+    return sb3.SAC("MlpPolicy", "Pendulum-v1", **small(), **OFF_POLICY, **SOMETIMES, **options)
 
 
 def td3():
-    return sb3.TD3("MlpPolicy", "Pendulum-v1", **small(), **OFF_POLICY)
+    return sb3.TD3("MlpPolicy", "Pendulum-v1", **small(), **OFF_POLICY, **SOMETIMES)
 
 
-class Watched:
-    """A method that records the weights before, and the parameters with optimizer state after it."""
-
-    def __init__(self, method=fire_):
-        self.method, self.seen = method, []
-
-    def __call__(self, model, optimizers):
-        before = copy.deepcopy(model.state_dict())
-        report = self.method(model, optimizers=optimizers)
-        states = {parameter for optimizer in optimizers for parameter in optimizer.state}
-        kept = {name for name, parameter in model.named_parameters() if parameter in states}
-        self.seen.append((before, model, kept))
-        return report
+HEADS = {dqn: "q_net.q_net.4", ppo: "action_net", sac: "actor.mu"}
 
 
-class Steps(ReinitCallback):
-    """Records the timesteps of its events."""
+class Noting(PlasticityCallback):
+    """Records the timesteps and values of what is logged."""
 
-    def __init__(self, when):
-        self.timesteps = []
-        super().__init__(self.note, when)
+    def __init__(self, *args, **options):
+        super().__init__(*args, **{"log_every": 16, **options})
+        self.timesteps, self.values = [], {}
 
-    def note(self, model, optimizers):
-        self.timesteps.append(self.num_timesteps)
-        return fire_(model, optimizers=optimizers)
+    def _record(self, values):
+        if values:
+            self.timesteps.append(self.model.num_timesteps)
+        self.values.update(values)
+        super()._record(values)
+
+
+def watched(callback):
+    """Record the weights before each event, and the names with optimizer state that remain."""
+    training, seen = callback._training, []
+    act = training.act
+
+    def watch(time):
+        before = copy.deepcopy(training.model.state_dict())
+        values = act(time)
+        states = {parameter for optimizer in training.optimizers for parameter in optimizer.state}
+        kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
+        seen.append((before, kept))
+        return values
+
+    training.act = watch
+    return seen
+
+
+def equal(one, other):
+    one, other = one.policy.state_dict(), other.policy.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Models that have learned without a method, by algorithm."""
+    return {algorithm: algorithm().learn(96) for algorithm in (dqn, ppo, a2c, sac, td3)}  # the seed is set when made
+
+
+@pytest.mark.parametrize("algorithm", HEADS)
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_every_method_acts_and_logs(kind, algorithm, undisturbed):
+    when = EveryNSteps(24) if issubclass(kind, EventMethod) else None
+    callback = Noting(made(kind, HEADS[algorithm]), when)
+    model = algorithm().learn(96, callback)
+    if KEYS[kind]:
+        assert KEYS[kind] in callback.values
+        steps = {dqn: [24, 48, 72], sac: [24, 48, 72], ppo: [32, 64]}[algorithm]
+        assert callback.timesteps == steps or not issubclass(kind, EventMethod)
+    if kind is not SelfNormalizedReset or algorithm is dqn:  # in others all units fire
+        assert not equal(model, undisturbed[algorithm])
+
+
+@pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
+def test_every_method_resumes_to_the_same_weights(kind, tmp_path):
+    """With the environment, the replay buffer and the random states as they were, which `save` leaves out."""
+    if kind is PlasticityInjection:
+        pytest.skip("load() makes a policy without the injected head")
+
+    def callback():
+        return Noting(made(kind), EveryNSteps(24) if issubclass(kind, EventMethod) else None)
+
+    model = dqn()
+    model.learn(64, callback())
+    model.save(tmp_path / "model")
+    env, buffer, space = copy.deepcopy((model.env, model.replay_buffer, model.action_space))
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    whole, rest = callback(), callback()
+    model.learn(32, whole, reset_num_timesteps=False)
+    resumed = sb3.DQN.load(tmp_path / "model", env=env, force_reset=False)
+    resumed.replay_buffer, resumed.action_space = buffer, space
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+    resumed.learn(32, rest, reset_num_timesteps=False)
+    assert equal(resumed, model)
+    assert {**rest.values, "fire/seconds": 0, f"{kind.name}/seconds": 0} == {
+        **whole.values,
+        "fire/seconds": 0,
+        f"{kind.name}/seconds": 0,
+    }
+
+
+class Looks(DASH):
+    """Looks at gradients and shrinks nothing; target networks stay."""
+
+    changes_output = False
+
+
+LOOKS = Looks(minimum=1.0, num_batches=3, optimizer_state="keep")
+
+
+@pytest.mark.parametrize("algorithm", [dqn, ppo, a2c, sac, td3])
+@pytest.mark.parametrize("method", [MeasurePlasticity(), LOOKS])
+def test_looking_at_data_leaves_no_trace(algorithm, method, undisturbed):
+    callback = Noting(method, EveryNSteps(24) if isinstance(method, EventMethod) else None)
+    model = algorithm()
+    model.learn(96, callback)
+    assert equal(model, undisturbed[algorithm])
+    if isinstance(method, DASH):
+        assert callback.values["dash/batches"] == 3
+    else:
+        assert 0 <= callback.values["plasticity/dormant_fraction"] < 1
+        assert 1 <= callback.values["plasticity/stable_rank"] <= callback.values["plasticity/srank"] <= 16
+
+
+def test_noise_of_exploration_that_depends_on_the_state_is_restored():
+    whole = sac(use_sde=True).learn(96)
+    assert equal(sac(use_sde=True).learn(96, PlasticityCallback(LOOKS, EveryNSteps(24))), whole)
 
 
 @pytest.mark.parametrize("algorithm", [dqn, ppo, sac, td3])
-def test_an_event_is_the_method_and_the_targets_follow(algorithm):
-    class Stops(ReinitCallback):
+def test_an_event_is_that_of_a_plain_loop_and_the_targets_follow(algorithm):
+    class Stops(PlasticityCallback):
         """Looks at the policy at the first step after the event."""
 
         def _on_step(self):
-            if method.seen and not hasattr(self, "after"):
+            if seen and not hasattr(self, "after"):
                 self.after = copy.deepcopy(self.model.policy.state_dict())
             return True
 
-    method, model = Watched(), algorithm()
-    callback = Stops(method, AtFraction(0.5))
-    model.learn(128, callback)
-    ((before, changed, kept),) = method.seen
-    assert changed is model.policy
+    callback = Stops(FIRE())  # in the middle
+    seen = watched(callback)
+    algorithm().learn(128, callback)
+    ((before, kept),) = seen
     expected = algorithm().policy
     expected.load_state_dict(before)
-    selected = {view.name for view in Weights().select(expected)}
-    fire_(expected)
+    trained = {name for name, _ in expected.named_parameters() if "_target" not in name}
+    selected = {view.name for view in Weights().select(expected)} & trained
+    FIRE()(expected, Loop([part.optimizer for part in expected.modules() if hasattr(part, "optimizer")]))
     targets = [name for name, _ in expected.named_children() if name.endswith("_target")]
     assert len(targets) == {dqn: 1, ppo: 0, sac: 1, td3: 2}[algorithm]
     for target in targets:
         getattr(expected, target).load_state_dict(getattr(expected, target.removesuffix("_target")).state_dict())
     for name, value in expected.state_dict().items():
         assert torch.equal(callback.after[name], value), name
-    trained = {name for name, _ in expected.named_parameters() if "_target" not in name}
     assert kept == trained - selected  # nothing else was dropped
+
+
+def test_the_gradients_are_those_of_the_algorithm():
+    """By which its next step would move the weights: of the same samples, before clipping."""
+    found = {}
+
+    class Compares(PlasticityCallback):
+        def _on_rollout_end(self):
+            super()._on_rollout_end()
+            if self.num_timesteps == 32:
+                of = [p for p in self.model.policy.q_net.parameters()]
+                (found["own"],) = self._training.gradients(of, 1)
+                optimizer = self.model.policy.optimizer
+                found["handle"] = optimizer.register_step_pre_hook(
+                    lambda *_: found.update(next=found.get("next") or [p.grad.clone() for p in of])
+                )
+
+    model = dqn(max_grad_norm=1e9)
+    model.learn(40, Compares(FIRE()))
+    assert all(torch.equal(own, other) for own, other in zip(found["own"], found["next"], strict=True))
+    assert any(own.abs().sum() > 0 for own in found["own"])
+
+
+def test_units_of_every_network_are_found():
+    for algorithm, units in ((dqn, 32), (ppo, 64), (sac, 96), (td3, 96)):
+        callback = Noting(ReDo(threshold=1e9), AtFraction(0.5))  # every unit is dormant
+        algorithm().learn(64, callback)
+        assert callback.values["redo/units"] == units
+
+
+def test_a_method_acts_after_the_step_of_what_it_acts_on():
+    """SAC's actor is trained through the critic: its graph must not lose weights that are changed in between."""
+    model, callback = sac(), Noting(WeightProjection())
+    start = {name: p.norm().item() for name, p in model.policy.named_parameters()}
+    model.learn(64, callback)
+    for name in ("actor.latent_pi.0.weight", "critic.qf0.2.weight"):
+        assert model.policy.get_parameter(name).norm().item() == pytest.approx(start[name], rel=1e-5)
+    only = Noting(L2Init(0.1, where=Parameters(include=["^critic"])))  # nothing of the actor's optimizer
+    sac().learn(64, only)
+    assert only.values["l2_init/penalty"] > 0
 
 
 @pytest.mark.parametrize(
     ("algorithm", "when", "expected"),
     [
-        (dqn, AtFraction(0.5), [64]),
+        (dqn, None, [64]),
         (dqn, EveryNSteps(50), [52, 100]),
         (ppo, EveryNSteps(50), [64, 128]),  # rollouts of 32
         (ppo, [EveryNSteps(150), AtFraction(0.2)], [32]),
     ],
 )
 def test_it_acts_at_the_first_rollout_at_which_it_is_due(algorithm, when, expected):
-    callback = Steps(when)
+    callback = Noting(FIRE(), when)
     algorithm().learn(160 if algorithm is ppo else 128, callback)
     assert callback.timesteps == expected
 
 
+def test_an_event_that_needs_data_waits_for_the_first_update():
+    callback = Noting(ReDo(), EveryNSteps(8))
+    dqn().learn(40, callback)
+    assert callback.timesteps == [24, 32]
+
+
+def test_two_callbacks_act_each_on_their_own():
+    first, second = Noting(FIRE(), AtFraction(0.5), name="a"), Noting(FIRE(), EveryNSteps(50), name="b")
+    dqn().learn(128, [first, second])
+    assert (first.timesteps, second.timesteps) == ([64], [52, 100])
+    assert set(first.values).isdisjoint(second.values)
+    with pytest.raises(ValueError, match="two callbacks log as 'fire'"):
+        dqn().learn(32, [PlasticityCallback(FIRE()), PlasticityCallback(FIRE())])
+
+
 @pytest.mark.parametrize("stop", [48, 52, 60])
 def test_a_loaded_model_neither_loses_nor_repeats_an_event(tmp_path, stop):
-    first, second = Steps(EveryNSteps(50)), Steps(EveryNSteps(50))
+    first, second = Noting(FIRE(), EveryNSteps(50)), Noting(FIRE(), EveryNSteps(50))
     model = dqn()
     model.learn(stop, first)
     model.save(tmp_path / "model")
     sb3.DQN.load(tmp_path / "model", env=model.env).learn(128 - stop, second, reset_num_timesteps=False)
     assert first.timesteps + second.timesteps == [52, 100]
+    assert second.values["fire/event"] == 2
 
 
 def test_another_training_counts_from_0():
-    callback, model = Steps(AtFraction(0.5)), ppo()
+    callback, model = Noting(FIRE(), AtFraction(0.5)), ppo()
     for _ in range(2):
         model.learn(64, callback)
     assert callback.timesteps == [32, 32]
@@ -142,17 +300,21 @@ def test_each_training_asks_the_schedule_for_its_own_timesteps(algorithm):
     assert callback.timesteps == [32, 32, 64, 96]
 
 
-def test_other_methods_and_the_log(tmp_path, capsys):
+def test_the_log_of_the_library_has_the_values(tmp_path):
     model = ppo()
     model.set_logger(sb3.common.logger.configure(str(tmp_path), ["csv"]))
-    method = partial(shrink_and_perturb_, target=fresh_values(ppo().policy, seed=1))
-    model.learn(128, ReinitCallback(method, verbose=1))
+    model.learn(128, PlasticityCallback(FIRE(), name="ours"))
     model.logger.close()
-    assert "shrink_and_perturb acted at timestep 64 (dfi_normalized " in capsys.readouterr().out
-    assert "shrink_and_perturb/sfe" in (tmp_path / "progress.csv").read_text()
+    assert "ours/sfe" in (tmp_path / "progress.csv").read_text()
 
 
-def test_unsupported_settings_are_an_error():
+def test_unsupported_settings_are_an_error_before_training():
     for when in (AtNewData(), AtEpochs([1]), WhenMetric("rollout/ep_rew_mean", above=1.0)):
         with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
-            ReinitCallback(when=when)
+            PlasticityCallback(FIRE(), when)
+    with pytest.raises(ValueError, match="acts at every step"):
+        PlasticityCallback(ContinualBackprop(), AtFraction(0.5))
+    with pytest.raises(ValueError, match="`log_every` must be at least 1, got 0"):
+        PlasticityCallback(FIRE(), log_every=0)
+    with pytest.raises(ValueError, match="nope"):
+        dqn().learn(32, PlasticityCallback(FIRE(where=Weights(include=["nope"]))))

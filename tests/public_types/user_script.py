@@ -14,8 +14,8 @@ import lightning_fire as lf
 from lightning_fire import functional as F
 from lightning_fire import methods
 from lightning_fire.checkpoints import Diagnosis, diagnose, diagnosis_of, open_checkpoint, select_weights
-from lightning_fire.integrations.huggingface import ReinitCallback as HuggingFaceCallback
-from lightning_fire.integrations.stable_baselines3 import ReinitCallback as StableBaselinesCallback
+from lightning_fire.integrations.huggingface import PlasticityCallback as HuggingFaceCallback
+from lightning_fire.integrations.stable_baselines3 import PlasticityCallback as StableBaselinesCallback
 from lightning_fire.methods import Report
 from lightning_fire.where import Selection, WeightView
 
@@ -86,7 +86,7 @@ def files(path: Path) -> list[Diagnosis]:
 
 def other_trainers() -> tuple[HuggingFaceCallback, StableBaselinesCallback]:
     """Make callbacks of other libraries."""
-    return HuggingFaceCallback(lf.fire_, when=lf.AtFraction(0.5)), StableBaselinesCallback()
+    return HuggingFaceCallback(methods.FIRE(), when=lf.AtFraction(0.5)), StableBaselinesCallback(methods.ReDo())
 
 
 if __name__ == "__main__":

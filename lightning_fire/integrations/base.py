@@ -1,0 +1,226 @@
+"""What the callbacks for other libraries have in common: a method at work on a model, its state and its log."""
+
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fire.distributed import rank
+from lightning_fire.messages import logger
+from lightning_fire.methods import Attached, EventMethod, Method, initial_values
+from lightning_fire.methods.base.method import planned
+from lightning_fire.methods.base.selecting import trained_by
+from lightning_fire.methods.base.unit_reset import ignored_passes
+from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.when import AnyOf, Never, Schedule, one_schedule, watched_by
+
+
+class Adapter:
+    """A method at work in another library: the `methods.Training` that it gets. Subclasses: `forward`, `gradients`.
+
+    Args:
+        method: The method.
+        name: Prefix of the logged keys. Default: that of the method.
+
+    Raises:
+        TypeError: If `method` is not a method.
+        ValueError: If `name` has a slash.
+    """
+
+    share_work, measure, paused = False, True, ()
+
+    def __init__(self, method: Method, name: str | None):
+        if not isinstance(method, Method):
+            raise TypeError(f"`method` must be a method such as FIRE(), got {method!r}")
+        if "/" in (name or ""):
+            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {name!r}")
+        self.method: Any = method
+        self.title, self.name = type(method).__name__, name or method.name
+        self.event = 1
+        self.model: Any = None
+        self.optimizers: Sequence[Optimizer] = ()
+        self.acts_now = True  # whether a method that acts at each step does so at present
+        self.tries = False  # in an event that is planned and dropped, for which one batch is enough
+        self.handles: list[Any] = []  # hooks that end with `close`
+        self._initial: Mapping[str, Tensor] | None = None
+        self._parts: list[Attached] = []
+        self._states: Sequence[Mapping[str, Any]] = ()  # those of `_parts` while there are none
+
+    def take(self, model: nn.Module) -> None:
+        """Take a model that is new: check it, prepare its structure, keep its values for a method that needs them."""
+        if self._initial is not None and self.model not in (None, model):
+            say(f"{self.name} takes another model for the same one, later. For a new one make a new callback.")
+        self.method.check(model)
+        if isinstance(self.method, EventMethod):
+            self.method.prepare(model)
+        self.model = model
+        if self._initial is None and self.method.needs_initial_values:
+            self._initial = initial_values(model)
+
+    def begin(self, optimizers: Sequence[Optimizer]) -> None:
+        """Begin to act on the model. An event is planned and dropped: what it lacks is said now.
+
+        A method that acts at every step acts on what each optimizer trains by itself: they step at different times.
+        """
+        self.close()
+        self.optimizers = list(optimizers)
+        with trained_by(self.model, self.optimizers):
+            for sentence in self.method.check(self.model):
+                say(f"{self.title} {sentence}.")
+        if isinstance(self.method, EventMethod):
+            self.tries = True
+            planned(self.method, self.model, self)
+            self.tries = False
+            return
+        problems = []
+        measures = getattr(self.method, "only_measures", False)
+        for group in [self.optimizers] if measures else [[optimizer] for optimizer in self.optimizers]:
+            training = copy.copy(self)
+            training.optimizers = group
+            try:
+                part = self.method.attach(self.model, training)
+            except ValueError as error:  # another optimizer may train what it acts on
+                problems.append(error)
+                continue
+            self._parts.append(part)
+            self.handles += [handle for each in group for handle in self._around(each, part)]
+        if not self._parts:
+            raise problems[0]
+        for part, state in zip(self._parts, self._states, strict=False):
+            part.load_state_dict(state)
+
+    def _around(self, optimizer: Optimizer, part: Attached) -> Sequence[Any]:
+        """Call a method around each step that an optimizer takes; one that a gradient scaler skips is none."""
+
+        def before(stepping: Optimizer, *_: Any) -> None:
+            if self.acts_now:  # a fused optimizer unscales in its step
+                part.before_step(optimizer, float(getattr(stepping, "grad_scale", None) or 1.0))
+
+        def after(*_: Any) -> None:
+            if self.acts_now:
+                part.after_step()
+
+        stepping = inner(optimizer)
+        return stepping.register_step_pre_hook(before), stepping.register_step_post_hook(after)
+
+    def watch(self, acts_now: bool) -> None:
+        """Let a method that acts at each step act from now on, or pause."""
+        self.acts_now = acts_now
+        for part in self._parts:
+            part.watching = acts_now
+
+    def close(self) -> None:
+        """Stop acting on the model, and keep the state."""
+        self._states = self._states_of_parts()
+        for handle in self.handles:
+            handle.remove()
+        for part in self._parts:
+            part.close()
+        self.handles, self._parts = [], []
+
+    def act(self, time: str) -> dict[str, float]:
+        """Carry out an event, at a time in words; return what to log."""
+        report = replace(planned(self.method, self.model, self), left_out=()).apply()  # `begin` has said what it is
+        say(f"{self.name} acted at {time} ({report})")
+        self.event += 1
+        return {f"{self.name}/event": float(self.event - 1), **report.keyed(self.name, layers=False)}
+
+    def metrics(self) -> dict[str, float]:
+        """Return what a method that acts at each step logs: sums over optimizers, of `threshold` the mean."""
+        found = [part.metrics() for part in self._parts if self.acts_now]
+        return {
+            f"{self.name}{'' if key.startswith('.') else '/'}{key}": sum(each[key] for each in found)
+            / (len(found) if key == "threshold" else 1)
+            for key in (found[0] if found else ())
+        }
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return the values of the model when it was new."""
+        known = {name: value.shape for name, value in (self._initial or {}).items()}
+        if unknown := [name for name, value in tensors_of(self.model).items() if known.get(name) != value.shape]:
+            raise ValueError(
+                f"the initial values of {', '.join(unknown[:5])} are not known: use the callback from the first"
+                " training of this model on, or fresh_seed=0"
+            )
+        return self._initial or {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and tensors on the CPU."""
+        return {"event": self.event, "method": self._states_of_parts(), "initial": self._initial}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, before `begin`."""
+        self.event, self._states, self._initial = state["event"], state["method"], state["initial"]
+
+    def _states_of_parts(self) -> Sequence[Mapping[str, Any]]:
+        return [part.state_dict() for part in self._parts] or self._states
+
+
+def inner(optimizer: Any) -> Any:
+    """Return the optimizer that steps, in the wrapper of accelerate."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+def say(message: str) -> None:
+    """Log a message on rank 0, in programs that do not import Lightning."""
+    if rank() == 0:
+        logger.info(message)
+
+
+def schedule_of(
+    method: Method, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None
+) -> Schedule:
+    """Return the schedule of a method: the given one, `default`, or its own.
+
+    Raises:
+        TypeError: If it is not a schedule.
+        ValueError: If it waits for a metric, or one is given for a method that acts at every step.
+    """
+    if not isinstance(method, EventMethod):
+        if when is not None:
+            raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
+        return Never()
+    schedule = one_schedule(when if when is not None else default or method.when)
+    require_known_times(schedule)
+    return schedule
+
+
+def require_known_times(
+    schedule: Schedule, unknown: tuple[type[Schedule], ...] = (), known: str = "only the steps of training are known"
+) -> None:
+    """Raise a ValueError if a schedule, or one of several, waits for a metric or is of a kind that is unknown here."""
+    for each in schedules_in(schedule):
+        if watched_by(each) or isinstance(each, unknown):
+            raise ValueError(f"{each} cannot be used here: {known}")
+
+
+def schedules_in(schedule: Schedule) -> Sequence[Schedule]:
+    """Return the schedules of which any may be due."""
+    return schedule.schedules if isinstance(schedule, AnyOf) else [schedule]
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Context manager: run a model with gradients, then restore its buffers and modes, and the global random states."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    modes = [(part, part.training) for part in model.modules()]
+    states = random.getstate(), np.random.get_state()
+    gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(gpus), ignored_passes(model):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for part, training in modes:
+            part.training = training
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
