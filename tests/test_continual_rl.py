@@ -116,7 +116,7 @@ def test_redo_acts_at_each_change_on_the_last_task(example):
     agent, results = example.agent_of(100), example.Results()
     (callback,) = example.callbacks_of("redo", results)
     seen, record = [], callback._record
-    callback._record = lambda values: values and seen.append((len(results.rows), values)) or record(values)
+    callback._record = lambda values: (values and seen.append((len(results.rows), values))) or record(values)
     agent.learn(3 * 1024, [results, callback])
     assert [rows for rows, _ in seen] == [1, 2]
     assert all(0 <= values["redo/dormant_fraction"] < 1 for _, values in seen)

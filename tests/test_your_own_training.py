@@ -72,9 +72,9 @@ def test_hugging_face(run):
     assert entry["fire/dfi_normalized_after"] < 0.2 < entry["fire/dfi_normalized_before"]
 
 
-def test_stable_baselines3(run, capsys):
+def test_stable_baselines3(run, caplog):
     agent = run("Stable-Baselines3")["agent"]
-    assert "fire acted at timestep 100 (dfi_normalized " in capsys.readouterr().out
+    assert "fire acted at timestep 100 (dfi_normalized " in caplog.text
     steps = steps_of(agent.policy.optimizer, agent.q_net)
     last = steps["q_net.4.bias"]  # the output layer was excluded
     assert steps["q_net.4.weight"] == last > steps["q_net.0.weight"] == steps["q_net.2.weight"]

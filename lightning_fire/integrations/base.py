@@ -71,7 +71,7 @@ class Adapter:
         """
         self.close()
         self.optimizers = list(optimizers)
-        with trained_by(self.model, self.optimizers):
+        with trained_by(self.model, self.optimizers if getattr(self.method, "changes_weights", True) else ()):
             for sentence in self.method.check(self.model):
                 say(f"{self.title} {sentence}.")
         if isinstance(self.method, EventMethod):

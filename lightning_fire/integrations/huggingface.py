@@ -112,7 +112,8 @@ class PlasticityCallback(TrainerCallback):
         plugin = getattr(AcceleratorState(), "fsdp_plugin", None)
         if args.deepspeed or (plugin is not None and getattr(plugin, "fsdp_version", 1) != 2):
             raise ValueError(f"{title} cannot act under DeepSpeed or FSDP1, which keep weights in pieces: use FSDP2")
-        if plugin is not None and not self._training.method.acts_on_shards:
+        self._sharded = plugin is not None
+        if self._sharded and not self._training.method.acts_on_shards:
             raise ValueError(f"{title} needs whole weights, which FSDP2 shards")
 
     def _continue(self, state: TrainerState, optimizer: Optimizer) -> None:
@@ -128,8 +129,8 @@ class PlasticityCallback(TrainerCallback):
                     " ended, whose data continues. To begin with new data, load its weights into the model, and train"
                     " without resume_from_checkpoint."
                 )
-        else:  # a new training, or a checkpoint that was written without this callback
-            self._new_data = True
+        else:  # a new training, or a checkpoint that was written without this callback, but of shards, which drop it
+            self._new_data = not (state.global_step and self._sharded)
         self._chunk += self._ended
         self._ended = False
         if self._last_event[1] > state.global_step:

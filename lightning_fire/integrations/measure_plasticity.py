@@ -13,6 +13,7 @@ from lightning_fire.integrations.base import say
 from lightning_fire.methods import Attached, StepMethod, Training
 from lightning_fire.methods.base.change import measurable
 from lightning_fire.methods.base.report import health
+from lightning_fire.methods.base.unit_reset import run_watched
 from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.where import HiddenUnits, UnitLayer, weight_layers
 
@@ -93,10 +94,6 @@ class _Measuring(Attached):
                 seen[:] = [value.reshape(-1, value.shape[-1])]
 
         handles = [layer.register_forward_pre_hook(watch) for layer in weight_layers(self.model)]
-        try:
-            self.training.forward(1)
-        finally:
-            for handle in handles:
-                handle.remove()
+        run_watched(partial(self.training.forward, 1), handles)
         features = seen[0].to("cpu" if seen[0].device.type == "mps" else seen[0].device, torch.float64)
         return features.mT @ features

@@ -13,11 +13,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fire.integrations.base import Adapter, require_known_times, schedule_of, undisturbed
-from lightning_fire.methods import EventMethod, Method
+from lightning_fire.methods import Method
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
 
 __all__ = ["PlasticityCallback"]
@@ -120,10 +120,9 @@ class PlasticityCallback(BaseCallback):
         if not due:
             return
         values = self._training.act(f"timestep {now}")
-        if isinstance(self._training.method, EventMethod) and self._training.method.changes_output:
-            for child, target in self.model.policy.named_children():
-                if child.endswith("_target"):
-                    target.load_state_dict(getattr(self.model.policy, child.removesuffix("_target")).state_dict())
+        if self._training.method.changes_weights:
+            for source, target in _targets_of(self.model.policy):
+                target.load_state_dict(source.state_dict())
         self._record(values)
 
     def _record(self, values: Mapping[str, float]) -> None:
@@ -166,6 +165,8 @@ class _Training(Adapter):
         self._algorithm: Any = algorithm
         self._rollout: Any = None
         self.take(algorithm.policy)
+        if any(source.state_dict().keys() != target.state_dict().keys() for source, target in _targets_of(self.model)):
+            raise ValueError(f"{self.title} needs the same head of the target network too: target=…")
 
     def sees(self) -> None:
         """Keep the rollout that has ended: its buffer is emptied before the next begins."""
@@ -238,6 +239,12 @@ class _Training(Adapter):
             there = algorithm.num_timesteps > algorithm.learning_starts and algorithm.replay_buffer.size() > 0
         if not there:
             raise _NoData
+
+
+def _targets_of(policy: nn.Module) -> list[tuple[nn.Module, nn.Module]]:
+    """Return each network of a policy that has a target network, and that one."""
+    parts = dict(policy.named_children())
+    return [(parts[name.removesuffix("_target")], part) for name, part in parts.items() if name.endswith("_target")]
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def td3():
     return sb3.TD3("MlpPolicy", "Pendulum-v1", **small(), **OFF_POLICY, **SOMETIMES)
 
 
-HEADS = {dqn: "q_net.q_net.4", ppo: "action_net", sac: "actor.mu"}
+HEADS = {dqn: ("q_net.q_net.4", "q_net_target.q_net.4"), ppo: ("action_net", None), sac: ("actor.mu", None)}
 
 
 class Noting(PlasticityCallback):
@@ -107,7 +107,7 @@ def undisturbed():
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_every_method_acts_and_logs(kind, algorithm, undisturbed):
     when = EveryNSteps(24) if issubclass(kind, EventMethod) else None
-    callback = Noting(made(kind, HEADS[algorithm]), when)
+    callback = Noting(made(kind, *HEADS[algorithm]), when)
     model = algorithm().learn(96, callback)
     if KEYS[kind]:
         assert KEYS[kind] in callback.values
@@ -150,7 +150,7 @@ def test_every_method_resumes_to_the_same_weights(kind, tmp_path):
 class Looks(DASH):
     """Looks at gradients and shrinks nothing; target networks stay."""
 
-    changes_output = False
+    changes_weights = False
 
 
 LOOKS = Looks(minimum=1.0, num_batches=3, optimizer_state="keep")
@@ -222,6 +222,15 @@ def test_the_gradients_are_those_of_the_algorithm():
     model.learn(40, Compares(FIRE()))
     assert all(torch.equal(own, other) for own, other in zip(found["own"], found["next"], strict=True))
     assert any(own.abs().sum() > 0 for own in found["own"])
+
+
+def test_the_target_of_an_injected_head_gets_its_frozen_copies():
+    """Its own would be those of older weights, and SB3 later copies trained parameters alone."""
+    model = dqn(target_update_interval=24)
+    model.learn(96, PlasticityCallback(PlasticityInjection(*HEADS[dqn]), EveryNSteps(40)))
+    copies, targets = dict(model.q_net.named_buffers()), dict(model.q_net_target.named_buffers())
+    assert len(copies) == 8 and copies.keys() == targets.keys()
+    assert all(torch.equal(copy, targets[name]) for name, copy in copies.items())
 
 
 def test_units_of_every_network_are_found():
@@ -316,5 +325,7 @@ def test_unsupported_settings_are_an_error_before_training():
         PlasticityCallback(ContinualBackprop(), AtFraction(0.5))
     with pytest.raises(ValueError, match="`log_every` must be at least 1, got 0"):
         PlasticityCallback(FIRE(), log_every=0)
+    with pytest.raises(ValueError, match="needs the same head of the target network too"):
+        dqn().learn(32, PlasticityCallback(PlasticityInjection("q_net.q_net.4")))
     with pytest.raises(ValueError, match="nope"):
         dqn().learn(32, PlasticityCallback(FIRE(where=Weights(include=["nope"]))))

@@ -19,15 +19,15 @@ from lightning_fire.methods import (
 )
 
 
-def made(kind, head="head"):
-    """Return a method of a class; `head` is the name of a head of the network."""
+def made(kind, head="head", target=None):
+    """Return a method of a class; `head` is the name of a head of the network, `target` of its copy."""
     return {
         FIRE: lambda: FIRE(steps=5),
         ShrinkAndPerturb: ShrinkAndPerturb,
         FullReset: FullReset,
         DASH: lambda: DASH(num_batches=2),
         ReDo: lambda: ReDo(threshold=0.5, num_batches=2),
-        PlasticityInjection: lambda: PlasticityInjection(head),
+        PlasticityInjection: lambda: PlasticityInjection(head, target),
         OptimizerReset: OptimizerReset,
         ContinualBackprop: lambda: ContinualBackprop(replacement_rate=0.1, maturity=1),
         SelfNormalizedReset: lambda: SelfNormalizedReset(rejection=0.5, refresh_every=2, max_silence=8),
