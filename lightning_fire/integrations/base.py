@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.distributed import rank
 from lightning_fire.messages import logger
-from lightning_fire.methods import Attached, EventMethod, Method, initial_values
+from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
 from lightning_fire.methods.base.method import planned
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.unit_reset import ignored_passes
@@ -22,7 +22,7 @@ from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.when import AnyOf, Never, Schedule, one_schedule, watched_by
 
 
-class Adapter:
+class Adapter(Training):
     """A method at work in another library: the `methods.Training` that it gets. Subclasses: `forward`, `gradients`.
 
     Args:
