@@ -303,7 +303,7 @@ def test_another_training_counts_from_0():
 @pytest.mark.parametrize("algorithm", [dqn, ppo])
 def test_each_training_asks_the_schedule_for_its_own_timesteps(algorithm):
     """Two from 0, and one that continues the second."""
-    callback, model = Steps(EveryNSteps(32)), algorithm()
+    callback, model = Noting(FIRE(), EveryNSteps(32)), algorithm()
     for reset in (True, True, False):
         model.learn(64, callback, reset_num_timesteps=reset)
     assert callback.timesteps == [32, 32, 64, 96]
