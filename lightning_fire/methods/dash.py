@@ -95,9 +95,12 @@ class DASH(EventMethod):
         def new_weight(view: WeightView, weight: Tensor) -> Tensor:
             return dash(weight, view.of(directions[view.parameter]).read(), self.minimum)
 
-        shrunk = {bias: dash(bias.detach(), directions[bias], self.minimum) for bias in biases.values()}
+        shrunk: dict[Tensor, Tensor] = {
+            bias: dash(bias.detach(), directions[bias], self.minimum) for bias in biases.values()
+        }
         change = change_weights(weights, new_weight, measure=training.measure, others=shrunk)
-        report = replace(change.report, values={**change.report.values, "batches": float(batches)})
+        report = change.report or Report()
+        report = replace(report, values={**report.values, "batches": float(batches)})
         return replace(change, report=report, left_out=left_out)
 
 

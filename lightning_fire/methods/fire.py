@@ -44,7 +44,7 @@ class FIRE(EventMethod):
 
     name: ClassVar[str] = "fire"
     default_where: ClassVar[Weights] = Weights()
-    acts_on_shards: ClassVar[bool] = True
+    acts_on_shards = True
     measures_curvature: ClassVar[bool] = True
 
     where: Weights | None = None
@@ -70,8 +70,8 @@ class FIRE(EventMethod):
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Compute the nearest orthogonal weights."""
         weights, left_out = select_weights(model, self.where, self.default_where)
-        given = dict.fromkeys((view.name for view in weights), self.scale)
-        scales = scales_of(model, weights) if self.scale == "auto" else given
+        names = [view.name for view in weights]
+        scales = scales_of(model, weights) if self.scale == "auto" else dict.fromkeys(names, self.scale)
 
         def new_weight(view: WeightView, weight: Tensor) -> Tensor:
             return fire(weight, self.steps, self.coefficients, scales[view.name], view.groups)

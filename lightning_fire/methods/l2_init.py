@@ -37,7 +37,7 @@ class L2Init(StepMethod):
 
     name: ClassVar[str] = "l2_init"
     default_where: ClassVar[Parameters] = Parameters()
-    needs_initial_values: ClassVar[bool] = True
+    needs_initial_values = True
 
     strength: float
     where: Parameters | None = None

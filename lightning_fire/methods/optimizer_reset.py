@@ -7,7 +7,6 @@ from torch import nn
 
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 
@@ -21,8 +20,8 @@ class OptimizerReset(EventMethod):
     """
 
     name: ClassVar[str] = "optimizer_reset"
-    acts_on_shards: ClassVar[bool] = True
-    optimizer_state: ClassVar[OptimizerPolicy] = "all"
+    acts_on_shards = True
+    optimizer_state = "all"
     changes_weights: ClassVar[bool] = False
     changes_output: ClassVar[bool] = False
 

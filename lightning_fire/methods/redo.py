@@ -11,7 +11,7 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, listed
+from lightning_fire.methods.base.optimizer_state import listed
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (
@@ -72,7 +72,7 @@ class ReDo(EventMethod):
     name: ClassVar[str] = "redo"
     when: ClassVar[Schedule] = EveryNEpochs(1)  # as the authors of the FIRE paper do; ReDo's own code: 1000 steps
     default_where: ClassVar[HiddenUnits] = HiddenUnits()
-    optimizer_state: ClassVar[OptimizerPolicy] = "keep"  # but the entries of new units
+    optimizer_state = "keep"  # but the entries of new units
     remakes_network: ClassVar[bool] = False
 
     threshold: float = 0.025
