@@ -116,8 +116,8 @@ def _variant(runs: Sequence[Run], argument: str, value: int | str, output: Path)
     own = [run for run in runs if run.method == "fire"]
     overlay = own[0].configs[-1]
     method = overlay.get("method")
-    if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith("FIRECallback"):
-        raise ValueError(f"the method fire is not one FIRECallback: {method}")
+    if not isinstance(method, Mapping) or not str(method.get("class_path")).endswith(("FIRE", "FIRECallback")):
+        raise ValueError(f"the method fire is not one FIRE: {method}")
     if (method.get("init_args") or {}).get(argument, _DEFAULTS[argument]) == value:
         return own
     label = f"fire,{argument}={value}"

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "where": {"where", "distributed"},
     "metrics": {"functional", "metrics"},
     "optim": {"functional", "where", "optim"},
-    "methods": {"functional", "where", "methods", "distributed"},
+    "methods": {"functional", "when", "where", "methods", "distributed"},
     "callbacks": {
         "_lightning",
         "callbacks",
@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "checkpoints",
         "cli",
         "data",
+        "methods",
         "modules",
         "nets",
         "optim",

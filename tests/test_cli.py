@@ -15,11 +15,12 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from recipe_files import acting
 from tiny_recipe import BASE, FIRE, error_of, write_recipe
 from torch import nn
 
-from lightning_fire import FIRECallback, FullReset
 from lightning_fire import cli as program
+from lightning_fire import methods
 from lightning_fire.callbacks import ChunkProgressBar
 from lightning_fire.cli import console, main
 from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
@@ -34,15 +35,15 @@ def recipe(tmp_path, monkeypatch):
     return ["fit", "-c", "base.yaml", "-c", "fire.yaml"]
 
 
-def method_of(cli, kind=FIRECallback):
-    return next(callback for callback in cli.trainer.callbacks if isinstance(callback, kind))
+def callback_of(cli, kind=methods.FIRE):
+    return next(callback for callback in cli.trainer.callbacks if isinstance(getattr(callback, "method", None), kind))
 
 
 def test_the_data_sets_the_length_of_training(recipe):
     cli = main(recipe)
     assert cli.trainer.current_epoch == 6
     assert cli.trainer.reload_dataloaders_every_n_epochs == 1
-    assert method_of(cli).num_events == 2
+    assert callback_of(cli).num_events == 2
 
 
 OWN_DATA = """
@@ -90,28 +91,29 @@ def test_own_data_that_announces_chunks_is_loaded_in_every_epoch(kind, words, lo
 
 def test_an_overlay_chooses_schedule_selection_and_options(recipe):
     cli = main([*recipe, "--trainer.fast_dev_run", "1"])
-    method = method_of(cli)
-    assert method.when == AtNewData()
-    assert method.steps == 5
-    assert method.where.exclude == ["net.head"]
+    callback = callback_of(cli)
+    assert callback.when == AtNewData()
+    assert callback.method.steps == 5
+    assert callback.method.where.exclude == ["net.head"]
 
 
 def test_a_recipe_and_one_of_its_methods_are_the_same_files_one_after_the_other(recipe):
     write_recipe(Path("tiny.yaml"), BASE, {"fire": FIRE, "two": "[{class_path: FullReset}, {class_path: DASH}]"})
     words = ["--trainer.limit_val_batches", "0"]
     by_files, by_name = main([*recipe, *words]), main(["fit", "tiny.yaml", "--method", "fire", *words])
-    assert method_of(by_name).num_events == 2 and method_of(by_name).steps == 5
+    assert callback_of(by_name).num_events == 2 and callback_of(by_name).method.steps == 5
     weights = by_files.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in by_name.model.state_dict().items())
     plain = main(["fit", "tiny.yaml", "--trainer.fast_dev_run", "1"])
-    assert not any(isinstance(callback, FIRECallback) for callback in plain.trainer.callbacks)
-    both = main(["fit", "tiny.yaml", "--method=two", "--trainer.fast_dev_run", "1"]).trainer.callbacks
-    assert {"FullReset", "DASH"} <= {type(callback).__name__ for callback in both}
+    assert "FIRE" not in acting(plain.trainer)
+    both = main(["fit", "tiny.yaml", "--method=two", "--trainer.fast_dev_run", "1"])
+    assert {"FullReset", "DASH"} <= acting(both.trainer).keys()
 
 
 def test_a_shipped_recipe_has_a_short_name(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert method_of(main(["fit", "quick_start", "--method", "fire", "--trainer.fast_dev_run", "1"])).steps == 10
+    cli = main(["fit", "quick_start", "--method", "fire", "--trainer.fast_dev_run", "1"])
+    assert callback_of(cli).method.steps == 10
 
 
 def test_recipes_are_listed_one_a_line(capsys):
@@ -176,9 +178,9 @@ def test_an_unknown_recipe_or_method_is_an_error(recipe, words, message, capsys)
 
 def test_the_command_line_overrides_the_method(recipe):
     cli = main([*recipe, "--trainer.fast_dev_run", "1", "--method.init_args.steps", "exact"])
-    assert method_of(cli).steps == "exact"
+    assert callback_of(cli).method.steps == "exact"
     words = ["fit", "-c", "base.yaml", "--method", "FullReset", "--trainer.fast_dev_run", "1"]
-    assert method_of(main(words), FullReset).fresh_seed is None
+    assert callback_of(main(words), methods.FullReset).method.fresh_seed is None
 
 
 def test_several_schedules_and_callbacks_in_yaml(recipe):
@@ -194,10 +196,10 @@ trainer:
 """
     )
     cli = main(["fit", "-c", "base.yaml", "-c", "more.yaml"])
-    method = method_of(cli)
-    assert method.when == AnyOf([AtNewData(), AtEpochs([3])])
-    assert method.num_events == 3
-    assert {"OptimizerReset", "FIRECallback"} <= {type(callback).__name__ for callback in cli.trainer.callbacks}
+    callback = callback_of(cli)
+    assert callback.when == AnyOf([AtNewData(), AtEpochs([3])])
+    assert callback.num_events == 3
+    assert {"OptimizerReset", "FIRECallback"} <= acting(cli.trainer).keys()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +208,7 @@ trainer:
         (["--method.init_args.step", "5"], "step"),
         (["--method.init_args.steps", "0"], "`steps` must be an integer of at least 1, or 'exact', got 0"),
         (["--method.init_args.scale", "kaiming"], "kaiming"),
-        (["--method.init_args.when.class_path", "AtNoon"], "AtNoon"),
+        (["--when.class_path", "AtNoon"], "AtNoon"),
         (["--trainer.max_epoch", "5"], "max_epoch"),
         (["--data.init_args.protocol.init_args.num_chunk", "5"], "num_chunk"),
         (["-c", "absent.yaml"], "absent.yaml"),
@@ -218,12 +220,12 @@ def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, word
 
 def test_a_schedule_by_a_metric_in_yaml(recipe):
     Path("when.yaml").write_text(
-        "method: {init_args: {when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}}}\n"
+        "when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}\n"
         "trainer: {callbacks+: [{class_path: PlasticityMonitor, init_args: {data_every_n_steps: 4}}]}"
     )
     cli = main([*recipe, "-c", "when.yaml"])
-    assert method_of(cli).when == WhenMetric("val/accuracy", below=2.0)
-    assert method_of(cli).num_events == 1  # never back at 2
+    assert callback_of(cli).when == WhenMetric("val/accuracy", below=2.0)
+    assert callback_of(cli).num_events == 1  # never back at 2
     assert 0 <= cli.trainer.callback_metrics["plasticity/dormant_fraction"] <= 1
 
 
@@ -232,11 +234,12 @@ def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
     assert "interventon" in error_of(["fit", "-c", "base.yaml", "-c", "typo.yaml"], capsys)
 
 
-def test_help_documents_every_key_of_the_method(capsys):
+@pytest.mark.parametrize(("kind", "others"), [("FIRE", ()), ("FIRECallback", ("when", "log"))])
+def test_help_documents_every_key_of_the_method(capsys, kind, others):
     with pytest.raises(SystemExit):
-        main(["fit", "--method.help", "FIRECallback"])
+        main(["fit", "--method.help", kind])
     text = capsys.readouterr().out
-    for key in ("when", "where", "steps", "coefficients", "scale", "optimizer", "log"):
+    for key in ("where", "steps", "coefficients", "scale", "optimizer_state", *others):
         assert f"--method.{key} " in text or f"--method.init_args.{key} " in text, key
     assert "Newton–Schulz steps" in text  # from the class docstring
 
@@ -254,7 +257,7 @@ def test_print_config_is_a_recipe_again(recipe, capsys):
         main([*recipe, "--print_config"])
     Path("whole.yaml").write_text(capsys.readouterr().out)
     cli = main(["fit", "-c", "whole.yaml", "--trainer.fast_dev_run", "1"])
-    assert method_of(cli).steps == 5
+    assert callback_of(cli).method.steps == 5
 
 
 def test_max_epochs_that_do_not_fit_the_protocol_are_an_error(recipe):
@@ -275,7 +278,7 @@ def test_a_run_can_be_resumed_and_tested_from_its_checkpoint(recipe):
     resumed = main([*words, "--ckpt_path", "saved/epoch=1.ckpt"])
     for a, b in zip(whole.model.state_dict().values(), resumed.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
-    assert method_of(resumed).num_events == 2
+    assert callback_of(resumed).num_events == 2
     tested = main(["test", "-c", "base.yaml", "-c", "save.yaml", "--ckpt_path", "saved/epoch=5.ckpt"])
     assert "test/accuracy" in tested.trainer.callback_metrics
 
@@ -290,19 +293,19 @@ def test_a_users_own_module_and_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["fit", "--model", "small_training.PlainModule", "--data", "small_training.GrowingData"]
     words += ["--trainer.max_epochs", "6", "--trainer.accelerator", "cpu", "--trainer.enable_progress_bar", "false"]
-    cli = main([*words, "--method.class_path", "FIRECallback"])
-    assert method_of(cli).num_events == 2
+    cli = main([*words, "--method.class_path", "FIRE"])
+    assert callback_of(cli).num_events == 2
 
 
 def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys, tmp_path):
     main(["select", *recipe[1:]])
     text = capsys.readouterr().out
-    assert "FIRECallback(where=Weights(preset='cnn', include=None, exclude=['net.head']))" in text
+    assert "FIRE(where=Weights(preset='cnn', include=None, exclude=['net.head']))" in text
     assert re.search(r"net\.stem\.0\.weight +4×1×3×3 +4×1×3×3 +taken", text)
     assert re.search(r"net\.head\.0\.weight .* excluded", text)
     assert not (tmp_path / "lightning_logs").exists()
     rows = {row["name"]: row for row in json.loads(main(["select", *recipe[1:], "--json"]))}
-    stem = {"method": "FIRECallback", "name": "net.stem.0.weight", "shape": [4, 1, 3, 3], "matrices": "4×1×3×3"}
+    stem = {"method": "FIRE", "name": "net.stem.0.weight", "shape": [4, 1, 3, 3], "matrices": "4×1×3×3"}
     assert rows["net.stem.0.weight"] == {**stem, "reason": "taken"}
     assert "excluded" in rows["net.head.0.weight"]["reason"]
     assert "no method that selects weights" in error_of(["select", "-c", "base.yaml"], capsys)
@@ -312,7 +315,7 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
     ("words", "message"),
     [
         (
-            ["--method.when", "AtEpochs", "--method.when.epochs", "[500]"],
+            ["--when", "AtEpochs", "--when.epochs", "[500]"],
             r"can never act: training ends after",
         ),
         (["--method.where.include", '["layer9"]'], r"`include` has 'layer9', which matches no weight"),
@@ -453,7 +456,7 @@ def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, caps
     words = "--data.protocol.fraction 0.5 --data.protocol.epochs [1,1] --trainer.accelerator cpu --data.batch_size 2"
     words += " --trainer.enable_progress_bar false --trainer.logger false"
     trained = main(["fit", "recipe.yaml", "--method", "fire", *words.split()])
-    assert method_of(trained).num_events == 1 and trained.trainer.current_epoch == 2
+    assert callback_of(trained).num_events == 1 and trained.trainer.current_epoch == 2
     assert {"vanilla", "full_reset", "shrink_and_perturb"} <= {"vanilla", *find_recipe("recipe.yaml").methods}
     for name in find_recipe("recipe.yaml").methods:
         main(["fit", "recipe.yaml", "--method", name, *words.split(), "--trainer.fast_dev_run", "1"])

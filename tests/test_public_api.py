@@ -33,8 +33,8 @@ def test_names_at_the_top():
     assert set(dir(lightning_fire)) == set(lightning_fire.__all__)
     for name in lightning_fire.__all__:
         assert getattr(lightning_fire, name) is not None
-    with pytest.raises(AttributeError, match="module 'lightning_fire' has no attribute 'FIRE'"):
-        _ = lightning_fire.FIRE
+    with pytest.raises(AttributeError, match="module 'lightning_fire' has no attribute 'Fire'"):
+        _ = lightning_fire.Fire
 
 
 @pytest.mark.parametrize("module", PUBLIC)

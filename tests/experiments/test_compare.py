@@ -44,7 +44,7 @@ from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shippe
 @pytest.fixture
 def recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    broken = "method: {class_path: FIRECallback, init_args: {steps: 0}}\n"
+    broken = "method: {class_path: FIRE, init_args: {steps: 0}}\n"
     full_reset = "method: {class_path: FullReset}\n"
     return tiny_recipe(tmp_path, {"fire": FIRE, "full_reset": full_reset, "broken": broken})
 
@@ -226,7 +226,7 @@ def test_ones_own_module_and_data_and_loggers_are_compared(recipe, tmp_path, cap
             logger: {class_path: CSVLogger, init_args: {save_dir: mine, version: one}}}
     """
     set_base(recipe, base)
-    set_method(recipe, "fire", "method: {class_path: FIRECallback, init_args: {log: {curvature: false}}}")
+    set_method(recipe, "fire", "{method: {class_path: FIRE}, log: {curvature: false}}")
     results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--no-shared-start", "--jobs", "1")
     assert 0 <= results.loc[("", "fire", 0), "final"] <= 1 and results.loc[("", "fire", 0), "sfe"] > 0
     assert "val/accuracy" in (tmp_path / "mine/lightning_logs/one/metrics.csv").read_text().splitlines()[0]
@@ -535,8 +535,8 @@ def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
     """Each time it looks, ReDo logs an event. The head has dead units, the other layers have not."""
     where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
     for name, threshold in (("redo", 0.0), ("resets", 0.9)):
-        arguments = f"{{threshold: {threshold}, start_chunk: 1, where: {where}}}"
-        set_method(recipe, name, f"method: {{class_path: ReDo, init_args: {arguments}}}\n")
+        arguments = f"{{threshold: {threshold}, where: {where}}}"
+        set_method(recipe, name, f"method: {{class_path: ReDo, init_args: {arguments}}}\nstart_chunk: 1\n")
     compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
     lines = (tmp_path / "out/table.txt").read_text().splitlines()[-3:]
     vanilla, redo, resets = (line.split()[-1] for line in lines)
@@ -701,7 +701,7 @@ def test_a_mistake_in_ones_own_data_is_an_error_before_training(recipe, line, me
 @pytest.mark.parametrize(
     ("config", "added"),
     [
-        ({"trainer": {"callbacks": [{"class_path": "OptimizerReset"}]}}, True),
+        ({"trainer": {"callbacks": [{"class_path": "PlasticityCallback"}]}}, True),
         ({"trainer": {"callbacks": [{"class_path": "PlasticityMonitor"}]}}, False),
         ({"method": {"class_path": "lightning_fire.callbacks.PlasticityMonitor"}}, False),
         (
@@ -841,15 +841,14 @@ def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_not_a_recipe(
 
 SHARING = {
     "fire": FIRE,
-    "full_reset": "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
-    "shrink": "method: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n",
-    "dash": "method: {class_path: DASH, init_args: {when: {class_path: AtNewData}}}\n",
-    "l2": "method: {class_path: L2Init, init_args: {strength: 0.1, start_chunk: 1}}\n",
-    "redo": "method: {class_path: ReDo, init_args: {threshold: 0.9, start_chunk: 1}}\n",
-    "cbp": "method:\n  class_path: ContinualBackprop\n"
-    "  init_args: {replacement_rate: 0.2, maturity: 1, start_chunk: 1}\n",
-    "snr": "method: {class_path: SelfNormalizedReset, init_args: {max_silence: 20, start_chunk: 1}}\n",
-    "pi": "method:\n  class_path: PlasticityInjection\n  init_args: {head: net.head, when: {class_path: AtNewData}}\n",
+    "full_reset": "method: {class_path: FullReset}\n",
+    "shrink": "method: {class_path: ShrinkAndPerturb}\n",
+    "dash": "method: {class_path: DASH}\n",
+    "l2": "method: {class_path: L2Init, init_args: {strength: 0.1}}\nstart_chunk: 1\n",
+    "redo": "method: {class_path: ReDo, init_args: {threshold: 0.9}}\nstart_chunk: 1\n",
+    "cbp": "method: {class_path: ContinualBackprop, init_args: {replacement_rate: 0.2, maturity: 1}}\nstart_chunk: 1\n",
+    "snr": "method: {class_path: SelfNormalizedReset, init_args: {max_silence: 20}}\nstart_chunk: 1\n",
+    "pi": "method: {class_path: PlasticityInjection, init_args: {head: net.head}}\n",
 }
 
 
@@ -881,15 +880,13 @@ def test_a_shared_first_chunk_changes_no_number(recipe, tmp_path):
 
 def test_only_runs_that_wait_for_new_data_share(recipe, tmp_path):
     overlays = {
-        "waits": "method: {class_path: ReDo, init_args: {start_chunk: 2}}",
-        "at_once": "method: {class_path: FIRECallback, init_args: "
-        "{when: {class_path: AtNewData, init_args: {skip_first: false}}}}",
+        "waits": "method: {class_path: ReDo}\nstart_chunk: 2",
+        "at_once": "method: {class_path: FIRE}\nwhen: {class_path: AtNewData, init_args: {skip_first: false}}",
         "by_default": "method: {class_path: ReDo}",
-        "both": "method:\n- {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
-        "- {class_path: ReDo}\n",
-        "more": "model: {init_args: {warmup: 0.2}}\nmethod: {class_path: ReDo, init_args: {start_chunk: 2}}",
+        "both": "method: [{class_path: FullReset}, {class_path: ReDo}]",
+        "more": "model: {init_args: {warmup: 0.2}}\nmethod: {class_path: ReDo}\nstart_chunk: 2",
         "no_method": "model: {init_args: {warmup: 0.2}}",
-        "users": "method: {class_path: their.Method, init_args: {when: {class_path: AtNewData}}}",
+        "users": "method: {class_path: their.Method}\nwhen: {class_path: AtNewData}",
         "muon": "method: {class_path: UseMuon, init_args: {when: {class_path: AtNewData}}}",
     }
     for name, overlay in overlays.items():
@@ -1104,19 +1101,19 @@ def test_the_resources_of_a_run_come_from_the_recipe_or_the_command_line(recipe,
 
 def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
     """The methods decide: a schedule is asked at the start of each epoch."""
-    overlays = {
-        "epochs": "{class_path: FullReset, init_args: {when: {class_path: AtEpochs, init_args: {epochs: [3, 5]}}}}",
-        "every": "{class_path: FullReset, init_args: {when: {class_path: EveryNEpochs, init_args: {n: 3}}}}",
-        "steps": "{class_path: FullReset, init_args: {when: {class_path: EveryNSteps, init_args: {n: 3}}}}",
-        "metric": "{class_path: FullReset, init_args: {when: {class_path: WhenMetric, init_args:"
-        " {metric: val/loss, above: 1}}}}",
+    whens = {
+        "epochs": "{class_path: AtEpochs, init_args: {epochs: [3, 5]}}",
+        "every": "{class_path: EveryNEpochs, init_args: {n: 3}}",
+        "steps": "{class_path: EveryNSteps, init_args: {n: 3}}",
+        "metric": "{class_path: WhenMetric, init_args: {metric: val/loss, above: 1}}",
     }
 
     def idle(*layers, **extra):
         configs = list(map(yaml.safe_load, layers))
         return branching._idle_epochs(Run("method", 0, tmp_path, configs, extra))
 
-    base, texts = "trainer: {max_epochs: 6}", {name: f"method: {text}" for name, text in overlays.items()}
+    base = "trainer: {max_epochs: 6}"
+    texts = {name: f"method: {{class_path: FullReset}}\nwhen: {when}" for name, when in whens.items()}
     found = {name: idle(base, text) for name, text in texts.items()}
     assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
     assert idle(base, texts["epochs"], trainer={"max_steps": 5}) == 0

@@ -44,12 +44,13 @@ data:
     block_size: 8
 trainer:
   accelerator: cpu
-  callbacks: [{class_path: OptimizerReset}]
+  callbacks: [{class_path: PlasticityCallback, init_args: {method: {class_path: OptimizerReset}}}]
 """
 FIRE = """
 method:
-  class_path: FIRECallback
-  init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5, log: {curvature: false}}
+  class_path: FIRE
+  init_args: {where: {class_path: Weights, init_args: {preset: gpt}}, steps: 5}
+log: {curvature: false}
 """
 
 

@@ -127,11 +127,9 @@ def test_the_event_is_at_half_of_training(compared):
 
 
 def resets(*fractions: float) -> dict:
-    methods = [
-        {"class_path": "FullReset", "init_args": {"when": {"class_path": "AtFraction", "init_args": {"fraction": f}}}}
-        for f in fractions
-    ]
-    return {"method": methods}
+    whens = [{"class_path": "AtFraction", "init_args": {"fraction": fraction}} for fraction in fractions]
+    methods = [{"method": {"class_path": "FullReset"}, "when": when} for when in whens]
+    return {"method": [{"class_path": "PlasticityCallback", "init_args": method} for method in methods]}
 
 
 @pytest.mark.parametrize("epochs, until", [(10, 5), (9, 5), (30, 15), (1, None)])

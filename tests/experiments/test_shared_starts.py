@@ -11,7 +11,7 @@ BASE = "trainer: {max_epochs: 8}\nmodel: {class_path: lightning_fire.Classifier}
 
 
 def reset(when):
-    return f"method: {{class_path: FullReset, init_args: {{when: {{class_path: {when}}}}}}}"
+    return f"method: {{class_path: FullReset}}\nwhen: {{class_path: {when}}}"
 
 
 AT_NEW_DATA, AT_2, AT_4 = reset("AtNewData"), *(

@@ -26,7 +26,7 @@ log: {strength: {low: 0, high: 1.0, log: true}}
 same: {strength: [0.1], method.init_args.strength: [0.2]}
 strings: {strength: {low: 1e-5, high: 1e-1, log: true}, seed: [1, 1e-3]}
 """
-OVERLAY = "method: {class_path: ShrinkAndPerturb, init_args: {when: {class_path: AtNewData}}}\n"
+OVERLAY = "method: {class_path: ShrinkAndPerturb}\n"
 
 
 @pytest.fixture

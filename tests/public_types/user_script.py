@@ -44,7 +44,7 @@ def schedules() -> Sequence[lf.Schedule]:
     ]
 
 
-def callbacks() -> list[lf.EventCallback]:
+def callbacks() -> list[lf.PlasticityCallback]:
     """Make callbacks of Lightning."""
     where = lf.Weights("cnn", include=["conv"], exclude=["head"])
     log = lf.Log(curvature=False)
@@ -65,12 +65,14 @@ def plain_loop(model: nn.Module) -> Report:
     initial = lf.initial_values(model)
     assert_type(lf.shrink_and_perturb_(model, initial, strength=0.8, optimizers=[optimizer]), Report)
     batch = torch.randn(8, 3)
-    redo = methods.ReDo(model, lambda: model(batch))
-    assert_type(redo.step(lambda: model(batch)), Report)
-    penalty = methods.L2Init(model, strength=1e-3)
+    training = lf.Loop(optimizer, forward=lambda: model(batch), initial=initial)
+    assert_type(lf.ReDo()(model, training), Report)
+    penalty = lf.L2Init(strength=1e-3).attach(model, training)
+    assert_type(penalty, methods.Attached)
+    penalty.before_step(optimizer)
     report = lf.fire_(model, lf.Weights(), steps=5, optimizers=optimizer)
     assert_type(report, Report)
-    print(names, penalty, report["dfi_normalized_after"])
+    print(names, penalty.metrics(), report["dfi_normalized_after"])
     return report
 
 

@@ -52,18 +52,20 @@ trainer:
   enable_model_summary: false
   limit_train_batches: 2
   gradient_clip_val: 0.5
-  callbacks: [{class_path: OptimizerReset}, {class_path: PlasticityMonitor, init_args: {every_n_epochs: 2}}]
+  callbacks:
+  - {class_path: PlasticityCallback, init_args: {method: {class_path: OptimizerReset}}}
+  - {class_path: PlasticityMonitor, init_args: {every_n_epochs: 2}}
 """
 )
 OVERLAY = yaml.safe_load(
     """
 method:
-  class_path: FIRECallback
+  class_path: FIRE
   init_args:
-    when: [{class_path: AtNewData}, {class_path: AtEpochs, init_args: {epochs: [3]}}]
     where: {class_path: Weights, init_args: {preset: cnn, exclude: [head]}}
     steps: 5
     scale: procrustes
+when: [{class_path: AtNewData}, {class_path: AtEpochs, init_args: {epochs: [3]}}]
 """
 )
 
@@ -208,6 +210,7 @@ CLASSES = [
     "lightning_fire.nets.ResNet",
     "AtNewData",
     "Weights",
+    "FIRE",
     "FIRECallback",
     "lightning_fire.data.DigitsDataModule",
     "Continual",
@@ -290,7 +293,7 @@ def test_a_misspelt_key(found):
 @example(("trainer",), "max_epoch", {})
 @example(("method",), "steps", 5)
 @example(("method", "init_args"), "step", {"of": {}})
-@example(("method", "init_args", "when", 0), "epochs", [3])
+@example(("when", 0), "epochs", [3])
 @example(("trainer", "callbacks", 0), "when", "AtNewData")
 @example(("data", "init_args", "protocol"), "num_chunks", 3)
 def test_a_key_that_is_not_known_there(place, name, value):
@@ -308,7 +311,7 @@ def test_a_key_that_is_not_known_there(place, name, value):
 @example(("model", "init_args", "net", "init_args", "in_channels"), 10**30)
 @example(("data", "init_args", "protocol"), None)
 @example(("data", "init_args", "protocol", "init_args", "num_chunks"), 10**30)
-@example(("method", "init_args", "when", 0), {"class_path": "lightning_fire.nets.ResNet"})
+@example(("when", 0), {"class_path": "lightning_fire.nets.ResNet"})
 @example(("method", "init_args", "steps"), 10**30)
 def test_a_value_of_any_kind(place, value):
     recipe = with_value(place, value)
@@ -468,7 +471,7 @@ def test_aliases_that_repeat_little_are_followed():
         ("model", {}, "model must name a class with class_path"),
         ("model.init_args.net", {}, "model.init_args.net must name a class with class_path"),
         ("trainer.callbacks", [{}], "trainer.callbacks[0] must name a class with class_path"),
-        ("method.init_args.when", {}, 'Parser key "when"'),
+        ("when", {}, 'Parser key "when"'),
         ("data.init_args.protocol.init_args.num_chunks", 0, "`num_chunks` must be at least 1, got 0"),
         ("model.init_args.net.init_args.in_channels", 10**30, "VGG(num_classes=200, in_channels=1000000000"),
         ("model.init_args.net.init_args.in_channels", 10**30, "JSONARGPARSE_DEBUG=true shows where"),
@@ -487,7 +490,7 @@ def test_errors_name_the_cause(place, value, message):
         "trainer.gradient_clip_val",
         "model.init_args.optimizer",
         "data.init_args.transform",
-        "method.init_args.when",
+        "when",
         "method.init_args.where.init_args.include",
         "model.init_args.optimizer.init_args.foreach",
         "seed_everything",

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from recipe_files import ROOT, arguments_of, diagonal, methods_of, name_of
+from recipe_files import ROOT, acting, arguments_of, diagonal, methods_of, name_of
 from token_files import write_tokens
 from torch import nn
 
@@ -18,9 +18,9 @@ from lightning_fire.text.prepare_command import parser as prepare_text_parser
 
 PATHS = sorted((ROOT / "language").rglob("*.yaml"))
 METHODS = {
-    "fire": "FIRECallback",
-    "fire_procrustes": "FIRECallback",
-    "fire_query_key": "FIRECallback",
+    "fire": "FIRE",
+    "fire_procrustes": "FIRE",
+    "fire_query_key": "FIRE",
     "full_reset": "FullReset",
     "isometry_of_initial": "FullReset",
     "shrink_and_perturb": "ShrinkAndPerturb",
@@ -88,7 +88,7 @@ def test_recipes_and_methods_run_over_both_phases(texts, path, method, monkeypat
     cli = main(["fit", "small.yaml", "--method", method, *small.split()])
     torch.compiler.reset()
     assert cli.trainer.global_step == 4
-    acted = {type(callback).__name__: getattr(callback, "num_events", None) for callback in cli.trainer.callbacks}
+    acted = {name: getattr(callback, "num_events", None) for name, callback in acting(cli.trainer).items()}
     assert acted["OptimizerReset"] == 1
     if method != "vanilla":
         assert acted[METHODS[kind_of(method)]] == 1

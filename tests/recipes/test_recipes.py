@@ -10,21 +10,23 @@ import torch
 import yaml
 from image_files import write_cifar10, write_cifar100, write_fashion_mnist, write_tiny_imagenet
 from jsonargparse import Namespace
-from recipe_files import EVERY, ROOT, arguments_of, diagonal, methods_of, name_of
+from recipe_files import EVERY, ROOT, acting, arguments_of, diagonal, methods_of, name_of
 from torch import nn
 
 import lightning_fire.data
 from lightning_fire.cli import main
+from lightning_fire.methods import ReDo
 from lightning_fire.nets import ResNet
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
+from lightning_fire.when import EveryNEpochs
 
 OTHERS = {"language", "reinforcement_learning", "slowly_changing_regression.yaml"}  # each has its own test file
 OF_IMAGES = [path for path in EVERY if not OTHERS & set(path.parts)]
 METHODS = {
     "vanilla": set(),
     "full_reset": {"FullReset"},
-    "fire": {"FIRECallback"},
+    "fire": {"FIRE"},
     "shrink_and_perturb": {"ShrinkAndPerturb"},
     "l2_init": {"L2Init"},
     "parseval": {"Parseval"},
@@ -41,7 +43,7 @@ BESIDE = {  # not in the paper's vision experiments
     "upgd": set(),
     "hare_and_tortoise": {"HareAndTortoise"},
     "normalize_and_project": {"WeightProjection"},
-    "fire_procrustes": {"FIRECallback"},
+    "fire_procrustes": {"FIRE"},
     "reset_head": {"FullReset"},
     "isometry_decay": {"IsometryDecay"},
     "l2_er": {"FeatureRank"},
@@ -49,7 +51,7 @@ BESIDE = {  # not in the paper's vision experiments
     "layer_norm": set(),
     "batch_norm": set(),
     "crelu": set(),
-    "fire_layer_norm": {"FIRECallback"},
+    "fire_layer_norm": {"FIRE"},
     "weight_decay": set(),
     "small_reset": {"FullReset", "ShrinkAndPerturb"},
 }
@@ -152,7 +154,9 @@ def test_the_small_reset_shrinks_every_matrix_of_resnet18():
     recipe = find_recipe("vision/warm_start/fashion_mnist_resnet18")
     cli = Unbuilt(recipe.words("vanilla"), run=False)
     net = ResNet(**cli.config.model.init_args.net.init_args)
-    (pattern,) = recipe.methods["small_reset"]["method"][1]["init_args"]["where"]["init_args"]["include"]
+    (pattern,) = recipe.methods["small_reset"]["method"][1]["init_args"]["method"]["init_args"]["where"]["init_args"][
+        "include"
+    ]
     matrices = {name for name, weight in net.named_parameters() if weight.ndim > 1}
     assert {name for name, _ in net.named_parameters() if re.search(pattern, name)} == matrices
     assert len(matrices) == 22
@@ -241,7 +245,8 @@ def test_paper_sized_recipes_carry_the_papers_tuned_values(recipe):
     assert settings("continual_backprop")["maturity"] == maturity
     assert settings("snr")["rejection"] == snr
     for method in ("parseval", "l2_init", "redo", "continual_backprop", "snr"):
-        assert settings(method).get("start_chunk", 0) == int(recipe.startswith("warm_start"))
+        layer = find_recipe(f"vision/{recipe}").methods[method]
+        assert layer.get("start_chunk", 0) == int(recipe.startswith("warm_start"))
 
 
 UNIT_RESETS = [path for path in OF_IMAGES if path.parent.parent.name == "vision"]
@@ -254,7 +259,8 @@ def test_unit_resets_score_as_in_the_code_for_which_the_papers_values_were_tuned
     continual_backprop = arguments_of(path, "continual_backprop")
     assert {settings["score"] for settings in (redo, snr, continual_backprop)} == {"pre_activation"}
     assert redo["num_batches"] * find_recipe(path).base["data"]["init_args"]["batch_size"] == 512
-    assert redo["when"] == {"class_path": "EveryNEpochs", "init_args": {"n": 1}}
+    recipe = find_recipe(path)
+    assert "when" not in {**recipe.base, **recipe.methods["redo"]} and ReDo.when == EveryNEpochs(1)
     assert continual_backprop["compensate"] is False
 
 
@@ -296,7 +302,7 @@ def test_recipes_and_methods_run_two_batches(path, method, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     cli = main(words)
     assert cli.trainer.global_step == 2
-    named = {type(callback).__name__ for callback in cli.trainer.callbacks}
+    named = acting(cli.trainer).keys()
     assert {"PlasticityMonitor", *([] if path.stem in STREAMS else ["OptimizerReset"])} <= named
     assert {**METHODS, **BESIDE}[method] <= named
     if method == "muon":

@@ -4,7 +4,7 @@ import re
 from importlib.util import find_spec
 
 import pytest
-from recipe_files import ROOT, diagonal, methods_of, name_of
+from recipe_files import ROOT, acting, diagonal, methods_of, name_of
 
 from lightning_fire.cli import main
 from lightning_fire.experiments.branching import with_shared_starts
@@ -14,10 +14,10 @@ from lightning_fire.recipe.recipe import find_recipe
 FOLDER = ROOT / "reinforcement_learning"
 PATHS = sorted(FOLDER.rglob("*.yaml"))
 METHODS = {
-    "fire": "FIRECallback",
-    "fire_everywhere": "FIRECallback",
-    "fire_procrustes": "FIRECallback",
-    "fire_reset_head": "FIRECallback",
+    "fire": "FIRE",
+    "fire_everywhere": "FIRE",
+    "fire_procrustes": "FIRE",
+    "fire_reset_head": "FIRE",
     "full_reset": "FullReset",
     "optimizer_reset": "OptimizerReset",
     "plasticity_injection": "PlasticityInjection",
@@ -55,7 +55,7 @@ def test_recipes_run_and_methods_act_once_at_half_of_training(tmp_path, path, me
     words = [*SMALL.split(), f"--data.init_args.steps_per_epoch={steps}", f"--trainer.default_root_dir={tmp_path}"]
     cli = main(["fit", str(path), "--method", method, *words])
     assert cli.datamodule.environment_steps == 8 + 2 * steps
-    events = {type(c).__name__: c for c in cli.trainer.callbacks if hasattr(c, "num_events")}
+    events = {name: c for name, c in acting(cli.trainer).items() if hasattr(c, "num_events")}
     assert all(callback.num_events == 1 for callback in events.values())
     assert method == "vanilla" or METHODS[method] in events
 

@@ -15,8 +15,8 @@ from lightning_fire.experiments.report import ComparisonReport, aligned
 from lightning_fire.functional.orthogonal import Coefficients
 from studies import ablation_figures as study
 
-FIRE = "method: {class_path: FIRECallback, init_args: {when: {class_path: AtNewData}, steps: 5}}\n"
-RESET = "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n"
+FIRE = "method: {class_path: FIRE, init_args: {steps: 5}}\n"
+RESET = "method: {class_path: FullReset}\n"
 
 
 @pytest.fixture
@@ -143,8 +143,8 @@ def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_
     assert (tmp_path / "out/comparison.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_fire_must_be_one_fire_callback(recipe, capsys):
+def test_fire_must_be_one_method(recipe, capsys):
     set_method(recipe, "fire", RESET)
     with pytest.raises(SystemExit):
         ablate(recipe, "--methods", "fire")
-    assert "the method fire is not one FIRECallback" in " ".join(capsys.readouterr().err.split())
+    assert "the method fire is not one FIRE" in " ".join(capsys.readouterr().err.split())

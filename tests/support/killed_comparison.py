@@ -129,7 +129,7 @@ def main(folder: Path, what: str) -> None:
     """Compare with kills; print a line of JSON for each life."""
     overlays = {
         "fire": FIRE,
-        "full_reset": "method: {class_path: FullReset, init_args: {when: {class_path: AtNewData}}}\n",
+        "full_reset": "method: {class_path: FullReset}\n",
         "orphan": "method: {class_path: killed_comparison.KillsItsParent}\n",
     }
     {"trainings": kill_trainings, "files": kill_at_each_change}[what](folder, tiny_recipe(folder, overlays))

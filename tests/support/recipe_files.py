@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from lightning.pytorch import Callback, Trainer
+
 from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
 
 ROOT = SHIPPED
@@ -23,8 +25,13 @@ def diagonal(paths: list[Path]) -> list[tuple[Path, str]]:
     return pairs + [(path, methods_of(path)[-1]) for path in paths if path not in dict(pairs)]
 
 
+def acting(trainer: Trainer) -> dict[str, Callback]:
+    """Return the callbacks of a Trainer by the name of their method, others by their own."""
+    return {getattr(callback, "title", type(callback).__name__): callback for callback in trainer.callbacks}
+
+
 def arguments_of(path: Path, method: str) -> dict:
-    """Return the arguments of a method that is one callback."""
+    """Return the arguments of a method that is one alone."""
     return find_recipe(path).methods[method]["method"]["init_args"]
 
 

@@ -27,13 +27,12 @@ trainer:
   limit_train_batches: 2
   limit_val_batches: 1
   callbacks:
-    - class_path: OptimizerReset
+    - {class_path: PlasticityCallback, init_args: {method: {class_path: OptimizerReset}}}
 """
 FIRE = """
 method:
-  class_path: FIRECallback
+  class_path: FIRE
   init_args:
-    when: {class_path: AtNewData}
     where: {class_path: Weights, init_args: {preset: cnn, exclude: ["net.head"]}}
     steps: 5
 """
