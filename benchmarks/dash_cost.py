@@ -50,12 +50,12 @@ class NoTraining(Classifier):
         return -1
 
 
-class TimedDASH(DASH):
+class TimedCallback(PlasticityCallback):
     """Notes how long an event takes."""
 
     def act(self, trainer, pl_module):
         values = {}
-        self.seconds = seconds(lambda: values.update(super(TimedDASH, self).act(trainer, pl_module)))
+        self.seconds = seconds(lambda: values.update(super(TimedCallback, self).act(trainer, pl_module)))
         return values
 
 
@@ -78,7 +78,7 @@ class Event:
         data = self.data()
         sampler = data.train_dataloader().sampler
         sampler.set_epoch(EPOCH)
-        self.count = min(PlasticityCallback(DASH(alpha=alpha)).num_batches, batches)
+        self.count = min(DASH(alpha).batches, batches)
         order = data.train_indices(0)[sampler.order()]
         self.looked_at, self.others = order.split([batch * self.count, batch * (batches - self.count)])
         scaled = (self.images[self.looked_at].float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(
@@ -97,7 +97,7 @@ class Event:
 
     def ours(self) -> Timed:
         """Let `DASH` act in a Trainer."""
-        method = TimedDASH(AtEpochs([EPOCH]), self.alpha, MINIMUM, log=Log(curvature=False))
+        method = TimedCallback(DASH(self.alpha, MINIMUM), AtEpochs([EPOCH]), log=Log(curvature=False))
         module = NoTraining(self.start(), num_classes=10, warmup=0)
         trainer = quiet_trainer(method, max_epochs=EPOCH + 1, limit_val_batches=0, reload_dataloaders_every_n_epochs=1)
         trainer.fit(module, datamodule=self.data())

@@ -32,13 +32,13 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fire import (
     DASH,
     AtEpochs,
-    EventCallback,
     FIRECallback,
     FullReset,
     Log,
     PlasticityCallback,
     ShrinkAndPerturb,
 )
+from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.modules import Classifier
 
 

@@ -30,7 +30,7 @@ from lightning_fire.data.mixture import Mixture
 from lightning_fire.data.text import MixedBatches, ValidationBatches
 from lightning_fire.data.token_source import TokenSource
 from lightning_fire.experiments.report import difference_cell, with_spread
-from lightning_fire.methods import fire_
+from lightning_fire.methods import FIRE, Loop
 from lightning_fire.nets import GPT, causal_lm
 from lightning_fire.where import Weights
 from studies.runs import arguments, finish, markdown, run
@@ -222,7 +222,7 @@ def act(net: nn.Module, scale: str) -> dict[str, float]:
     """Replace every Linear weight by FIRE; return the Frobenius norm of each by its norm before, by name."""
     views = WHERE.select(net)
     before = {view.name: float(view.read().norm()) for view in views}
-    fire_(net, WHERE, steps=5, scale=scale, measure=False)
+    FIRE(WHERE, steps=5, scale=scale)(net, Loop(measure=False))
     return {view.name: float(view.read().norm()) / before[view.name] for view in views}
 
 

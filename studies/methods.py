@@ -6,7 +6,7 @@ from torch.optim import Optimizer
 
 from lightning_fire import functional
 from lightning_fire.functional.orthogonal import Scale
-from lightning_fire.methods import fire_, full_reset_, isometric_values, reset_optimizer_state, shrink_and_perturb_
+from lightning_fire.methods import FIRE, FullReset, Loop, ShrinkAndPerturb, isometric_values, reset_optimizer_state
 from lightning_fire.where import Parameters, Weights
 from studies.ensemble import Act, Member
 
@@ -20,35 +20,34 @@ def vanilla(member: Member, optimizer: Optimizer) -> None:
 def fire(member: Member, optimizer: Optimizer, layers: tuple[str, ...] = (), **options: object) -> None:
     """FIRE, on the layers of the given names or on all."""
     where = Weights(preset="cnn", include=[f"^{layer}" for layer in layers]) if layers else WHERE
-    fire_(member.network, where, optimizers=optimizer, measure=False, **options)
+    FIRE(where, **options)(member.network, Loop(optimizer, measure=False))
 
 
 def reset(member: Member, optimizer: Optimizer, layers: tuple[str, ...] = ()) -> None:
     """Initial values, of the layers of the given names or of everything."""
     where = Parameters(include=[f"^{layer}" for layer in layers]) if layers else None
-    full_reset_(member.network, member.initial, where, optimizers=optimizer, measure=False)
+    FullReset(where=where)(member.network, Loop(optimizer, initial=member.initial, measure=False))
 
 
 def reset_small(member: Member, optimizer: Optimizer) -> None:
     """Initial values, the weights times 0.05."""
     weights = {view.name for view in WHERE.select(member.network)}
     small = {name: value * 0.05 if name in weights else value for name, value in member.initial.items()}
-    full_reset_(member.network, small, optimizers=optimizer, measure=False)
+    FullReset()(member.network, Loop(optimizer, initial=small, measure=False))
 
 
 def reset_to_isometry(member: Member, optimizer: Optimizer, scale: Scale) -> None:
     """Initial values, the weights replaced by their nearest isometries, of the norms that FIRE would give them now."""
     norms = {view.name: functional.fire(view.read(), scale=scale).norm() for view in WHERE.select(member.network)}
-    full_reset_(
-        member.network, isometric_values(member.network, member.initial, WHERE), optimizers=optimizer, measure=False
-    )
+    isometries = isometric_values(member.network, member.initial, WHERE)
+    FullReset()(member.network, Loop(optimizer, initial=isometries, measure=False))
     for view in WHERE.select(member.network):
         view.write(view.read() * (norms[view.name] / view.read().norm()))
 
 
 def shrink_and_perturb(member: Member, optimizer: Optimizer, strength: float) -> None:
     """Shrink and perturb towards the initial values."""
-    shrink_and_perturb_(member.network, member.initial, strength, optimizers=optimizer, measure=False)
+    ShrinkAndPerturb(strength)(member.network, Loop(optimizer, initial=member.initial, measure=False))
 
 
 def reset_optimizer(member: Member, optimizer: Optimizer) -> None:
