@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer
 from lightning.pytorch import callbacks as of_lightning
 
@@ -81,17 +82,13 @@ def _class(path: str) -> Any:
 
 
 def _arguments(kind: Any) -> list[str]:
-    """Return the names of the arguments of a class, with those of its bases that it hands its `**options` on to."""
-    names: list[str] = []
-    for constructor in (
-        [vars(base).get("__init__") for base in inspect.getmro(kind)] if inspect.isclass(kind) else [kind]
-    ):
-        if inspect.isfunction(constructor):
-            parameters = inspect.signature(constructor).parameters.values()
-            names += [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
-                break
-    return [name for name in names if name != "self"]
+    """Return the names of the arguments of a class or function, with those that its `**options` are handed on to."""
+    parser = ArgumentParser()
+    add = parser.add_class_arguments if inspect.isclass(kind) else parser.add_function_arguments
+    try:
+        return list(add(kind, fail_untyped=False))
+    except ValueError:  # neither of them
+        return []
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

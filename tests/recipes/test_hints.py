@@ -12,6 +12,9 @@ from tiny_recipe import error_of, tiny_recipe
     [
         (["--method.class_path", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
         (["--method.class_path", "FIRECallback", "--method.step", "3"], "has no argument step; did you mean steps?"),
+        (["--method.class_path", "Fire"], "unknown class Fire; did you mean FIRE?"),
+        (["--method.class_path", "FIRE", "--method.step", "3"], "FIRE has no argument step; did you mean steps?"),
+        (["--method.class_path", "FIRE", "--when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
         (["--method.class_path", "FIRECallback", "--method.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
         (
             ["--method.class_path", "FIRECallback", "--method.scale", "procrustess"],
