@@ -71,7 +71,6 @@ class ReplayBuffer:
         self.ended = np.zeros(num_envs, bool)
         self._ring = np.zeros(self.steps + stack, self.dtype)  # memory is taken as rows are written
         self._fields = {name: self._ring[name] for name in self.dtype.names}
-        self._every = np.arange(num_envs)
         self._files: list[tuple[int, int, str]] = []  # of the last checkpoint: steps from, to (excluded), and path
         self._before: set[str] = set()  # files of the checkpoint before it
         self._own: set[str] = set()  # files that this buffer has written
@@ -89,10 +88,11 @@ class ReplayBuffer:
 
         `next_observations` are the last of an episode, if it has ended.
         """
-        row, following = (self._ring[step % len(self._ring)] for step in (self.written, self.written + 1))
-        row["action"], row["reward"], row["terminated"], row["began"] = actions, rewards, terminated, self.ended
-        following["observation"] = next_observations
-        following["age"] = np.where(self.ended, 0, np.minimum(row["age"], 254) + 1)
+        fields, now, then = self._fields, self.written % len(self._ring), (self.written + 1) % len(self._ring)
+        fields["action"][now], fields["reward"][now] = actions, rewards
+        fields["terminated"][now], fields["began"][now] = terminated, self.ended
+        age = fields["age"][now]
+        fields["observation"][then], fields["age"][then] = next_observations, (age + (age < 255)) * ~self.ended
         self.ended = np.logical_or(terminated, truncated)
         self.written += 1
 
@@ -102,7 +102,9 @@ class ReplayBuffer:
 
     def latest(self) -> np.ndarray:
         """Return the observations to act on, `(num_envs, *shape)`, with `stack > 1` `(num_envs, stack, *shape)`."""
-        return self._observations(np.full(self.num_envs, self.written), self._every)
+        if self.stack == 1:
+            return self.newest().copy()
+        return self._observations(np.full(self.num_envs, self.written), np.arange(self.num_envs))
 
     def sample(
         self, number: int, generator: np.random.Generator, n_step: int = 1, discount: float = 1.0
