@@ -17,7 +17,7 @@ import yaml
 from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.printable import printable
-from lightning_fire.recipe.recipe import Recipe, find_overlay, find_recipe
+from lightning_fire.recipe.recipe import Recipe, extended, find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
 
 if TYPE_CHECKING:
@@ -95,7 +95,8 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     parser.add_argument(
         "--config",
         metavar="FILE",
-        help="YAML file with keys that override the recipe's in every run, below --set: vision/gpu, or your own",
+        help="YAML file with keys that override the recipe's in every run, below --set: vision/gpu, or your own; its"
+        " `methods:` join those of the recipe",
     )
     parser.add_argument(
         "--metric", metavar="KEY", help="logged key that is compared, such as train/accuracy (default: val/accuracy)"
@@ -138,7 +139,8 @@ def common(options: argparse.Namespace, ending: str = "") -> tuple[Recipe, Path,
             raise ValueError(f"--{name} must be at least 1, got {value}")
     recipe = find_recipe(options.recipe)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    extra = merged(find_overlay(options.config) if options.config else {}, nested(options.set))
+    recipe, extra = extended(recipe, options.config) if options.config else (recipe, {})
+    extra = merged(extra, nested(options.set))
     output = options.output or Path("runs", f"{recipe.name}{ending}")
     if output.is_file():
         raise ValueError(f"--output {output} is a file: name a folder")

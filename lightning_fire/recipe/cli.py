@@ -8,6 +8,7 @@ import traceback
 import warnings
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
@@ -24,7 +25,7 @@ from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
 from lightning_fire.recipe.method_keys import METHOD_KEYS, add_method_keys, callbacks_of
 from lightning_fire.recipe.parser import RecipeParser
-from lightning_fire.recipe.recipe import VANILLA, find_recipe
+from lightning_fire.recipe.recipe import VANILLA, as_yaml, extended, find_recipe
 from lightning_fire.where import Parameters, Weights
 
 
@@ -160,7 +161,12 @@ def _without_recipe(words: Sequence[str]) -> list[str]:
     parser.add_argument("--method", default=VANILLA)
     options, others = parser.parse_known_args(words[1:])
     try:
-        layers = find_recipe(words[0]).words(options.method)
+        recipe = find_recipe(words[0])
+        for index, word in enumerate(others[1:], start=1):
+            if others[index - 1] in ("-c", "--config") and Path(word).is_file():
+                recipe, more = extended(recipe, word)
+                others[index] = as_yaml(more)
+        layers = recipe.words(options.method)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     return [*layers, *others]

@@ -1,10 +1,11 @@
-"""`lightning-fire recipes`: lists the recipes that come with the package."""
+"""`lightning-fire recipes`, `lightning-fire recipe NAME`: lists the shipped recipes, and prints one."""
 
 import argparse
 import re
 from collections.abc import Sequence
 
-from lightning_fire.recipe.recipe import SHIPPED, shipped_recipes
+from lightning_fire.cli import run
+from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, str]:
@@ -21,6 +22,24 @@ def main(args: Sequence[str] | None = None) -> dict[str, str]:
     for name, line in recipes.items():
         print(f"{name:{width}}  {line}")
     return recipes
+
+
+def show(args: Sequence[str] | None = None) -> str:
+    """Run `lightning-fire recipe NAME`: print the file of a recipe, to read or to copy it; return its text."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire recipe",
+        allow_abbrev=False,
+        description="Print the file of a recipe that comes with the package, as for a copy:"
+        " lightning-fire recipe quick_start > mine.yaml",
+    )
+    parser.add_argument("recipe", metavar="NAME", help="short name of a recipe, see lightning-fire recipes")
+
+    def read(options: argparse.Namespace) -> str:
+        return find_recipe(options.recipe).path.read_text(encoding="utf-8")
+
+    text = run(parser, args, read)
+    print(text, end="")
+    return text
 
 
 def _first_line(name: str) -> str:

@@ -3,7 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +97,19 @@ def check_name(name: str) -> None:
         )
 
 
-def find_overlay(name: str | Path) -> Mapping[str, Any]:
-    """Read configuration that overrides a recipe: a file, or the short name of one that comes with the package."""
+def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any]]:
+    """Add the methods of another file to a recipe, and return the keys of the file that override those of all runs.
+
+    Args:
+        recipe: The recipe.
+        name: A file, or the short name of one that comes with the package.
+    """
     for path in (Path(name), SHIPPED / f"{name}.yaml"):
         if path.is_file():
-            content = read_yaml(path, load=get_loader("yaml"))
-            refuse_own_keys(path, content)
-            if not isinstance(content, dict):
-                raise ValueError(f"{path} must hold keys with values, got {content!r}")
-            return content
+            more = _read(path)
+            if more.starts or more.resources:
+                raise ValueError(f"{path} may add keys and `methods` to a recipe, not `starts` and `resources`")
+            return replace(recipe, methods={**recipe.methods, **more.methods}), more.base
     raise FileNotFoundError(f"the configuration file {name} does not exist")
 
 
