@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fire import FIRECallback, FullReset, HiddenUnits, ShrinkAndPerturb, Weights
+from lightning_fire import FIRECallback, FullReset, HiddenUnits, PlasticityCallback, ShrinkAndPerturb, Weights
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.nets import GPT
 
@@ -331,12 +331,12 @@ def test_fire_orthogonalises_each_matrix_and_nothing_else(steps):
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
 def test_methods_that_re_initialize_use_the_initial_distribution(method):
-    callback = snapshots_of(method)(fresh_seed=3)
+    callback = snapshots_of(PlasticityCallback)(method(fresh_seed=3))
     module = fitted(callback, module=LanguageModel(), data=Texts())
     assert len(callback.seen) == 2
     share = 0.8 if method is ShrinkAndPerturb else 1.0
     for event, (before, after, _) in enumerate(callback.seen, start=1):
-        drawn = fresh_values(module, callback.fresh_seed + event)
+        drawn = fresh_values(module, callback.method.fresh_seed + event)
         for name, value in drawn.items():
             torch.testing.assert_close(after[name], (1 - share) * before[name] + share * value, rtol=1e-5, atol=1e-7)
         assert after["net.lm_head.weight"].equal(after["net.transformer.wte.weight"])
