@@ -7,6 +7,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from lightning_fire._private import copy_of_loader
+
 _SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: distinguishes the epochs of seeds 0, 1, 2
 
 
@@ -124,6 +126,14 @@ class ResumableLoader(DataLoader):
         for batches_done, batch in enumerate(super().__iter__(), start + 1):
             self._position = (epoch, batches_done)
             yield batch
+
+    def peek_batches(self) -> Iterator[Any]:
+        """Yield the batches that are left of the epoch, or all of it if none is left, for metrics, without workers."""
+        copied = copy_of_loader(self)
+        vars(copied).update(num_workers=0, persistent_workers=False, prefetch_factor=None)
+        if self._resume_from == (self.sampler.epoch, len(self)):  # resumed after the last batch
+            copied.load_state_dict({"epoch": -1, "batches": 0})
+        yield from copied
 
     def __len__(self) -> int:
         return num_batches(len(self.dataset), self.samples_per_batch, self.sampler.num_replicas)
