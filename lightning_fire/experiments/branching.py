@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lightning_fire.experiments.runs import START, Run, merged, phases_and_epochs
-from lightning_fire.recipe.recipe import BEST, FIRST_PHASE, SHARED_START, Recipe
+from lightning_fire.recipe.recipe import BEST, FIRST_PHASE, SHARED_START, Recipe, as_yaml
 
 
 def _before(run: Run, name: str, saves: Mapping[str, int | str | None], **others: object) -> Run:
@@ -21,16 +21,17 @@ def with_shared_starts(runs: Sequence[Run], keep: bool = False) -> list[Run]:
     These are the runs whose method adds nothing but callbacks that let some epochs pass, see
     `MethodCallback.idle_epochs`. Finished ones keep their start, so that what a killed comparison has left is removed.
     """
-    waiting: dict[int, dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    idle = {run.method: _idle_epochs(run) for run in {run.method: run for run in runs}.values()}
+    waiting: dict[tuple[str, int], dict[float | None, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    layers = [tuple(map(as_yaml, run.configs)) for run in runs]
+    idle = {of: _idle_epochs(run) for of, run in dict(zip(layers, runs, strict=True)).items()}
     start_of = {}
-    for run in runs:
-        if (epochs := idle[run.method]) == 0:
+    for run, of in zip(runs, layers, strict=True):
+        if (epochs := idle[of]) == 0:
             continue
         if run.is_finished():
             start_of[run] = _before(run, SHARED_START, {START: None}, kept=keep)
         else:
-            waiting[run.seed][epochs].append(run)
+            waiting[of[0], run.seed][epochs].append(run)
     for by_epochs in waiting.values():
         vanilla = by_epochs.pop(None, [])
         epochs, group = max(by_epochs.items(), key=lambda pair: len(pair[1]), default=(math.inf, []))

@@ -1,11 +1,13 @@
 """Which runs of a comparison share the training before the first event."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import yaml
 
 from lightning_fire.experiments.branching import with_shared_starts
-from lightning_fire.experiments.runs import MARKER, Run
+from lightning_fire.experiments.runs import MARKER, START, Run
 
 BASE = "trainer: {max_epochs: 8}\nmodel: {class_path: lightning_fire.Classifier}\n"
 
@@ -20,25 +22,25 @@ AT_NEW_DATA, AT_2, AT_4 = reset("AtNewData"), *(
 
 
 def run_of(folder, name, overlay="", seed=0, base=BASE):
-    return Run(name, seed, folder / name / f"seed{seed}", (base, overlay) if overlay else (base,))
+    return Run(name, seed, folder / name / f"seed{seed}", [yaml.safe_load(text) for text in (base, overlay) if text])
 
 
-def finish(run, extra):
+def finish(run):
     """Leave the files of a finished training."""
     run.folder.mkdir(parents=True, exist_ok=True)
     for file in run.products:
         file.touch()
-    (run.folder / MARKER).write_text(json.dumps({"settings": run.fingerprint(extra)}))
+    (run.folder / MARKER).write_text(json.dumps({"settings": run.fingerprint()}))
 
 
-def sharing(runs, extra=()):
+def sharing(runs):
     """Names of the runs that continue from a start, with the epochs that it has."""
-    extra, found = dict(extra), {}
-    for run in with_shared_starts(runs, extra):
+    found = {}
+    for run in with_shared_starts(runs):
         if run.start is not None:
             assert run.start.configs == run.configs[:1] and run.start.seed == run.seed
             assert run.checkpoint == run.start.products[0]
-            found[run.method, run.seed] = run.start.saves["SaveStart"].get("epochs")
+            found[run.method, run.seed] = run.start.saves[START]
     return found
 
 
@@ -66,20 +68,20 @@ def test_runs_share_with_the_same_base_and_seed_alone(tmp_path):
 @pytest.mark.parametrize("when", [AT_NEW_DATA, AT_2])
 def test_a_run_that_is_added_continues_from_the_start_that_was_kept(tmp_path, when):
     one, other, added = (run_of(tmp_path, name, when) for name in ("one", "other", "added"))
-    started, _ = with_shared_starts([one, other], {}, keep=True)
+    started, _ = with_shared_starts([one, other], keep=True)
     assert started.start.kept
     assert sharing([added]) == {}
-    finish(started.start, {})
-    epochs = started.start.saves["SaveStart"].get("epochs")
+    finish(started.start)
+    epochs = started.start.saves[START]
     assert sharing([added]) == {("added", 0): epochs}
-    assert sharing([added], {"trainer": {"max_epochs": 9}}) == {}  # of another training
+    assert sharing([replace(added, extra={"trainer": {"max_epochs": 9}})]) == {}  # of another training
     started.start.products[0].unlink()
     assert sharing([added]) == {}
 
 
 def test_finished_runs_keep_their_start_so_that_it_is_removed(tmp_path):
     one, other = (run_of(tmp_path, name, AT_2) for name in ("one", "other"))
-    finish(one, {})
-    (found,) = with_shared_starts([one], {})
+    finish(one)
+    (found,) = with_shared_starts([one])
     assert found.start is not None and found.start.folder == tmp_path / "shared_start/seed0"
     assert set(sharing([one, other])) == {("one", 0)}  # the other alone needs none
