@@ -93,7 +93,8 @@ def _check_pip(words: Sequence[str]) -> None:
 def _check_script(words: Sequence[str], monkeypatch: Any) -> None:
     module = words[0] == "-m"
     name, *arguments = words[1:] if module else words
-    path = ROOT / (name.replace(".", "/") + ".py" if module else name)
+    path = ROOT / (name.replace(".", "/") if module else name)
+    path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
     if "sys.argv" in path.read_text():
         assert not any(word.startswith("-") for word in arguments), f"{path} has no options"
         return
