@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 
 import pytest
 from pages import PAGES, blocks_of, pages_with
@@ -17,10 +18,20 @@ def test_every_block_has_a_language_that_is_tested():
     assert not [(page, block.code) for page, block in blocks if block.language not in LANGUAGES]
 
 
+def write_files(page, folder, monkeypatch):
+    """Write what a page tells its reader to put into files: its first Python and YAML blocks."""
+    for name, language in (("mine.py", "python"), ("more.yaml", "yaml")):
+        if f"`{name}`" in page.read_text() and (blocks := blocks_of(page, language)):
+            (folder / name).write_text(blocks[0].code)
+            monkeypatch.syspath_prepend(folder)
+            monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize("page", pages_with("bash", "yaml"), ids=lambda page: page.stem)
 def test_blocks_are_taken(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path, monkeypatch)
     for block in blocks_of(page, "bash", "yaml"):
         try:
             if block.language == "yaml":
@@ -38,6 +49,7 @@ def test_blocks_are_taken(page, monkeypatch, tmp_path, capsys):
 )
 def test_commands_in_sentences_are_taken(page, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
+    write_files(page, tmp_path, monkeypatch)
     for command in dict.fromkeys(IN_TEXT.findall(page.read_text())):
         words = shlex.split(command.partition(r"\|")[0])
         if len(words) > 2:  # `lightning-fire compare` alone names a command

@@ -19,6 +19,7 @@ from lightning_fire.when import (
     EveryNEpochs,
     EveryNSteps,
     Horizon,
+    Never,
     Reading,
     Schedule,
     WhenMetric,
@@ -307,7 +308,8 @@ def test_schedules_are_values(schedule):
 
 def test_all_schedules_are_tried():
     public = {kind for kind in Schedule.__subclasses__() if kind.__module__ == Schedule.__module__}
-    assert public == {type(schedule) for schedule in SCHEDULES}
+    assert public == {Never, *(type(schedule) for schedule in SCHEDULES)}
+    assert not any(Never().due(clock) for clock in (Clock(0, 0, new_data=True), Clock(3, 9, chunk=1, new_data=True)))
 
 
 HYDRA = """

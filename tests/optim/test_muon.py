@@ -192,14 +192,14 @@ def test_use_muon_without_muon():
 
 
 def test_unit_resets_find_the_momenta():
-    class Remembers(ReDo):
+    class Remembers(PlasticityCallback):
         def act(self, trainer, pl_module):
             values = super().act(trainer, pl_module)
             state = trainer.optimizers[0].state
             self.seen = [state[pl_module.net[i].weight]["momentum_buffer"].clone() for i in (3,)]
             return values
 
-    callback = Remembers(EveryNSteps(3), threshold=1e9)  # every unit
+    callback = Remembers(ReDo(threshold=1e9), EveryNSteps(3))  # every unit
     fitted(callback, module=built(WithMuon), max_epochs=2)
     assert torch.equal(callback.seen[0], torch.zeros(8, 8))
 

@@ -56,7 +56,7 @@ def test_the_callback_logs_its_choice_and_the_reason(caplog):
     with caplog.at_level("INFO"):
         fitted(FIRECallback(scale="auto"))
     expected = (
-        "; scale paper for the 1 that are normalized later (net.0.weight) and procrustes for the 2 that are not"
-        " normalized later (net.3.weight, net.5.weight)."
+        ", scale paper for the 1 that are normalized later (net.0.weight) and procrustes for the 2 that are not"
+        " normalized later (net.3.weight, net.5.weight), AtNewData(skip_first=True);"
     )
     assert expected in caplog.text

@@ -9,13 +9,11 @@ from small_training import GrowingData, PlainModule, assert_same_weights, datase
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_fire import ContinualBackprop, PlasticityCallback, SelfNormalizedReset, module_curvature
+from lightning_fire import ContinualBackprop, Loop, PlasticityCallback, SelfNormalizedReset, module_curvature
 from lightning_fire.callbacks.probing.batches import batches_of, forward_on_new_data
 from lightning_fire.callbacks.probing.curvature import UpcomingBatch
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.callbacks.probing.validation import validation_metrics
-from lightning_fire.methods import ContinualBackprop as PlainContinualBackprop
-from lightning_fire.methods import SelfNormalizedReset as PlainSelfNormalizedReset
 
 
 class Validated(PlainModule):
@@ -99,7 +97,7 @@ def without_probes():
     for name, build in METHODS.items():
         method, module = build(), seeded()
         fitted(method, module=module, data=Data(), max_epochs=3, num_sanity_val_steps=0)
-        assert method.num_reset
+        assert method._state["num_reset"]
         found[name] = module
     return found
 
@@ -119,13 +117,13 @@ def test_a_probe_changes_nothing_in_a_training_with_a_method_that_watches_the_un
     assert_same_weights(module, without_probes[method])
 
 
-@pytest.mark.parametrize("kind", [PlainContinualBackprop, PlainSelfNormalizedReset])
+@pytest.mark.parametrize("kind", [ContinualBackprop, SelfNormalizedReset])
 def test_passes_without_side_effects_do_not_count_in_a_plain_loop(kind):
     """Of the model that is watched, also as a part of another; passes before and after them count."""
     states = []
     for looks in (0, 2):
         module = seeded()
-        method = kind(module.net, lambda net=module.net: net(torch.ones(2, 6)))
+        method = kind().attach(module.net, Loop(forward=lambda net=module.net: net(torch.ones(2, 6))))
         x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
         for step in range(3):
             module.net(x[:3]).sum().backward()
@@ -133,7 +131,7 @@ def test_passes_without_side_effects_do_not_count_in_a_plain_loop(kind):
                 with without_side_effects(module):
                     module.net(100 * x)
             module.net(x[3 + step :]).sum().backward()
-            method.step()
+            method.after_step()
         states.append(copy.deepcopy(method.state_dict()))
     assert str(states[0]) == str(states[1])
 
