@@ -274,23 +274,33 @@ def plain_of(name: str, loop: Loop) -> Plain:
     return PLAIN[name](loop)
 
 
-def _library_method(name: str, model: nn.Module) -> Callable[..., Any]:
+def _library_method(name: str, model: nn.Module) -> methods.EventMethod:
     """Return a method for another library; `model` is a model of the kind that is trained."""
-    return {
-        "fire": partial(methods.fire_, steps=5),
-        "shrink_and_perturb": partial(methods.shrink_and_perturb_, target=methods.fresh_values(model, seed=1)),
-    }[name]
+    if name == "fire":
+        return methods.FIRE(steps=5)
+    values = methods.fresh_values(model, seed=1)
+
+    class Towards(methods.ShrinkAndPerturb):
+        """Moves towards the same values in every library."""
+
+        needs_initial_values = False
+
+        def plan(self, model: nn.Module, training: methods.Training) -> methods.Change:
+            given = methods.Loop(training.optimizers, initial=values)
+            return super().plan(model, given)
+
+    return Towards()
 
 
 def huggingface_callback(name: str, model: nn.Module, when: When) -> Any:
     """Make a callback of a Hugging Face Trainer."""
-    from lightning_fire.integrations.huggingface import ReinitCallback
+    from lightning_fire.integrations.huggingface import PlasticityCallback
 
-    return ReinitCallback(_library_method(name, model), when)
+    return PlasticityCallback(_library_method(name, model), when)
 
 
 def stable_baselines3_callback(name: str, policy: nn.Module, when: When) -> Any:
     """Make a callback of Stable-Baselines3."""
-    from lightning_fire.integrations.stable_baselines3 import ReinitCallback
+    from lightning_fire.integrations.stable_baselines3 import PlasticityCallback
 
-    return ReinitCallback(_library_method(name, policy), when)
+    return PlasticityCallback(_library_method(name, policy), when)
