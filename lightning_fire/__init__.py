@@ -136,8 +136,6 @@ def _imported(name: str) -> Any:
     if name in ("functional", "methods"):
         return importlib.import_module(f"lightning_fire.{name}")
     for home in _HOMES:
-        if home == "methods" and name in ("FeatureRank", "HareAndTortoise"):
-            continue  # the callbacks of these names
         try:
             module = importlib.import_module(f"lightning_fire.{home}")
         except RuntimeError as error:  # torch operators that torchvision expects are missing: no ImportError

@@ -13,7 +13,7 @@ from lightning_fire.callbacks.probing.batches import forward_on_new_data, traini
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
-from lightning_fire.methods.feature_rank import check
+from lightning_fire.methods.rank_ascent import check
 from lightning_fire.when import Horizon
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked
@@ -62,7 +62,7 @@ class FeatureRank(MethodCallback):
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
         with self.selecting(trainer, pl_module):
-            self._method = methods.FeatureRank(pl_module, run, self.lr, self.where)
+            self._method = methods.RankAscent(pl_module, run, self.lr, self.where)
         inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,14 +10,14 @@ from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.hare_and_tortoise import check_momentum
+from lightning_fire.methods.tortoise import check_momentum
 from lightning_fire.when import EveryNEpochs, Horizon, Schedule
 
 
 class HareAndTortoise(EventCallback):
-    """Sets the module, the hare, back to the EMA of its weights, the tortoise, see `methods.HareAndTortoise`.
+    """Sets the module, the hare, back to the EMA of its weights, the tortoise, see `methods.Tortoise`.
 
-    See `methods.HareAndTortoise`. The tortoise is updated after each optimizer step. Validation, test and prediction
+    See `methods.Tortoise`. The tortoise is updated after each optimizer step. Validation, test and prediction
     use its weights, training those of the hare. Checkpoints keep it as the state of this callback. Logs the same
     metrics as `FIRECallback`, of the weights that `Weights()` selects, as `hare_and_tortoise/…`.
 
@@ -41,7 +41,7 @@ class HareAndTortoise(EventCallback):
         super().__init__(EveryNEpochs(10) if when is None else when, log)
         check_momentum(momentum)
         self.momentum = momentum
-        self._swapped: methods.HareAndTortoise | None = None
+        self._swapped: methods.Tortoise | None = None
 
     def idle_epochs(self, horizon: Horizon) -> float:
         return 0  # the tortoise is updated from the first step on
@@ -86,7 +86,7 @@ class HareAndTortoise(EventCallback):
         """Exclude the module from copies and pickles."""
         return {**super().__getstate__(), "_swapped": None}
 
-    def _make(self, pl_module: LightningModule) -> methods.HareAndTortoise:
-        method = methods.HareAndTortoise(pl_module, self.momentum)
+    def _make(self, pl_module: LightningModule) -> methods.Tortoise:
+        method = methods.Tortoise(pl_module, self.momentum)
         method.load_state_dict(self._state)
         return method

@@ -75,7 +75,7 @@ class PlasticityCallback(TrainerCallback):
     ):
         if start_chunk < 0:
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
-        self._training = _Training(method, name, losses)
+        self._training = _TrainerData(method, name, losses)
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
         self._chunk, self._new_data, self._ended = 0, False, False
         self._last_event = -1, -1  # chunk and step
@@ -203,7 +203,7 @@ class PlasticityCallback(TrainerCallback):
         self._ended = True
 
 
-class _Training(Adapter):
+class _TrainerData(Adapter):
     """What a training of a Hugging Face `Trainer` lends a method."""
 
     def __init__(self, method: Method, name: str | None, losses: Losses | None):

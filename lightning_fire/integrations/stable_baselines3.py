@@ -62,7 +62,7 @@ class PlasticityCallback(BaseCallback):
         super().__init__()
         if log_every < 1:
             raise ValueError(f"`log_every` must be at least 1, got {log_every}")
-        self._training, self._when = _Training(method, name), schedule_of(method, when, AtFraction(0.5))
+        self._training, self._when = _PolicyData(method, name), schedule_of(method, when, AtFraction(0.5))
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
         self._asked = 0  # timestep up to which the schedule was asked
@@ -157,7 +157,7 @@ class _Enough(Exception):
     """Each optimizer has got its gradient."""
 
 
-class _Training(Adapter):
+class _PolicyData(Adapter):
     """What a training of Stable-Baselines3 lends a method: the gradients that the algorithm's own `train` computes."""
 
     def takes(self, algorithm: BaseAlgorithm) -> None:

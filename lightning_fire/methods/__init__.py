@@ -13,20 +13,20 @@ from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.continual_backprop import ContinualBackprop
 from lightning_fire.methods.dash import DASH, dash_
-from lightning_fire.methods.feature_rank import FeatureRank
 from lightning_fire.methods.fire import FIRE, fire_
 from lightning_fire.methods.full_reset import FullReset, full_reset_, isometric_values
-from lightning_fire.methods.hare_and_tortoise import HareAndTortoise
 from lightning_fire.methods.initial_values import fresh_values, initial_values
 from lightning_fire.methods.isometry_decay import IsometryDecay
 from lightning_fire.methods.l2_init import L2Init
 from lightning_fire.methods.optimizer_reset import OptimizerReset
 from lightning_fire.methods.parseval import Parseval
 from lightning_fire.methods.plasticity_injection import InjectedHead, PlasticityInjection, wrap_heads
+from lightning_fire.methods.rank_ascent import RankAscent
 from lightning_fire.methods.redo import ReDo
 from lightning_fire.methods.self_normalized_reset import SelfNormalizedReset
 from lightning_fire.methods.shrink_and_perturb import ShrinkAndPerturb, shrink_and_perturb_
 from lightning_fire.methods.spectral_regularization import SpectralRegularization
+from lightning_fire.methods.tortoise import Tortoise
 from lightning_fire.methods.weight_projection import WeightProjection
 
 METHODS: tuple[type[Method], ...] = (
@@ -55,9 +55,7 @@ __all__ = [
     "Change",
     "ContinualBackprop",
     "EventMethod",
-    "FeatureRank",
     "FullReset",
-    "HareAndTortoise",
     "InjectedHead",
     "IsometryDecay",
     "L2Init",
@@ -66,12 +64,14 @@ __all__ = [
     "OptimizerReset",
     "Parseval",
     "PlasticityInjection",
+    "RankAscent",
     "ReDo",
     "Report",
     "SelfNormalizedReset",
     "ShrinkAndPerturb",
     "SpectralRegularization",
     "StepMethod",
+    "Tortoise",
     "Training",
     "WeightProjection",
     "dash_",

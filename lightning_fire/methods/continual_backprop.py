@@ -78,7 +78,7 @@ class ContinualBackprop(UnitMethod):
         return _Replacement(self, model, training)
 
 
-class _Replacement(StepwiseReset["_Statistics"]):
+class _Replacement(StepwiseReset["_Utilities"]):
     """Continual backprop at work on a model."""
 
     def __init__(self, method: ContinualBackprop, model: nn.Module, training: Training):
@@ -86,11 +86,11 @@ class _Replacement(StepwiseReset["_Statistics"]):
         self.compensate = method.compensate
         super().__init__(model, training, method.where, method.seed, method.score)
         if method.compensate and method.score != "activation":
-            self.watch("activation", _Statistics.add_activity)
+            self.watch("activation", _Utilities.add_activity)
 
-    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
+    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Utilities":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics(layer.size, device, state, self.score == "activation")
+        return _Utilities(layer.size, device, state, self.score == "activation")
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the utilities after a step; return the units to re-initialize."""
@@ -118,7 +118,7 @@ class _Replacement(StepwiseReset["_Statistics"]):
             statistics.forget(units)
 
 
-class _Statistics:
+class _Utilities:
     """Moving averages of `utility` and `mean` output, not corrected for their start at 0, and more, of shape (units,).
 
     `age` is in steps and on the CPU, so that nothing waits for the GPU; `owed` is the part of a unit left to replace.

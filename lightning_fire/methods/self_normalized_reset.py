@@ -80,7 +80,7 @@ class SelfNormalizedReset(UnitMethod):
         return _Resets(self, model, training)
 
 
-class _Resets(StepwiseReset["_Statistics"]):
+class _Resets(StepwiseReset["_Intervals"]):
     """SNR at work on a model."""
 
     def __init__(self, method: SelfNormalizedReset, model: nn.Module, training: Training):
@@ -92,9 +92,9 @@ class _Resets(StepwiseReset["_Statistics"]):
         thresholds = torch.cat([each.threshold for each in self.statistics]).float()
         return {**super().metrics(), "threshold": float(thresholds.mean())}
 
-    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Statistics":
+    def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Intervals":
         """Return the statistics of a layer, see `StepwiseReset`."""
-        return _Statistics(layer.size, device, state, self.method.max_silence // 2)
+        return _Intervals(layer.size, device, state, self.method.max_silence // 2)
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the intervals after a step; return the units to re-initialize."""
@@ -118,7 +118,7 @@ class _Resets(StepwiseReset["_Statistics"]):
             statistics.forget(torch.zeros_like(statistics.fired).index_fill(0, units, True))
 
 
-class _Statistics:
+class _Intervals:
     """Statistics of the units of a layer: tensors of shape (units,), `largest` a scalar; times in samples.
 
     `age` is the time since a unit fired or was new, `threshold` the largest allowed one. `intervals` has a tensor for

@@ -83,7 +83,7 @@ def test_without_a_learning_rate_and_before_its_chunk_every_bit_is_that_of_plain
 
 def test_features_that_are_not_finite_make_no_step():
     module, x = seeded(PlainModule), torch.randn(6, 6)
-    method = methods.FeatureRank(module, lambda: module.net(x), lr=0.1)
+    method = methods.RankAscent(module, lambda: module.net(x), lr=0.1)
     torch.nn.init.constant_(module.net[3].bias, float("nan"))
     before = module.net[0].weight.clone()
     assert math.isnan(method.step(lambda: module.net(x)))

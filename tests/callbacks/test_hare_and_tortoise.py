@@ -128,7 +128,7 @@ def test_what_is_logged(tmp_path):
 
 def test_a_tortoise_that_has_diverged_is_an_error():
     model = torch.nn.Linear(2, 2)
-    both = methods.HareAndTortoise(model, momentum=0.5)
+    both = methods.Tortoise(model, momentum=0.5)
     both.tortoise["weight"][0, 0] = torch.nan
     before = state_of(model)
     with pytest.raises(ValueError, match="NaN or Inf in weight"):
@@ -139,5 +139,5 @@ def test_a_tortoise_that_has_diverged_is_an_error():
 def test_frozen_parameters_and_integers_are_left_alone():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
     model[2].requires_grad_(False)
-    names = set(methods.HareAndTortoise(model).tortoise)
+    names = set(methods.Tortoise(model).tortoise)
     assert names == {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}

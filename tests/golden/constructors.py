@@ -229,12 +229,12 @@ class _Live(methods.Loop):
 
 
 def _feature_rank(loop: Loop) -> Plain:
-    method, ranks = methods.FeatureRank(loop.model, loop.look, lr=1e-2), []
+    method, ranks = methods.RankAscent(loop.model, loop.look, lr=1e-2), []
     return Plain(after_step=lambda: ranks.append(method.step(loop.look)), values=lambda: {"rank": ranks[-1]})
 
 
 def _hare_and_tortoise(loop: Loop) -> Plain:
-    method = methods.HareAndTortoise(loop.model, momentum=0.8)
+    method = methods.Tortoise(loop.model, momentum=0.8)
     return _at_event(method.reset_, method, method.step)
 
 

@@ -66,7 +66,7 @@ OBJECTS = {
     "SpectralRegularization": attached(lambda **options: methods.SpectralRegularization(0.1, **options)),
     "IsometryDecay": attached(lambda **options: methods.IsometryDecay(0.1, **options)),
     "WeightProjection": attached(methods.WeightProjection),
-    "FeatureRank": lambda model, **options: methods.FeatureRank(model, lambda: model(X), 0.1, **options),
+    "FeatureRank": lambda model, **options: methods.RankAscent(model, lambda: model(X), 0.1, **options),
     "ContinualBackprop": attached(methods.ContinualBackprop),
     "SelfNormalizedReset": attached(methods.SelfNormalizedReset),
 }
@@ -142,7 +142,7 @@ def test_a_selection_of_another_kind(model, name):
     "name", [*FUNCTIONS, *OBJECTS, "HareAndTortoise", "isometric_values", "initial_values", "fresh_values"]
 )
 def test_what_is_no_model(model, name):
-    calls = {**FUNCTIONS, **OBJECTS, "HareAndTortoise": methods.HareAndTortoise}
+    calls = {**FUNCTIONS, **OBJECTS, "HareAndTortoise": methods.Tortoise}
     calls |= {"isometric_values": lambda model: methods.isometric_values(model, {})}
     calls |= {"initial_values": methods.initial_values, "fresh_values": lambda model: methods.fresh_values(model, 1)}
     for wrong in (model.state_dict(), model.parameters()):

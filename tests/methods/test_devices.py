@@ -15,7 +15,7 @@ from lightning_fire import Weights, fire_, full_reset_, methods, shrink_and_pert
         lambda model: fire_(model, Weights(preset="cnn")),
         lambda model: full_reset_(model, methods.initial_values(model)),
         lambda model: shrink_and_perturb_(model, methods.initial_values(model)),
-        lambda model: methods.HareAndTortoise(model).reset_(),
+        lambda model: methods.Tortoise(model).reset_(),
         lambda model: methods.Parseval(0.1).attach(model).metrics(),
         lambda model: methods.L2Init(0.1).attach(model, methods.Loop(initial=methods.initial_values(model))).metrics(),
     ],

@@ -48,7 +48,7 @@ from lightning_fire import FeatureRank, HareAndTortoise, PlasticityCallback, met
         (FeatureRank, {"lr": 0.1, "every_n_batches": 0}, "`every_n_batches` must be at least 1, got 0"),
         (FeatureRank, {"lr": 0.1, "start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
         (HareAndTortoise, {"momentum": -0.1}, r"`momentum` must be in \[0, 1\), got -0.1"),
-        (partial(methods.HareAndTortoise, Linear(1, 1)), {"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),
+        (partial(methods.Tortoise, Linear(1, 1)), {"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),
         (HareAndTortoise, {"momentum": 1.0}, r"`momentum` must be in \[0, 1\), got 1.0"),
         (PlasticityCallback, {"method": methods.ReDo(), "start_chunk": -1}, "`start_chunk` must be at least 0, got -1"),
     ],

@@ -8,11 +8,11 @@ from torch import nn
 
 from lightning_fire.functional import l2_init_gradient, parseval_gradient
 from lightning_fire.methods import (
-    FeatureRank,
     IsometryDecay,
     L2Init,
     Loop,
     Parseval,
+    RankAscent,
     SpectralRegularization,
     initial_values,
 )
@@ -137,7 +137,7 @@ def test_the_features_are_those_before_the_network_changes_them_in_place_and_wit
                     net(10 * X)
             net(X)
 
-        method = FeatureRank(net, lambda: net(X), lr=0.1)
+        method = RankAscent(net, lambda: net(X), lr=0.1)
         return method.step(forward), method.step(forward), net
 
     first, second, net = stepped(True, looks)

@@ -120,7 +120,7 @@ def loop_and_methods(name, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(lf.methods.StepMethod, "attach", noting(lf.methods.StepMethod.attach))
-        for kind in ("FeatureRank", "HareAndTortoise", "Loop"):
+        for kind in ("RankAscent", "Tortoise", "Loop"):
             patch.setattr(plain_loops.methods, kind, noting(getattr(lf.methods, kind)))
         loop = Loop()
         METHODS[name](loop)

@@ -133,12 +133,12 @@ def each_step(loop: Loop, method: methods.StepMethod) -> None:
 
 
 def hare_and_tortoise(loop: Loop) -> None:
-    method = methods.HareAndTortoise(loop.model, momentum=0.9)
+    method = methods.Tortoise(loop.model, momentum=0.9)
     loop.after_step, loop.at_new_data = method.step, method.reset_
 
 
 def feature_rank(loop: Loop) -> None:
-    method, steps = methods.FeatureRank(loop.model, loop.look, lr=1e-2), count(1)
+    method, steps = methods.RankAscent(loop.model, loop.look, lr=1e-2), count(1)
 
     def act() -> None:
         last = (next(steps) - 1) % 6 + 1  # of the 6 batches of an epoch

@@ -1,4 +1,4 @@
-"""Hare and Tortoise: a model that returns to the EMA of its weights (Lee et al., ICML 2024)."""
+"""The tortoise of Hare and Tortoise: the EMA of a model, to which it returns (Lee et al., ICML 2024)."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.where.argument import check_model
 
 
-class HareAndTortoise:
+class Tortoise:
     """Keeps an exponential moving average (EMA) of a model, and sets the model back to it.
 
     The model is the hare, its EMA the tortoise: θ' ← μ·θ' + (1 − μ)·θ after each optimizer step, for trainable
@@ -32,7 +32,7 @@ class HareAndTortoise:
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
-        >>> both = HareAndTortoise(model, momentum=0.75)
+        >>> both = Tortoise(model, momentum=0.75)
         >>> before = model.weight.item()
         >>> with torch.no_grad():
         ...     _ = model.weight.add_(4.0)  # an optimizer step

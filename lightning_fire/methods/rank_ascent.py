@@ -14,7 +14,7 @@ from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
 
 
-class FeatureRank:
+class RankAscent:
     """Steps the parameters up the mean entropy rank of the hidden layers' features: θ ← θ + lr·∇ rank.
 
     The features of a layer are the outputs of its units, after norm and nonlinearity, on some batches, as a matrix
@@ -32,7 +32,7 @@ class FeatureRank:
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
         >>> x = torch.randn(16, 2)
-        >>> method = FeatureRank(model, lambda: model(x), lr=1e-3)
+        >>> method = RankAscent(model, lambda: model(x), lr=1e-3)
         >>> before = method.step(lambda: model(x))
         >>> method.step(lambda: model(x)) > before
         True
