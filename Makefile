@@ -1,6 +1,6 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
-# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make dist` for those who publish a
-# release.
+# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make test-crash` and `make dist`
+# for those who publish a release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 # On Windows it takes a make that finds sh, as in Git Bash.
 VENV ?= .venv
@@ -30,20 +30,23 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-lowest lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-crash test-lowest lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
 		--methods vanilla full_reset reset_head shrink_and_perturb fire fire_procrustes --seeds 5 --output runs/quickstart
 
 test: $(VENV)/.test  ## the fast tests
-	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "not slow and not crash"
 
-test-all: $(VENV)/.test  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST)
+test-all: $(VENV)/.test  ## what every change must pass
+	OMP_NUM_THREADS=1 $(BIN)/$(PYTEST) -m "not crash"
 
-test-lowest: $(LOWEST)/.test  ## all tests with the lowest versions that pyproject.toml allows, which may warn; needs uv
-	OMP_NUM_THREADS=1 $(LOWEST)/$(SCRIPTS)/$(PYTEST) -W default
+test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows, which may warn; needs uv
+	OMP_NUM_THREADS=1 $(LOWEST)/$(SCRIPTS)/$(PYTEST) -m "not crash" -W default
+
+test-crash: $(VENV)/.test  ## before a release: many kills and random files, notebooks, whole examples
+	OMP_NUM_THREADS=1 EXAMPLES=10 $(BIN)/$(PYTEST) -m "crash or fuzz"
 
 lint: $(VENV)/.dev  ## style, and types where they are strict and as a user sees them
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)

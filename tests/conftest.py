@@ -18,6 +18,16 @@ def _one_thread_and_a_known_seed():
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items):
+    """Begin the longest tests first, by the seconds of their `slow` marks: else one process ends alone with them."""
+
+    def seconds(item):
+        mark = item.get_closest_marker("slow")
+        return mark.args[0] if mark and mark.args else 0
+
+    items.sort(key=seconds, reverse=True)
+
+
 def pytest_collection_finish():
     """Leave what was imported out of garbage collections: these become cheap, and full ones frequent.
 

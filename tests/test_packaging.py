@@ -129,3 +129,12 @@ def test_the_paper_can_be_cited(page):
     assert re.sub("[{}]", "", fields["title"]).replace("--", "–") == paper["title"]
     assert fields["author"].split(" and ") == [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
     assert fields["year"] == str(paper["year"]) and paper["conference"]["name"].startswith(fields["booktitle"])
+
+
+def test_the_lanes_of_tests_leave_none_out():
+    """The expressions of markers by which `make test`, `make test-all` and `make test-crash` choose."""
+    chosen = dict(re.findall(r"^test(\S*):.*\n\t.*\$\(BIN\)/\$\(PYTEST\) -m \"(.*)\"$", MAKEFILE, re.MULTILINE))
+    assert chosen == {"": "not slow and not crash", "-all": "not crash", "-crash": "crash or fuzz"}
+    assert "make test-all\n" in (ROOT / ".ci" / "run").read_text()
+    known = {re.split(r"\W", line)[0] for line in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]}
+    assert {"slow", "crash", "fuzz"} <= known
