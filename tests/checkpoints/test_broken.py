@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from checkpoint_files import draw, error_of, load, reinit, small_state, write_safetensors
-from hypothesis import example, given, settings
+from fuzz import fuzz
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_fire.cli import main
@@ -226,7 +227,7 @@ def attempt(name: str, file: str, content: bytes) -> None:
         assert {each.name for each in source.iterdir()} == set(GOOD[name])
 
 
-@settings(max_examples=200, deadline=None)
+@fuzz(100)
 @given(files, places)
 @example(("folder", "model.safetensors.index.json"), 0)
 def test_files_cut_anywhere(which, place):
@@ -235,7 +236,7 @@ def test_files_cut_anywhere(which, place):
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@fuzz(100)
 @given(files, st.lists(st.tuples(places, st.integers(0, 7)), min_size=1, max_size=3))
 @example(("model.safetensors", "model.safetensors"), [(0, 0)])
 @example(("model.safetensors", "model.safetensors"), [(7, 7)])

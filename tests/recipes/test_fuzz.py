@@ -16,7 +16,8 @@ from unittest.mock import patch
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from fuzz import fuzz
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_fire.cli import console, main
@@ -24,8 +25,6 @@ from lightning_fire.experiments import sweep
 from lightning_fire.recipe.cli import RecipeCLI
 from lightning_fire.recipe.recipe import find_recipe
 from lightning_fire.recipe.strict_yaml import require_unambiguous
-
-few, some, many = (settings(max_examples=n, deadline=None, derandomize=True) for n in (25, 40, 60))
 
 BASE = yaml.safe_load(
     """
@@ -276,7 +275,7 @@ def misspelt(draw: st.DrawFn) -> tuple[Path_, str]:
 
 
 @pytest.mark.slow
-@many
+@fuzz(15)
 @given(misspelt())
 @example(((), "interventon"))
 @example((("trainer", "callbacks", 1, "init_args"), "every_n_epoch"))
@@ -287,7 +286,7 @@ def test_a_misspelt_key(found):
 
 
 @pytest.mark.slow
-@many
+@fuzz(15)
 @given(st.sampled_from(MAPPINGS), LETTERS, values)
 @example((), "interventon", {})
 @example(("trainer",), "max_epoch", {})
@@ -302,7 +301,7 @@ def test_a_key_that_is_not_known_there(place, name, value):
 
 
 @pytest.mark.slow
-@many
+@fuzz(15)
 @given(st.sampled_from(VALUES), values)
 @example(("seed_everything",), -1)
 @example(("trainer",), None)
@@ -324,7 +323,7 @@ AGAIN = "again_and_again"
 
 
 @pytest.mark.slow
-@few
+@fuzz(10)
 @given(st.sampled_from(KEYS), values, st.sampled_from(["plain", "plus", "dotted", "dotted first"]))
 def test_a_key_given_twice(place, value, how):
     """YAML would take the last one, also where jsonargparse takes `a.b` or `a+`."""
@@ -388,7 +387,7 @@ rubbish = st.one_of(
 
 
 @pytest.mark.slow
-@many
+@fuzz(15)
 @given(st.integers(0, len(TEXT)), rubbish)
 @example(0, b"\xff\xfe")
 @example(0, b"\t")
@@ -406,7 +405,7 @@ def test_garbage_anywhere_in_a_file(place, added):
 
 
 @pytest.mark.slow
-@few
+@fuzz(10)
 @given(st.integers(0, len(TEXT)))
 @example(0)
 @example(1)
@@ -530,7 +529,7 @@ def test_errors_are_short():
 # sweep
 
 
-@few
+@fuzz(10)
 @given(
     text=st.one_of(st.binary(max_size=20), values.map(lambda value: yaml.safe_dump(value, allow_unicode=True).encode()))
 )
@@ -562,7 +561,7 @@ def test_a_method_of_any_kind_in_a_sweep(text):
             assert isinstance(find_recipe(Path(folder, "recipe.yaml")).methods["fire"]["method"], dict)
 
 
-@some
+@fuzz(40)
 @given(
     text=st.one_of(
         st.binary(max_size=20),

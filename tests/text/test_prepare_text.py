@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from fuzz import fuzz
+from hypothesis import given
 from hypothesis import strategies as st
 from killed_processes import KILLED, lived
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -150,7 +151,7 @@ def test_the_vocabulary_decides_the_type(tmp_path, size, dtype):
     assert tokens(tmp_path / "out", "val").tolist() == [0]
 
 
-@settings(max_examples=300, deadline=None)
+@fuzz(300)
 @given(st.text(alphabet="abé1.' \n\t\r\u2003", max_size=60), st.integers(1, 20))
 def test_pieces_have_the_tokens_of_the_whole(text, size):
     found = list(pieces(text[at : at + size] for at in range(0, len(text), size)))
