@@ -87,9 +87,10 @@ def without_table(folder: Path, lives: list[dict]) -> list[int]:
     return [number for number, table in tables.items() if table.is_file() and not table.stat().st_size]
 
 
-@pytest.mark.slow
-def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path):
-    lives = lives_of("killed_training.py", tmp_path, 20)
+@pytest.mark.slow(10)
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.crash)])
+def test_a_training_that_is_killed_many_times_is_the_undisturbed_one(tmp_path, kills):
+    lives = lives_of("killed_training.py", tmp_path, kills)
     weights, counts = torch.load(tmp_path / "whole" / "weights.pt"), lives.pop("whole")[-1]["counts"]
     assert counts == {
         "FIRECallback": 2,
@@ -97,7 +98,7 @@ def test_a_training_that_is_killed_twenty_times_is_the_undisturbed_one(tmp_path)
         "ShrinkAndPerturb": 4,
         "ContinualBackprop": pytest.approx(96, rel=0.5),
     }
-    assert [life["code"] for training in lives.values() for life in training].count(KILLED) == 20
+    assert [life["code"] for training in lives.values() for life in training].count(KILLED) == kills
     for name, training in lives.items():
         assert [life["unreadable"] for life in training] == [[]] * len(training), name
         assert training[-1]["counts"] == counts, name
@@ -114,7 +115,7 @@ def results_in(folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in ("table.txt", "results.csv", "summary.csv")}
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_a_comparison_that_is_killed_ends_its_trainings_and_comes_to_the_same_results(tmp_path):
     lives = lives_of("killed_comparison.py", tmp_path, "trainings")
     assert [life["code"] for life in lives.pop("orphan")] == [KILLED]
@@ -124,11 +125,12 @@ def test_a_comparison_that_is_killed_ends_its_trainings_and_comes_to_the_same_re
         assert results_in(tmp_path / name) == results_in(tmp_path / "whole"), name
 
 
-@pytest.mark.slow
-def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path):
+@pytest.mark.slow(10)
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.crash)])
+def test_a_comparison_may_be_killed_before_any_change_to_the_disk(tmp_path, every):
     """Its trainings take no time here; started again, it has a method more."""
-    lives = lives_of("killed_comparison.py", tmp_path, "files")
-    assert len(lives) > 50
+    lives = lives_of("killed_comparison.py", tmp_path, "files", every)
+    assert len(lives) > 50 / every
     *killed, (whole, _) = lives.values()
     assert [first["code"] for first, _ in killed] == [KILLED] * len(killed)
     assert (whole["code"], len(whole["files"])) == (0, 4)

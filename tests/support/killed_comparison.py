@@ -92,13 +92,13 @@ def print_json(**values) -> None:
     print(json.dumps(values), flush=True)
 
 
-def kill_trainings(folder: Path, recipe: Path) -> None:
-    """Compare undisturbed; then with three kills by the clock."""
+def kill_trainings(folder: Path, recipe: Path, kills: int = 3) -> None:
+    """Compare undisturbed; then with some kills by the clock."""
     compare_command.engine_for = lambda *args: Forked()
     os.environ[training.SAVE_SECONDS] = "0"
     print_json(training="orphan", code=lived(partial(compare, recipe, folder / "orphan", ["orphan"]), patience=20))
     print_json(training="whole", code=lived(partial(compare, recipe, folder / "whole", METHODS[:2])))
-    draw, number, kills = random.Random(0), 0, 3
+    draw, number = random.Random(0), 0
     while kills:
         code = KILLED
         while code == KILLED:
@@ -109,15 +109,15 @@ def kill_trainings(folder: Path, recipe: Path) -> None:
         number += 1
 
 
-def kill_at_each_change(folder: Path, recipe: Path) -> None:
-    """Compare with trainings that take no time, each time killed one change to the disk later; then with one more."""
+def kill_at_changes(folder: Path, recipe: Path, every: int) -> None:
+    """Compare with trainings that take no time, each time killed some changes to the disk later; then with one more."""
     Instantaneous.write_logs(folder / "logs", METHODS)
     compare_command.engine_for = Instantaneous
     runner.time = SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
     report.draw = lambda panels, path, title, *others, **options: path.write_text(title)
-    operations, code = 0, KILLED
+    operations, code = 1 - every, KILLED
     while code == KILLED:
-        operations += 1
+        operations += every
         place = folder / f"killed{operations}"
         code = lived(partial(compare, recipe, place, METHODS[:2]), operations=operations)
         files = {file.name: file.read_text() for file in place.glob("*.*") if file.name in RESULTS}
@@ -125,17 +125,18 @@ def kill_at_each_change(folder: Path, recipe: Path) -> None:
         print_json(training=place.name, code=lived(partial(compare, recipe, place, METHODS)))
 
 
-def main(folder: Path, what: str) -> None:
+def main(folder: Path, what: str, *number: str) -> None:
     """Compare with kills; print a line of JSON for each life."""
     overlays = {
         "fire": FIRE,
         "full_reset": "method: {class_path: FullReset}\n",
         "orphan": "method: {class_path: killed_comparison.KillsItsParent}\n",
     }
-    {"trainings": kill_trainings, "files": kill_at_each_change}[what](folder, tiny_recipe(folder, overlays))
+    kill = {"trainings": kill_trainings, "files": kill_at_changes}[what]
+    kill(folder, tiny_recipe(folder, overlays), *map(int, number))
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])
