@@ -162,7 +162,7 @@ def test_the_table_is_that_of_the_rows(example, tmp_path, monkeypatch):
             assert cells[3] == f"{mean:+.0f} ({mean - half:+.0f} to {mean + half:+.0f})"
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_the_command_and_that_a_second_one_trains_nothing_again(tmp_path):
     command = [sys.executable, str(EXAMPLE), str(tmp_path), "--seeds", "2", "--tasks", "1", "--methods", "fire"]
 

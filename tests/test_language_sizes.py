@@ -7,6 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from lightning_fire.experiments.compare import parser
+from lightning_fire.recipe.recipe import find_recipe
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "language_sizes.py"
 
 
@@ -33,7 +36,35 @@ def test_differences_are_paired_by_seed(example, tmp_path):
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+def test_the_comparisons_are_those_of_sizes_and_lengths(example, tmp_path, monkeypatch, capsys):
+    """Instead of training: the words of each command, and results that end at 1.0."""
+    commands = []
+
+    def pretend(command, check):
+        words = parser().parse_args(command[4:])
+        commands.append(words)
+        base = find_recipe(words.recipe).base
+        for setting in words.set:
+            value = base
+            for key in setting.partition("=")[0].split("."):
+                value = value[key]  # the recipe has it
+        assert words.starts == ["late"] and set(words.methods) - {"vanilla"} <= set(find_recipe(words.recipe).methods)
+        rows = [{"method": method, "seed": seed, "final": 1.0} for method in words.methods for seed in range(2)]
+        Path(words.output).mkdir(parents=True)
+        pd.DataFrame(rows).to_csv(Path(words.output, "results.csv"))
+
+    monkeypatch.setattr(example.subprocess, "run", pretend)
+    words = ["--sizes", "0.1M", "2M", "--lengths", "100", "200", "--seeds", "2"]
+    monkeypatch.setattr(sys, "argv", ["language_sizes.py", str(tmp_path), *words])
+    example.main()
+    assert [Path(words.output).name for words in commands] == ["0.1M_100", "0.1M_200", "2M_100", "2M_200"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == "| 0.1M | 100 | 1.000 ± 0.000 | +0.000 (+0.000 to +0.000) | +0.000 (+0.000 to +0.000) |"
+    assert lines[5] == "| 2M | 200 | 1.000 ± 0.000 | +0.000 (+0.000 to +0.000) | – |"
+    assert len(pd.read_csv(tmp_path / "results.csv")) == 2 * (2 * 3 + 2 * 2)
+
+
+@pytest.mark.crash
 def test_one_size_and_length(example, tmp_path, monkeypatch, capfd):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "kjv.txt").write_bytes(bytes(range(97, 123)) * 1000)

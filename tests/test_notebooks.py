@@ -1,5 +1,8 @@
 """The notebooks of the site: run from top to bottom, with their own checks at the end."""
 
+import ast
+import importlib
+import inspect
 import json
 import os
 import subprocess
@@ -33,7 +36,23 @@ def test_there_are_three_notebooks_that_end_in_a_check_and_show_what_they_did():
         assert all(line.startswith(("FIRECallback ", "fire acted ", "with it ")) for line in said), said
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_names_and_arguments_of_a_notebook_exist(path):
+    """What it imports from this package, and by which keywords it calls that."""
+    tree, imported, seen = ast.parse(code_of(path)), {}, 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("lightning_fire"):
+            module = importlib.import_module(node.module)
+            imported |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in imported:
+            keywords = {keyword.arg: None for keyword in call.keywords if keyword.arg}
+            inspect.signature(imported[call.func.id]).bind(*call.args, **keywords)
+            seen += 1
+    assert imported and seen
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path):
     pytest.importorskip({"fire": "timm", "continual": "transformers"}.get(path.stem.split("_")[0], "torch"))
