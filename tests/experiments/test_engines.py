@@ -130,7 +130,7 @@ def test_a_fork_trains_as_an_interpreter_of_its_own_does(workdir, monkeypatch):
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.crash
 def test_threads_are_those_asked_for(workdir, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for threads in (1, 2):
@@ -143,9 +143,14 @@ def test_threads_are_those_asked_for(workdir, monkeypatch):
 
 @linux
 @pytest.mark.slow
-def test_ends_of_a_fork(workdir, monkeypatch):
+def test_a_fork_that_fails_says_why(workdir):
     assert "unknown key trainer.max_epoch;" in end_of(begin(workdir, "wrong"))
     assert end_of(begin(workdir, "broken")) == "ZeroDivisionError: division by zero"
+
+
+@linux
+@pytest.mark.slow
+def test_a_fork_that_is_ended_from_outside(workdir, monkeypatch):
     ends = {"terminate": "stopped from outside before its end", "kill": "killed by SIGKILL; out of memory?"}
     for end, message in ends.items():  # Lightning ends its training at the first
         (workdir / "waits").unlink(missing_ok=True)
@@ -163,7 +168,7 @@ def test_ends_of_a_fork(workdir, monkeypatch):
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.crash
 def test_a_fork_whose_server_is_killed_ends_and_the_next_has_a_new_one(workdir, monkeypatch):
     job, process = waiting(workdir, monkeypatch, seconds=1)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
@@ -220,24 +225,25 @@ def test_an_engine_that_is_not_installed_raises(tmp_path, monkeypatch, name, ext
         engine_of("local", tmp_path, 1, Resources(), {"partition": "gpu"})
 
 
-@pytest.mark.slow
+@pytest.mark.slow(20)
 @pytest.mark.parametrize(
     ("module", "words"),
     [
         ("submitit", ["--engine", "slurm", "--engine-set", "cluster=local"]),
         ("ray", ["--engine", "ray", "--engine-set", "num_cpus=2"]),
     ],
+    ids=["slurm", "ray"],
 )
-def test_every_engine_trains_the_same(workdir, monkeypatch, module, words):
-    """Shared starts, too, and a method that fails."""
+@pytest.mark.parametrize("methods", [["fire"], pytest.param(["vanilla", "fire"], marks=pytest.mark.crash)], ids=len)
+def test_every_engine_trains_the_same(workdir, monkeypatch, module, words, methods):
+    """Shared starts, too, which two methods have; and a method that fails."""
     pytest.importorskip(module)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(workdir), *sys.path]))
     recipe = str(tiny_recipe(workdir, {"fire": FIRE, "broken": "method: {class_path: FullRest}\n"}))
-    one = ["compare", recipe, "--methods", "vanilla", "fire", "--seeds", "1", "--jobs", "2"]
-    main([*one, "--output", "here"])
-    main([*one, "--output", "there", *words])
+    one = ["compare", recipe, "--methods", *methods, "broken", "--seeds", "1", "--jobs", "2"]
+    for there in (["here"], ["there", *words]):
+        with pytest.raises(SystemExit, match=f"1 of {len(methods) + 1} runs failed"):
+            main([*one, "--output", *there])
     for file in ("results.csv", "summary.csv", "table.txt"):
         assert (workdir / "here" / file).read_bytes() == (workdir / "there" / file).read_bytes()
     assert {path.name for path in (workdir / "here").iterdir()} == {path.name for path in (workdir / "there").iterdir()}
-    with pytest.raises(SystemExit, match="no run finished"):
-        main(["compare", recipe, "--methods", "broken", "--seeds", "1", "--output", "there", *words])
