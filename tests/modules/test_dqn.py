@@ -1,6 +1,7 @@
 """DQN against slow obvious versions, its target network, and that it learns."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -204,6 +205,21 @@ def test_errors(tmp_path):
 
 
 @pytest.mark.slow
+def test_learns_to_move_on(tmp_path):
+    """From a network that always stays, in a corridor whose end pays 2."""
+    optimizer = partial(torch.optim.Adam, lr=3e-3)
+    module = DQN(MLP(3, [32, 2]), optimizer, discount=0.7, target_update_period=10, epsilon_steps=200)
+    with torch.no_grad():
+        module.net[-2].weight.zero_()
+        module.net[-2].bias.copy_(torch.tensor([1.0, 0.0]))
+    fit, data = quiet_trainer(tmp_path, 1), small_data(Corridor, steps_per_epoch=600, batch_size=32, capacity=1000)
+    before = quiet_trainer(tmp_path, 1).validate(module, small_data(Corridor), verbose=False)
+    assert before[0]["val/episode_return"] == 0
+    fit.fit(module, data)
+    assert fit.callback_metrics["val/episode_return"] == 2
+
+
+@pytest.mark.crash
 def test_learns_to_balance_a_pole(tmp_path):
     """A random policy stays up for 20 steps or so."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
+from lightning_fire.experiments import compare, sweep
 from lightning_fire.recipe.recipe import find_recipe
 from studies import runs, streams, units
 
@@ -53,7 +54,31 @@ def test_a_study_ends_with_its_tables_and_its_figure(study, shows, only, tiny, t
     assert "batches" not in again and shows in again
 
 
-@pytest.mark.slow
+def test_what_was_tuned_is_compared(tmp_path, monkeypatch):
+    """Instead of training: the words of each command; the recipe that one sweep leaves is that of the next."""
+    seen = []
+
+    def tuned(words):
+        seen.append(sweep.parser().parse_args(words))
+        return {"threshold": len(seen) / 10}
+
+    def compared(words):
+        seen.append(compare.parser().parse_args(words))
+        methods = enumerate(seen[-1].methods)
+        rows = [(method, seed, 0.1 * (number + seed), 0.5) for number, method in methods for seed in range(2)]
+        return pd.DataFrame(rows, columns=["method", "seed", "online_last", "dormant_last"]).set_index("method")
+
+    monkeypatch.setattr(sweep, "main", tuned)
+    monkeypatch.setattr(compare, "main", compared)
+    table = units.table(units.run("quick_start", "none", tmp_path, range(2), 1)).splitlines()
+    assert [words.recipe for words in seen] == ["quick_start", *(f"{words.output}/best.yaml" for words in seen[:-1])]
+    assert [words.method for words in seen[:-1]] == list(units.TUNED)
+    assert seen[-1].methods == [*units.REFERENCES, *units.TUNED] and (seen[-1].seeds, seen[-1].first_seed) == (2, 0)
+    assert table[2].startswith("| `vanilla` |  | 5.0 ± 7.1 | -10.0 (-10.0 to -10.0) | -30.0 (")
+    assert table[5].startswith("| `redo` | threshold 0.1 | 35.0 ± 7.1 | +20.0 (+20.0 to +20.0) | 0 |")
+
+
+@pytest.mark.crash
 def test_methods_that_reset_units_are_tuned_and_compared(tmp_path, capsys, monkeypatch):
     recipe = yaml.safe_load(find_recipe("quick_start").path.read_text())
     recipe["data"]["init_args"]["protocol"]["init_args"] = {"num_chunks": 3, "samples_per_task": 100, "epochs": 2}
