@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
     def seconds(item):
         mark = item.get_closest_marker("slow")
-        return mark.args[0] if mark and mark.args else 0
+        return (mark.args or [1])[0] if mark else 0
 
     items.sort(key=seconds, reverse=True)
 
