@@ -188,7 +188,7 @@ main(["compare", "recipes/tiny.yaml", "--methods", "slow", "--seeds", "1", "--ou
 
 
 @linux
-@pytest.mark.slow
+@pytest.mark.crash
 def test_a_comparison_that_is_killed_leaves_no_process(workdir, monkeypatch):
     """A fork server lives as long as its forks. The script is not run again by them, without `if __name__`, too."""
     tiny_recipe(workdir, {"slow": "trainer: {callbacks+: [{class_path: spy.Waits}]}\n"})
