@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from lightning_fire.functional import loss_curvature
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(10)
 
 SCRIPT = """
 import json

@@ -7,7 +7,7 @@ import processes
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(10)
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "monthly_retraining.py"
 

@@ -27,7 +27,7 @@ from lightning_fire import (
 )
 from lightning_fire.distributed import gathered
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.slow(20)
 
 EPOCHS = 6
 RESUMED = 3

@@ -23,7 +23,7 @@ from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT, causal_lm
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.slow(20),
     pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone"),
 ]
 

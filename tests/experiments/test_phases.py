@@ -69,7 +69,7 @@ def compare(recipe, *words):
     return main(["compare", str(recipe), "--output", "out", "--jobs", "2", *words])
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_a_whole_comparison(recipe, tmp_path, capsys):
     results = compare(recipe, "--methods", "vanilla", "fire", "--seeds", "1")
     text = capsys.readouterr().out

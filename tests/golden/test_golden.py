@@ -21,7 +21,7 @@ def found_in(part: int) -> subprocess.CompletedProcess:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(30)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_training_has_the_digests_that_are_stored(part):
     """If a change is meant to change them: `python -m tests.golden` writes them again."""

@@ -103,7 +103,7 @@ def test_the_table_pairs_seeds(tmp_path):
     assert study.gains(runs).gain.mean() == pytest.approx(-0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(10)
 def test_the_study_ends_with_its_table_and_its_figure(tiny, tmp_path, capsys, monkeypatch):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "kjv.txt").write_bytes(bytes(range(97, 123)) * 100)
