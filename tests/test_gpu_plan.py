@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fire.experiments.compare import parser
-from lightning_fire.recipe.recipe import find_overlay, find_recipe
+from lightning_fire.recipe.recipe import extended, find_recipe
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
@@ -91,7 +91,7 @@ def test_commands_name_options_and_methods_that_there_are(gpu, tmp_path):
         if step.runs:
             options = parser().parse_args([word.replace(gpu.LEFT, "9.5") for word in step.command[4:]])
             assert set(options.methods) <= {"vanilla", *find_recipe(options.recipe).methods}
-            assert find_overlay(options.config)
+            assert extended(find_recipe(options.recipe), options.config)[1]
             assert options.max_minutes == 9.5
 
 

@@ -13,7 +13,7 @@ from small_training import PlainData, PlainModule, trainer
 from tiny_recipe import set_method, write_recipe
 from token_files import write_tokens
 
-from lightning_fire import FIRECallback, Log, OptimizerReset, PlasticityCallback
+from lightning_fire import FIRECallback, Log, OptimizerReset, PlasticityCallback, Weights
 from lightning_fire.cli import main
 from lightning_fire.data import TextDataModule
 from lightning_fire.experiments.branching import with_first_phases
@@ -105,8 +105,11 @@ def check_against_a_manual_fit(folder, numbers):
     model = LanguageModel(GPT(16, 8, 1, 2, 16), learning_rate=0.01, min_learning_rate=0.001, warmup=[3, 0.25])
     texts = {name: str(folder / "texts" / name) for name in ("a", "b")}
     data = TextDataModule(texts, [{"a": 1}, {"b": 3, "a": 1}], [1, 2], 5, batch_size=4, block_size=8, seed=0)
-    fit = trainer(PlasticityCallback(OptimizerReset()), FIRECallback(steps=5, log=Log(curvature=False)), max_epochs=3)
-    fit.callbacks[1].where.preset = "gpt"
+    fit = trainer(
+        PlasticityCallback(OptimizerReset()),
+        FIRECallback(where=Weights(preset="gpt"), steps=5, log=Log(curvature=False)),
+        max_epochs=3,
+    )
     fit.fit(model, datamodule=data, ckpt_path=folder / "out" / "first_phase" / "seed0" / "epoch=1.ckpt")
     assert fit.global_step == 15 and fit.callbacks[1].num_events == 1
     assert float(fit.callback_metrics["val/loss"]) == pytest.approx(numbers["final"], rel=1e-5)
