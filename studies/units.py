@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pandas as pd
 
-import lightning_fire
 from lightning_fire.experiments import compare, sweep
+from lightning_fire.recipe.recipe import SEARCH_SPACE, SHIPPED
 from studies.runs import arguments, cell, draw_bars, finish, markdown
 
 RECIPES = ("quick_start", "streams/permuted_inputs")
 NORMALIZATIONS = ("none", "batch")
 REFERENCES = ("vanilla", "full_reset", "fire_procrustes")
 TUNED = ("redo", "redo_pre_activation", "redo_gradient", "continual_backprop", "snr")
-SPACE = Path(lightning_fire.__file__).parent / "recipes" / "search_space.yaml"
+SPACE = SHIPPED / SEARCH_SPACE
 
 
 def run(recipe: str, normalization: str, folder: Path, seeds: range, jobs: int) -> pd.DataFrame:

@@ -12,7 +12,9 @@ from jsonargparse import get_loader
 
 from lightning_fire.recipe.strict_yaml import read_yaml
 
-SHIPPED = Path(__file__).parents[1] / "recipes"
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = _PACKAGE / "recipes"  # first, as another package may be named `recipes`
+SHIPPED = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.with_name("recipes")  # of a clone
 VANILLA = "vanilla"  # the recipe without a method
 SHARED_START, FIRST_PHASE = "shared_start", "first_phase"  # trainings beside those of the methods
 SEARCH_SPACE = "search_space.yaml"
