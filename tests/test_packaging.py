@@ -1,7 +1,9 @@
 """The published package: one version, all files, valid extras and commands."""
 
 import importlib.metadata
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ else:
     import tomli as tomllib  # comes with pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = ROOT / "lightning_fire"
+PACKAGE, RECIPES = ROOT / "lightning_fire", ROOT / "recipes"
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -45,13 +47,35 @@ def test_the_version_is_looked_up_when_it_is_asked_for():
     assert result.stdout.strip() == ""
 
 
-def test_the_wheel_has_every_file_of_the_package():
-    patterns = PYPROJECT["tool"]["setuptools"]["package-data"]["lightning_fire"]
-    shipped = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
-    assert PACKAGE / "py.typed" in shipped
-    assert [path for path in files_of(PACKAGE) if path.suffix != ".py" and path not in shipped] == []
-    for path in set(PACKAGE.rglob("*.py")) - shipped:  # folders without it are left out
-        assert (path.parent / "__init__.py").is_file(), f"{path.parent} is no package"
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The content of the wheel, in a folder."""
+    source, built, content = (tmp_path_factory.mktemp(name) for name in ("source", "built", "content"))
+    for folder in (PACKAGE, RECIPES):
+        shutil.copytree(folder, source / folder.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    code = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=source, capture_output=True)
+    (file,) = built.iterdir()
+    shutil.unpack_archive(file, content, "zip")
+    return content
+
+
+def test_the_wheel_has_every_file_of_the_package_and_the_recipes(wheel):
+    packed = {path.relative_to(wheel).as_posix() for path in files_of(wheel) if ".dist-info" not in str(path)}
+    package = {path.relative_to(ROOT).as_posix() for path in files_of(PACKAGE)}
+    recipes = {f"lightning_fire/{path.relative_to(ROOT).as_posix()}" for path in files_of(RECIPES)}
+    assert packed == package | recipes and "lightning_fire/py.typed" in packed and len(recipes) > 20
+
+
+@pytest.mark.slow
+def test_recipes_of_the_wheel_have_short_names(wheel, tmp_path):
+    (wheel / "recipes").mkdir()  # of another package
+    command = [sys.executable, "-m", "lightning_fire", "recipe", "vision/gpu"]
+    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    assert printed == (RECIPES / "vision" / "gpu.yaml").read_text()
 
 
 def test_the_source_distribution_has_every_folder_of_a_clone():
@@ -62,7 +86,7 @@ def test_the_source_distribution_has_every_folder_of_a_clone():
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone: what belongs to it is not known")
     listing = subprocess.run(["git", "ls-files"], capture_output=True, text=True, check=True, cwd=ROOT)
-    automatic = {"pyproject.toml", "MANIFEST.in", "LICENSE"}
+    automatic = {"pyproject.toml", "setup.py", "MANIFEST.in", "LICENSE"}
     for name in listing.stdout.splitlines():
         top, _, rest = name.partition("/")
         known = top in {*grafted, "lightning_fire"} if rest else any(Path(top).match(p) for p in included)
@@ -70,7 +94,8 @@ def test_the_source_distribution_has_every_folder_of_a_clone():
 
 
 def test_every_extra_that_is_named_exists():
-    texts = [*ROOT.glob("*.md"), *files_of(ROOT / "docs"), *files_of(PACKAGE), *files_of(ROOT / "examples")]
+    folders = (ROOT / "docs", PACKAGE, RECIPES, ROOT / "examples")
+    texts = [*ROOT.glob("*.md"), *(path for folder in folders for path in files_of(folder))]
     named = {}
     for path in texts:
         if path.suffix in {".md", ".py", ".yaml", ".ipynb"}:
