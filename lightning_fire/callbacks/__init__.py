@@ -1,7 +1,7 @@
 """Methods in Lightning: `PlasticityCallback` applies any of them, and what goes with it."""
 
 from lightning_fire.callbacks.announce_new_data import announce_new_data
-from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
 from lightning_fire.methods import FIRE
 from lightning_fire.when import Schedule

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_fire import methods
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.event_log import Log
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.tortoise import check_momentum
 from lightning_fire.when import EveryNEpochs, Horizon, Schedule

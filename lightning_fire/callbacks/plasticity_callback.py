@@ -8,10 +8,10 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.fit_training import FitTraining
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.method import planned

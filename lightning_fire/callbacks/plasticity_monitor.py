@@ -11,8 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.log import log_now, loss_scale
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.activations import gram_of_last_features
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, on_all_ranks, why_not_look

@@ -8,9 +8,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_fire.callbacks.base.event_log import Log
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
+from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
