@@ -13,7 +13,13 @@ from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
-from lightning_fire.callbacks.base.new_data import ASKS_ONCE, acts_on_first, asks_once, awaits_new_data, explain
+from lightning_fire.callbacks.base.new_data_messages import (
+    ASKS_ONCE,
+    acts_on_first,
+    asks_once,
+    awaits_new_data,
+    explain,
+)
 from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues, Validation
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers

@@ -35,7 +35,7 @@ from lightning_fire import (
     Weights,
     announce_new_data,
 )
-from lightning_fire.callbacks.base.new_data import explain_data
+from lightning_fire.callbacks.base.new_data_messages import explain_data
 
 
 def acted_at(when=None, data=None, **options):
