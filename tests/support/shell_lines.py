@@ -21,7 +21,7 @@ from lightning_fire.experiments import compare, sweep
 from lightning_fire.experiments.branching import chosen_starts
 from lightning_fire.experiments.runs import plan, reference_of
 from lightning_fire.experiments.sweep import as_config, read_space
-from lightning_fire.recipe import init
+from lightning_fire.recipe import init_command
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.cli import RecipeCLI, _without_recipe
 from lightning_fire.recipe.parser import RecipeParser
@@ -189,7 +189,7 @@ def _check_comparison(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
 
 
 _CHECKS: dict[str, Callable[[list[str]], Any]] = {
-    "init": init.main,
+    "init": init_command.main,
     **dict.fromkeys(("fit", "validate", "test", "select"), _check_recipe),
     **{
         name: partial(_check_comparison, command.parser())
