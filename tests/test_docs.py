@@ -10,7 +10,7 @@ import torch
 from pages import PAGES, ROOT, blocks_of, names_of_the_reader, pages_with, undefined_names
 from small_training import GrowingData, PlainData, PlainModule
 
-OWN_TEST = {"huggingface", "your_own_training"}  # test_huggingface_page.py, test_your_own_training.py
+OWN_TEST = {"huggingface", "your_own_training"}  # in tests/examples
 REPOSITORY = "lightning-fire/lightning-fire"
 ABSOLUTE = re.compile(rf"https://(github\.com/{REPOSITORY}/blob|raw\.githubusercontent\.com/{REPOSITORY})/main/")
 

@@ -14,7 +14,7 @@ from lightning.pytorch import callbacks
 
 pytestmark = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "twelve_months.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "twelve_months.py"
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from lightning_fire.experiments.compare import parser
 from lightning_fire.recipe.recipe import find_recipe
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "language_sizes.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "language_sizes.py"
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from lightning_fire.cli import main  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
 from lightning_fire.where import Weights  # noqa: E402
 
-PAGE = (Path(__file__).parents[1] / "docs" / "huggingface.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "huggingface.md").read_text()
 BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", PAGE, re.DOTALL)
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 

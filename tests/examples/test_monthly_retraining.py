@@ -9,7 +9,7 @@ import torch
 
 pytestmark = pytest.mark.slow(10)
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "monthly_retraining.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "monthly_retraining.py"
 
 RUN = """
 import os, runpy, sys, warnings

@@ -18,7 +18,7 @@ from pages import names_of_the_reader  # noqa: E402
 from lightning_fire import Weights  # noqa: E402
 from lightning_fire.functional import dfi_normalized  # noqa: E402
 
-PAGE = (Path(__file__).parents[1] / "docs" / "your_own_training.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "your_own_training.md").read_text()
 SECTIONS = {title: body for title, body in re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)}
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 
@@ -113,7 +113,7 @@ def test_lightning_cli(tmp_path, short):
         "from small_training import GrowingData, PlainModule\n"
         "LightningCLI(PlainModule, GrowingData, save_config_callback=None)\n"
     )
-    support = str(Path(__file__).parent / "support")
+    support = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
         [sys.executable, "train.py", "fit", "--config", "config.yaml"],
         cwd=tmp_path,

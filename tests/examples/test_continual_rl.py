@@ -16,7 +16,7 @@ pytest.importorskip("stable_baselines3")
 import gymnasium
 import numpy as np
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "continual_rl.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "continual_rl.py"
 
 
 @pytest.fixture
