@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone"),
 ]
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 GPT2 = {"vocab_size": 16, "n_positions": 8, "n_layer": 2, "n_head": 2, "n_embd": 16, "bos_token_id": None}
 GPT2 |= {"eos_token_id": None, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 CASES = {  # options of the module and of the Trainer
