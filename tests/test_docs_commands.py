@@ -18,13 +18,18 @@ def test_every_block_has_a_language_that_is_tested():
     assert not [(page, block.code) for page, block in blocks if block.language not in LANGUAGES]
 
 
+@pytest.fixture(autouse=True)
+def _a_module_of_each_page():
+    yield
+    sys.modules.pop("mine", None)
+
+
 def write_files(page, folder, monkeypatch):
     """Write what a page tells its reader to put into files: its first Python and YAML blocks."""
     for name, language in (("mine.py", "python"), ("more.yaml", "yaml")):
         if f"`{name}`" in page.read_text() and (blocks := blocks_of(page, language)):
             (folder / name).write_text(blocks[0].code)
             monkeypatch.syspath_prepend(folder)
-            monkeypatch.delitem(sys.modules, "mine", raising=False)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
