@@ -412,8 +412,8 @@ def test_select_shows_what_the_siblings_act_on(recipe, capsys, overlay, line):
     [
         (
             ["nonsense"],
-            "no command 'nonsense'; there are init, recipes, fit, validate, test, select, compare, sweep, aggregate,"
-            " diagnose, reinit, prepare-text",
+            "no command 'nonsense'; there are init, recipes, recipe, fit, validate, test, select, compare, sweep,"
+            " aggregate, diagnose, reinit, prepare-text",
         ),
         ([], "a command is needed"),
     ],
