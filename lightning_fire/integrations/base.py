@@ -35,6 +35,8 @@ class Adapter(Training):
     """
 
     share_work, measure, paused = False, True, ()
+    event = 1
+    optimizers: Sequence[Optimizer] = ()
 
     def __init__(self, method: Method, name: str | None):
         if not isinstance(method, Method):
@@ -43,9 +45,7 @@ class Adapter(Training):
             raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {name!r}")
         self.method: Any = method
         self.title, self.name = type(method).__name__, name or method.name
-        self.event = 1
         self.model: Any = None
-        self.optimizers: Sequence[Optimizer] = ()
         self.acts_now = True  # whether a method that acts at each step does so at present
         self.tries = False  # in an event that is planned and dropped, for which one batch is enough
         self.handles: list[Any] = []  # hooks that end with `close`

@@ -1,30 +1,37 @@
 """What a training lends a method: its optimizers, batches of the new data, and the initial values of its model."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from lightning_fire.methods.base.optimizer_state import Optimizers, listed
 
 
 class Training(Protocol):
-    """What a method may use of the training in which it acts. Each library has one adapter; a plain loop has `Loop`.
+    """What a method may use of the training in which it acts. Each library has one adapter; a plain loop has `Loop`."""
 
-    Attributes:
-        optimizers: The optimizers that train the model. Empty: not known, and every trainable parameter counts.
-        paused: Parameters of them that count as trained though they are frozen now, as between the batches of a GAN.
-        event: Number of the present event, from 1.
-        measure: Whether to measure a change of weights, which costs some matrix products.
-        share_work: Whether the ranks of `torch.distributed`, which all have the same weights, share the work.
-    """
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        """The optimizers that train the model. Empty: not known, and every trainable parameter counts."""
 
-    optimizers: Any
-    paused: Any
-    event: Any
-    measure: Any
-    share_work: Any
+    @property
+    def paused(self) -> Collection[Tensor]:
+        """Parameters of them that count as trained though they are frozen now, as between the batches of a GAN."""
+
+    @property
+    def event(self) -> int:
+        """Number of the present event, from 1."""
+
+    @property
+    def measure(self) -> bool:
+        """Whether to measure a change of weights, which costs some matrix products."""
+
+    @property
+    def share_work(self) -> bool:
+        """Whether the ranks of `torch.distributed`, which all have the same weights, share the work."""
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the parameters and buffers of the model when it was new, by name."""
