@@ -3,13 +3,17 @@
 import inspect
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, distributed, nn
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
-def is_sharded(tensor: Tensor) -> bool:
+
+def is_sharded(tensor: Tensor) -> "TypeGuard[DTensor]":
     """Return whether a tensor is a DTensor, whose parts or copies are distributed over processes."""
     return hasattr(tensor, "full_tensor")
 
@@ -53,7 +57,8 @@ def put(tensor: Tensor, whole: Tensor) -> None:
 
 def reshard(module: nn.Module) -> None:
     """Shard the parameters of a module again under FSDP2: after a forward pass, some may be whole copies."""
-    for part in module.modules():
+    parts: Iterable[Any] = module.modules()
+    for part in parts:
         if hasattr(part, "reshard") and hasattr(part, "unshard"):
             part.reshard()
 

@@ -144,14 +144,15 @@ class Muon(Optimizer):
             return (*out_in(parameter).flatten(1).shape, str(parameter.dtype), str(parameter.device))
 
         def direction(parameter: Parameter) -> Tensor:
+            assert parameter.grad is not None  # `step` leaves the others out
             state = self.state[parameter]
             if "momentum_buffer" not in state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
-            momentum = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
+            momentum: Tensor = state["momentum_buffer"].lerp_(parameter.grad, 1 - group["momentum"])
             return parameter.grad.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
 
-        for _, batch in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
-            batch = list(batch)
+        for _, alike in groupby(sorted(parameters, key=kind), kind):  # matrices of one shape are stepped as one batch
+            batch = list(alike)
             directions = torch.stack([out_in(direction(parameter)).flatten(1) for parameter in batch])
             updates = muon_direction(directions, group["steps"], group["scale"])
             for parameter, update in zip(batch, updates, strict=True):
@@ -167,7 +168,7 @@ class Muon(Optimizer):
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
         adamw(
             list(parameters),
-            [parameter.grad for parameter in parameters],
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],

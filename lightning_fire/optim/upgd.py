@@ -78,7 +78,9 @@ class UPGD(Optimizer):
         if not state:
             state["step"], state["utility"] = 0, torch.zeros_like(parameter)
         state["step"] += 1
-        return state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)  # type: ignore[no-any-return]
+        assert parameter.grad is not None  # `step` leaves the others out
+        utility: Tensor = state["utility"].mul_(beta).sub_(parameter.grad * parameter, alpha=1 - beta)
+        return utility
 
     def _step_one(self, group: dict[str, Any], parameter: Tensor, largest: Tensor, generator: Generator) -> None:
         state = self.state[parameter]
