@@ -1,4 +1,4 @@
-"""Every access to private attributes of Lightning, in one file.
+"""Every access to private attributes of Lightning, and a way to those that it does not declare, in one file.
 
 Tested with lightning 2.6.6: new releases are checked against this file. It imports only torch.
 """
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
 
+def undeclared(thing: object) -> Any:
+    """Return an object of Lightning, such as a Trainer, whose class does not declare all of its attributes."""
+    return thing
+
+
 def data_source(trainer: "Trainer") -> Any:
     """Return the `train_dataloaders` given to `fit`, or the DataModule or LightningModule that makes them.
 
@@ -26,7 +31,7 @@ def data_source(trainer: "Trainer") -> Any:
     return trainer.fit_loop._data_source.instance
 
 
-def combined_loader(trainer: "Trainer") -> "CombinedLoader":
+def combined_loader(trainer: "Trainer") -> Any:
     """Return the training loaders as Lightning combines them; None before they are loaded."""
     return trainer.fit_loop._combined_loader
 
@@ -67,7 +72,7 @@ def begin_next_epoch(trainer: "Trainer") -> None:
     epoch are counted for this one as well.
     """
     loop, batch_loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
-    progress, epochs = batch_loop.batch_progress, loop.epoch_progress.total
+    progress, epochs = batch_loop.batch_progress, undeclared(loop.epoch_progress.total)
     if loop.restarted_mid_epoch and batch_loop.restarted_on_train_batch_end and progress.is_last_batch:
         progress.increment_completed()  # what Lightning does after it has saved
         batch_loop._batches_that_stepped += 1
@@ -104,8 +109,8 @@ def end_finished_epoch(trainer: "Trainer") -> None:
 
     This occurs without validation: Lightning fetches a batch before it checks whether the epoch is done.
     """
-    loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
-    done = loop.batch_progress.total
+    loop, fetcher = trainer.fit_loop.epoch_loop, undeclared(trainer.fit_loop._data_fetcher)
+    done = undeclared(loop.batch_progress.total)
     if not (trainer.fit_loop.restarted_mid_epoch and trainer.is_last_batch and done.completed == done.processed):
         return
     if not fetcher.done and not loop._should_check_val_fx(fetcher):
@@ -116,7 +121,7 @@ def end_finished_epoch(trainer: "Trainer") -> None:
 def logged_after_last_batch(trainer: "Trainer") -> dict[str, Any]:
     """Return the metrics logged so far, also those of the epoch's batches; empty before its last batch is done."""
     loop = trainer.fit_loop.epoch_loop
-    progress = loop.batch_progress
+    progress = undeclared(loop.batch_progress)
     if not progress.is_last_batch or progress.current.processed != progress.current.ready:
         return {}
     return {**trainer.callback_metrics, **loop._results.metrics(on_step=False)["callback"]}
@@ -173,7 +178,7 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
 
     In an uninterrupted training each draws one seed per epoch, and one more at each epoch that re-creates the loaders.
     """
-    anew = bool(trainer.reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
+    anew = bool(undeclared(trainer).reload_dataloaders_every_n_epochs) and not trainer.fit_loop._should_reload_train_dl
     loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]
     for loader in loaders * (1 + anew):
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)

@@ -2,6 +2,7 @@
 
 from lightning.pytorch import Trainer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.progress import Progress
 
 
@@ -16,6 +17,6 @@ def announce_new_data(trainer: Trainer) -> None:
     Args:
         trainer: The Trainer whose callbacks are notified.
     """
-    for callback in trainer.callbacks:
+    for callback in undeclared(trainer).callbacks:
         if isinstance(progress := getattr(callback, "progress", None), Progress):
             progress.announce(trainer)

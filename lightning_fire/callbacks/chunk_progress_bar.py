@@ -7,6 +7,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.trainer.states import TrainerFn
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import chunk_of, num_chunks_of
 
 _PAUSE = 0.1  # seconds between two redraws
@@ -23,7 +24,8 @@ class ChunkProgressBar(TQDMProgressBar):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_epoch_start(trainer, pl_module)
-        chunk, num_chunks = chunk_of(trainer.datamodule), num_chunks_of(trainer.datamodule)
+        data = undeclared(trainer).datamodule
+        chunk, num_chunks = chunk_of(data), num_chunks_of(data)
         if chunk is not None and num_chunks is not None:
             self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch} (chunk {chunk + 1}/{num_chunks})")
 

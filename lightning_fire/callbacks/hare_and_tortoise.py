@@ -55,7 +55,8 @@ class HareAndTortoise(EventCallback):
         self._method.step()
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        return self._method.plan(self.logs.weights)
+        change: Change = self._method.plan(self.logs.weights)
+        return change
 
     @torch.inference_mode(False)  # what is cloned here is written to outside of it
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -103,6 +103,7 @@ class PlasticityCallback(EventCallback):
             self.method.prepare(pl_module)  # before the optimizers are made and a checkpoint is loaded
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
+        assert isinstance(self.method, EventMethod)  # others have no events
         return planned(self.method, pl_module, FitTraining(trainer, pl_module, self))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,6 +117,7 @@ class PlasticityCallback(EventCallback):
                 self._method.load_state_dict(self._state)
                 selected = self._method.selected()
             else:
+                assert isinstance(self.method, EventMethod)  # the other kind of methods
                 selected = self.method.selected(pl_module, training)
         if selected:
             when = "" if isinstance(self.when, Never) else f", {self.when!r}"

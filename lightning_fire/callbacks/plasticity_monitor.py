@@ -157,13 +157,15 @@ class PlasticityMonitor(MethodCallback):
 
     @torch.no_grad()
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        start, values = time.perf_counter(), {}
+        start = time.perf_counter()
+        values: dict[str, float] = {}
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             values |= self._weights(pl_module).keyed(self.name)
             if self._gradients:
                 values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
         self._gradients = {}
-        if self._looks and self.progress.step - self._last_look >= self.data_every_n_steps:
+        every = self.data_every_n_steps
+        if self._looks and every is not None and self.progress.step - self._last_look >= every:
             self._last_look = self.progress.step
             values |= self._look(trainer, pl_module)
         if not values:

@@ -63,10 +63,10 @@ def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:
                 own["params"] = [parameter for parameter in own["params"] if parameter not in later]
             new.add_param_group(group)
     for new in with_inner(trainer.optimizers):
-        own = {parameter for group in new.param_groups for parameter in group["params"]}
+        trained = {parameter for group in new.param_groups for parameter in group["params"]}
         for old in with_inner(before):
             if type(old) is type(new):
-                new.state.update({parameter: state for parameter, state in old.state.items() if parameter in own})
+                new.state.update({parameter: state for parameter, state in old.state.items() if parameter in trained})
                 for group, earlier in zip(new.param_groups, old.param_groups, strict=False):
                     group.update({name: earlier[name] for name in _COUNTS if name in group and name in earlier})
 

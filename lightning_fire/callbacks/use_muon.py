@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.base.change import Change

@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log
@@ -123,7 +124,7 @@ class EventCallback(MethodCallback):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        if not trainer.fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
+        if not undeclared(trainer).fast_dev_run and (reason := problem_of(self.when, horizon_of(trainer))):
             raise MisconfigurationException(f"{self.title}(when={self.when}) can never act: {reason}.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
 
 
@@ -20,7 +21,7 @@ class FitTraining:
 
     share_work = True
 
-    def __init__(self, trainer: Trainer, module: LightningModule, callback: Any):
+    def __init__(self, trainer: Trainer, module: LightningModule, callback: EventCallback):
         self._trainer, self._module, self._callback = trainer, module, callback
 
     @property
@@ -45,7 +46,9 @@ class FitTraining:
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the values of the module at the start of its first fit."""
-        return self._callback.initial.values
+        kept = self._callback.initial
+        assert kept is not None and kept.values is not None  # complete since the start of the fit
+        return kept.values
 
     def forward(self, batches: int = 1) -> None:
         """Run the module on the first batches of this epoch."""

@@ -1,7 +1,7 @@
 """Values of a module at the start of its first fit, kept across resumes."""
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
 from lightning_fire.methods.initial_values import initial_values, tensors_of

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from lightning.pytorch import Trainer
 from torch.optim import Optimizer
 
-from lightning_fire._lightning import batches_that_stepped, loss_scaler
+from lightning_fire._lightning import batches_that_stepped, loss_scaler, undeclared
 from lightning_fire._private import is_a, unscales_gradients
 from lightning_fire.contracts import HasEnvironmentSteps, offers
 
 
 def step_of_logs(trainer: Trainer, at_epoch_end: bool = False) -> int:
     """Return the step at which to log now: in environment steps where the data counts them, else in batches."""
-    data = trainer.datamodule
+    data = undeclared(trainer).datamodule
     return data.environment_steps if offers(data, HasEnvironmentSteps) else batches_that_stepped(trainer) - at_epoch_end
 
 
@@ -50,12 +50,13 @@ def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentenc
     for logger in trainer.loggers:
         if not is_a(logger, "TensorBoardLogger"):
             continue
+        board = undeclared(logger).experiment
         for key, before in values.items():
             metric = key.removeprefix(f"{name}/").removesuffix("_before")
             if key == f"{name}/{metric}_before" and f"{name}/{metric}_after" in values:
-                logger.experiment.add_scalar(f"events/{name} {metric}", before, step - 1)
-                logger.experiment.add_scalar(f"events/{name} {metric}", values[f"{name}/{metric}_after"], step)
-        logger.experiment.add_text(f"events/{name}", sentence, step)
+                board.add_scalar(f"events/{name} {metric}", before, step - 1)
+                board.add_scalar(f"events/{name} {metric}", values[f"{name}/{metric}_after"], step)
+        board.add_text(f"events/{name}", sentence, step)
 
 
 def loss_scale(trainer: Trainer, optimizer: Optimizer) -> float:

@@ -6,10 +6,11 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.messages import inform, rank_zero_warn
@@ -95,7 +96,7 @@ class MethodCallback(Callback):
                 " it. For a new training make a new callback."
             )
         self._module = weakref.ref(pl_module)
-        for other in trainer.callbacks:
+        for other in undeclared(trainer).callbacks:
             if isinstance(other, MethodCallback) and other is not self and other.name == self.name:
                 raise MisconfigurationException(
                     f"Two callbacks log as {self.name!r}: give one another name, by its attribute `name`, or by its"

@@ -5,7 +5,7 @@ import math
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_fire._lightning import restart_average
+from lightning_fire._lightning import restart_average, undeclared
 from lightning_fire._private import is_a
 
 
@@ -16,7 +16,7 @@ def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> 
     on the disk and looks for another one. Averages of weights restart from the present weights.
     """
     done = []
-    for other in trainer.callbacks:
+    for other in undeclared(trainer).callbacks:
         name = type(other).__name__
         if is_a(other, "EarlyStopping"):
             other.wait_count = 0

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.progress import Progress, data_source_of
 from lightning_fire.contracts import HasChunk, HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.when import AnyOf, AtNewData, Schedule
@@ -60,7 +61,7 @@ def explain_data(trainer: Trainer) -> str:
 
 def asks_once(trainer: Trainer) -> bool:
     """Return whether a Trainer of more than one epoch loads its training data only once."""
-    return not trainer.reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
+    return not undeclared(trainer).reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
 
 
 def _parts(schedule: Schedule) -> Sequence[Schedule]:

@@ -5,6 +5,7 @@ import time
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_fire._lightning import undeclared
 from lightning_fire._private import is_a
 from lightning_fire.callbacks.base.log import step_of_logs
 from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
@@ -37,7 +38,7 @@ class LambdaMax:
         self._seconds = time.perf_counter() - start
 
     def after(self) -> dict[str, float]:
-        if not self._values:
+        if self._batch is None or not self._values:
             return {}
         start = time.perf_counter()
         after = self._batch.measured(f"{self._prefix}/lambda_max_after")
@@ -56,7 +57,8 @@ class Validation:
         self._before = self._metrics()
 
     def after(self) -> dict[str, float]:
-        after, values = self._metrics() if self._before else {}, {}
+        after = self._metrics() if self._before else {}
+        values: dict[str, float] = {}
         for key in self._before.keys() & after.keys():
             name = f"{self._prefix}/{key.replace('/', '_')}"
             values |= {f"{name}_before": self._before[key], f"{name}_after": after[key]}
@@ -106,5 +108,5 @@ class SingularValues:
             for name, values in spectra.items():
                 key = f"{self._prefix}.singular_values_{time_of}/{name}"
                 for logger in self._loggers:
-                    logger.experiment.add_histogram(key, values, step_of_logs(self._trainer))
+                    undeclared(logger).experiment.add_histogram(key, values, step_of_logs(self._trainer))
         return {}

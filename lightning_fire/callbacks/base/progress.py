@@ -15,6 +15,7 @@ from lightning_fire._lightning import (
     data_source,
     end_finished_epoch,
     logged_after_last_batch,
+    undeclared,
 )
 from lightning_fire._private import tree_leaves
 from lightning_fire.contracts import HasChunkAt, chunk_of, offers
@@ -67,7 +68,8 @@ class Progress:
         end_finished_epoch(trainer)
         if self._restored:
             self.tick(trainer)  # the checkpoint may have been written between a step and its count
-            epochs = trainer.fit_loop.epoch_progress.current  # written in validation, the last one has not completed
+            # written in validation, the last one has not completed
+            epochs = undeclared(trainer.fit_loop.epoch_progress.current)
             done = max(epochs.completed, epochs.started if trainer.is_last_batch else 0)
             ends = (self._horizon, horizon_of(trainer))
             then, now = ((end.progress(done, trainer.global_step) or 0) >= 1 for end in ends)
@@ -207,7 +209,8 @@ class Progress:
 
 def data_source_of(trainer: Trainer) -> Any:
     """Return the DataModule, else what `fit` got as loaders, else the LightningModule that makes its own loader."""
-    return data_source(trainer) if trainer.datamodule is None else trainer.datamodule
+    data = undeclared(trainer).datamodule
+    return data_source(trainer) if data is None else data
 
 
 def horizon_of(trainer: Trainer) -> Horizon:

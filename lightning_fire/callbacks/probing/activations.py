@@ -1,5 +1,6 @@
 """Features of a network on upcoming batches."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,8 @@ def features_of(layer: nn.Module, value: Tensor) -> Tensor:
         >>> features_of(nn.Conv2d(3, 8, 2), torch.ones(4, 3, 5, 5)).shape
         torch.Size([100, 3])
     """
-    if not isinstance(layer, nn.Linear) and hasattr(layer, "kernel_size"):
-        value = value.movedim(-1 - len(layer.kernel_size), -1)
+    kernel: Sequence[int] = () if isinstance(layer, nn.Linear) else getattr(layer, "kernel_size", ())
+    value = value.movedim(-1 - len(kernel), -1)
     return value.reshape(-1, value.shape[-1])
 
 

@@ -3,15 +3,15 @@
 import contextlib
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
@@ -21,7 +21,7 @@ from lightning_fire._private import copy_of_loader, tree_leaves, tree_map
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.contracts import HasLossOn, HasPeekBatches, offers
 
-Loss = Callable[[LightningModule, Any], Tensor]
+Loss = Callable[[Any, Any], Tensor]  # of a module and a batch
 Forward = Callable[[LightningModule, Any], Any]
 _DEPTH = 6  # of random generators: in a sampler, in a sampler of Lightning, in a batch sampler, in a loader
 
@@ -90,7 +90,7 @@ def weights_are_sharded(trainer: Trainer) -> bool:
     return any(kind.__name__ == "ModelParallelStrategy" for kind in type(trainer.strategy).__mro__)
 
 
-def batches_of(trainer: Trainer, loaders: Any = None, number: float | None = None) -> Iterator[Any]:
+def batches_of(trainer: Trainer, loaders: Any = None, number: float | None = None) -> Generator[Any, None, None]:
     """Yield batches on the device, from copies of loaders, whose random states are restored at the end.
 
     Default: this epoch's training batches.

@@ -85,7 +85,7 @@ def module_curvature(
                     own = product(vector)
                 except Exception as error:
                     failures.append(error)
-            return reduce(own)
+            return own if reduce is None else reduce(own)
 
         start = near_gradient(gradient if reduce is None else reduce(gradient), start)
         try:
@@ -141,7 +141,8 @@ class UpcomingBatch:
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule):
         self._trainer, self._module = trainer, pl_module
-        self._batch, self._failure = None, None
+        self._batch: Any = None
+        self._failure: Exception | None = None
         try:
             with contextlib.closing(batches_of(trainer)) as batches, without_side_effects(pl_module):
                 self._batch = first_samples(next(batches), _SAMPLES)

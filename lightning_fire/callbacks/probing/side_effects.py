@@ -24,7 +24,7 @@ _MANY = 1000  # items of a container that are not saved one by one, as the sampl
 Restore = Callable[[], object]
 
 
-def as_written(module: nn.Module) -> contextlib.AbstractContextManager:
+def as_written(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Context manager: run a module without `torch.compile`, so that hooks registered after compiling run."""
     return torch.compiler.set_stance("force_eager") if is_compiled(module) else contextlib.nullcontext()
 

@@ -55,7 +55,7 @@ def validation_metrics(trainer: Trainer, pl_module: LightningModule, num_batches
     return {key: float(trainer.strategy.reduce(value, reduce_op="mean")) for key, value in reduced.items()}
 
 
-def _validate(trainer: Trainer, pl_module: LightningModule, loader: DataLoader, number: float) -> None:
+def _validate(trainer: Trainer, pl_module: LightningModule, loader: DataLoader[Any], number: float) -> None:
     pl_module.on_validation_epoch_start()
     with contextlib.closing(batches_of(trainer, loader, number)) as batches:
         for index, batch in enumerate(batches):
