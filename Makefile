@@ -22,7 +22,7 @@ BUILD := $(VENV)-build
 AUDIT := $(VENV)-audit
 
 # with a script that uses the public names as a user does
-TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim \
+TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
   checkpoints metrics contracts.py distributed.py messages.py cli.py atomic.py printable.py _private.py _lightning.py)) \
   tests/public_types/user_script.py
 # on as many processes as there are cores
