@@ -1,14 +1,19 @@
 """The Python in the README and in docs/ runs as a reader has it: from top to bottom, with no other names."""
 
+import importlib
 import os
 import re
+import sys
 from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from pages import PAGES, ROOT, blocks_of, names_of_the_reader, pages_with, undefined_names
 from small_training import GrowingData, PlainData, PlainModule
+
+from lightning_fire.recipe.method_keys import add_method_keys
 
 OWN_TEST = {"huggingface", "your_own_training"}  # in tests/examples
 REPOSITORY = "lightning-fire/lightning-fire"
@@ -64,6 +69,37 @@ def test_code_runs(page, monkeypatch, tmp_path):
     for block in blocks_of(page, "python"):
         names |= {name: of_the_reader[name] for name in block.yours - names.keys()}
         exec(compile(block.code, str(page), "exec"), names)
+
+
+def own_method(monkeypatch, tmp_path):
+    """Return the module `mine` that the page on own methods shows."""
+    (tmp_path / "mine.py").write_text(blocks_of(ROOT / "docs" / "own_method.md", "python")[0].code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return importlib.import_module("mine")
+
+
+def test_the_own_method_is_saved_in_the_configuration_of_a_run(monkeypatch, tmp_path):
+    own_method(monkeypatch, tmp_path)
+    parser = ArgumentParser(exit_on_error=False)
+    add_method_keys(parser)
+    given = {"method": {"class_path": "mine.HalveSmallest", "init_args": {"fraction": 0.2}}}
+    saved = parser.dump(parser.parse_object(given))
+    assert "HalveSmallest" in saved
+    assert "Unable" not in saved
+
+
+def test_the_own_method_halves_filters_of_fused_and_transposed_weights(monkeypatch, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=64, n_positions=8)
+    )
+    weight = model.transformer.h[0].attn.c_attn.weight  # (in, out), query, key and value side by side
+    before = weight.detach().clone()
+    own_method(monkeypatch, tmp_path).HalveSmallest()(model)
+    halved = (weight == before / 2).all(0)
+    assert [int(part.sum()) for part in halved.chunk(3)] == [2, 2, 2]  # of 16 filters each
+    assert torch.equal(weight[:, ~halved], before[:, ~halved])
 
 
 def links_of(page: Path) -> list[str]:
