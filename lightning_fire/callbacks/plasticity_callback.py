@@ -84,7 +84,8 @@ class PlasticityCallback(EventCallback):
 
     def describe(self) -> str:
         when = f"start_chunk={self.start_chunk}" if isinstance(self.when, Never) else repr(self.when)
-        return f"{when}, {self.method.identity}"
+        name = "" if self.name == self.method.name else f", {self.name}"
+        return f"{when}, {self.method.identity}{name}"
 
     def show_selection(self, pl_module: LightningModule) -> str:
         return self.method.table(pl_module)

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fire import (
+    FIRE,
     AnyOf,
     AtEpochs,
     AtFraction,
@@ -623,3 +624,9 @@ def test_targets_are_synchronized_once_also_if_that_fails_and_again_after_an_int
         fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert module.synchronized == calls
     assert callback.num_events == 1
+
+
+def test_two_callbacks_with_names_of_their_own_may_act_at_the_same_time():
+    two = [PlasticityCallback(FIRE()), PlasticityCallback(FIRE(steps=5), log=Log(name="fire_2"))]
+    assert two[0].state_key != two[1].state_key
+    fitted(two[0], two[1])
