@@ -237,3 +237,37 @@ def test_a_wrapper_of_another_library_is_served_by_what_is_in_it():
     assert set(optimizer.state) == {model[0].bias, model[1].weight, model[1].bias, model[3].bias}
     methods.fire_(model, optimizers={"all": optimizer}.values())
     methods.fire_(model, optimizers=(each for each in [optimizer]))
+
+
+class Broken(methods.EventMethod):
+    name = "broken"
+
+    def __init__(self, returned):
+        self.returned = returned
+
+    def plan(self, model, training):
+        return self.returned(model) if self.returned else None
+
+
+def test_an_optimizer_in_place_of_a_loop_is_named():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(TypeError, match=r"`training` must be a Loop, such as Loop\(optimizers=optimizer\), got SGD"):
+        methods.FIRE()(model, optimizer)
+    with pytest.raises(TypeError, match="must be a Loop"):
+        methods.Parseval(0.1).attach(model, optimizer)
+
+
+def test_a_plan_that_returns_no_change_is_named():
+    with pytest.raises(TypeError, match="`plan` of Broken must return a Change, got NoneType"):
+        Broken(None)(network())
+    with pytest.raises(TypeError, match="must be new tensors by the tensors that they replace, got str and Parameter"):
+        Broken(lambda model: methods.Change(dict(model.named_parameters())))(network())
+
+
+def test_a_method_in_place_of_a_callback_is_named():
+    for hook in ("setup", "on_init_end"):
+        with pytest.raises(AttributeError, match=r"a method is no callback, PlasticityCallback\(FIRE\(…\)\) is one"):
+            getattr(methods.FIRE(), hook)
+    assert not hasattr(methods.FIRE(), "stepz")
+    assert copy.deepcopy(methods.FIRE(steps=5)) == methods.FIRE(steps=5)

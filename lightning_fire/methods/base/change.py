@@ -26,6 +26,7 @@ class Change:
         touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
 
     Raises:
+        TypeError: If something else than tensors by tensor is given.
         ValueError: If a new value has another shape than its tensor.
     """
 
@@ -38,6 +39,9 @@ class Change:
 
     def __post_init__(self) -> None:
         for tensor, new in self.values.items():
+            if not isinstance(tensor, Tensor) or not isinstance(new, Tensor):
+                kinds = f"{type(tensor).__name__} and {type(new).__name__}"
+                raise TypeError(f"`values` must be new tensors by the tensors that they replace, got {kinds}")
             if local(tensor).shape != local(new).shape:
                 raise ValueError(
                     f"a new value of shape {tuple(new.shape)} is given for a tensor of shape {tuple(tensor.shape)}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from lightning_fire.when import AtNewData, Schedule
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import leaves_out
+
+_OF_CALLBACKS = ("setup", "on_init_end", "on_exception")  # hooks that other libraries ask for first, or last
 
 
 class Method:
@@ -51,6 +53,13 @@ class Method:
                     f" it by {kind}(…)(model, Loop(optimizers=…)) or {kind}(…).attach(model, Loop(optimizers=…))"
                 )
         _ = self.selection  # raises a TypeError for another kind of selection
+
+    if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            advice = f": a method is no callback, PlasticityCallback({kind}(…)) is one" if name in _OF_CALLBACKS else ""
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}{advice}")
 
     @property
     def selection(self) -> Any:
@@ -138,11 +147,11 @@ class EventMethod(Method):
             all weights and by weight.
 
         Raises:
-            TypeError: If `model` is not a module.
+            TypeError: If `model` is not a module, or `training` no `Training`.
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
-        training = Loop() if training is None else training
+        training = _checked(training)
         with _same_buffers(model):
             change = planned(self, model, training)
         report = change.apply()
@@ -156,6 +165,8 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     check_policy(method.optimizer_state)
     with trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext():
         change = method.plan(model, training)
+        if not isinstance(change, Change):
+            raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
         change = measured(change, model, training.measure)
     report = change.report or Report()
     if change.weights:
@@ -176,10 +187,10 @@ class StepMethod(Method):
             training: The training, such as `Loop(optimizers=optimizer, forward=lambda: model(x))`. Default: `Loop()`.
 
         Raises:
-            TypeError: If `model` is not a module.
+            TypeError: If `model` is not a module, or `training` no `Training`.
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
-        training = Loop() if training is None else training
+        training = _checked(training)
         with _same_buffers(model), trained_by(model, training.optimizers, training.paused):
             return self.begin(model, training)
 
@@ -225,6 +236,14 @@ class Attached:
 
     def close(self) -> None:
         """Remove hooks from the model."""
+
+
+def _checked(training: Any) -> Any:
+    """Return a training, `Loop()` for None."""
+    if training is not None and not hasattr(training, "optimizers"):
+        given = type(training).__name__
+        raise TypeError(f"`training` must be a Loop, such as Loop(optimizers=optimizer), got {given}")
+    return Loop() if training is None else training
 
 
 @contextmanager
