@@ -271,3 +271,15 @@ def test_a_method_in_place_of_a_callback_is_named():
             getattr(methods.FIRE(), hook)
     assert not hasattr(methods.FIRE(), "stepz")
     assert copy.deepcopy(methods.FIRE(steps=5)) == methods.FIRE(steps=5)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_gradients_are_turned_on_for_the_methods_that_need_them(mode):
+    model = network()
+    loop = methods.Loop(losses=lambda: [model(X).sum()], forward=lambda: model(X))
+    with mode():
+        assert methods.DASH()(model, loop)["batches"] == 1
+        attached = methods.SelfNormalizedReset().attach(model, loop)
+        assert not torch.is_grad_enabled()
+    model(X).sum().backward()
+    attached.after_step()
