@@ -177,7 +177,7 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
 
 
 class StepMethod(Method):
-    """Base class of methods that act at each optimizer step. One of your own needs `name` and `attach` alone."""
+    """Base class of methods that act at each optimizer step. One of your own needs `name` and `begin` alone."""
 
     def attach(self, model: nn.Module, training: Training | None = None) -> "Attached":
         """Begin to act on a model.
