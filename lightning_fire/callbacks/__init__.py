@@ -1,11 +1,11 @@
 """Methods in Lightning: `PlasticityCallback` applies any of them, and what goes with it."""
 
-from lightning_fire.callbacks.announce_new_data import announce_new_data
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.chunk_progress_bar import ChunkProgressBar
 from lightning_fire.callbacks.feature_rank import FeatureRank
 from lightning_fire.callbacks.fire import FIRECallback
 from lightning_fire.callbacks.hare_and_tortoise import HareAndTortoise
+from lightning_fire.callbacks.new_data import announce_new_data
 from lightning_fire.callbacks.plasticity_callback import PlasticityCallback
 from lightning_fire.callbacks.plasticity_monitor import PlasticityMonitor
 from lightning_fire.callbacks.probing.curvature import module_curvature
