@@ -111,6 +111,8 @@ def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any
             more = _read(path)
             if more.starts or more.resources:
                 raise ValueError(f"{path} may add keys and `methods` to a recipe, not `starts` and `resources`")
+            if more.methods and {"model", "data"} <= more.base.keys():
+                raise ValueError(f"{path} is a recipe with methods of its own: give the methods to add in another file")
             return replace(recipe, methods={**recipe.methods, **more.methods}), more.base
     raise FileNotFoundError(f"the configuration file {name} does not exist")
 
