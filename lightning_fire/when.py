@@ -53,6 +53,11 @@ class Clock:
     progress_before: float | None = None
     metrics: Mapping[str, Reading] = field(default_factory=dict)
 
+    @property
+    def trained_chunk(self) -> int:
+        """Number of changes of the data before the last batch that was trained."""
+        return self.chunk - (self.new_data and self.chunk > 0)
+
 
 @dataclass(frozen=True)
 class Horizon:

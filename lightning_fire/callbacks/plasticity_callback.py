@@ -128,8 +128,7 @@ class PlasticityCallback(EventCallback):
             inform(f"{self.title} {says}.{shown if isinstance(self.method.selection, Weights) else ''}")
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        trained = clock.chunk - (clock.new_data and clock.chunk > 0)  # chunk of the last batch
-        if trained < self.start_chunk and not isinstance(self.when, Never):
+        if clock.trained_chunk < self.start_chunk and not isinstance(self.when, Never):
             self.progress.last_event = clock.step  # nor at the first batch on new data, before which no step is made
             return
         super().at(trainer, pl_module, clock)

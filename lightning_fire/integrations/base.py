@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from lightning_fire.distributed import rank
 from lightning_fire.messages import logger
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
-from lightning_fire.methods.base.method import planned
+from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.unit_reset import ignored_passes
 from lightning_fire.methods.initial_values import tensors_of
@@ -209,18 +209,14 @@ def schedules_in(schedule: Schedule) -> Sequence[Schedule]:
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Context manager: run a model with gradients, then restore its buffers and modes, and the global random states."""
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     modes = [(part, part.training) for part in model.modules()]
     states = random.getstate(), np.random.get_state()
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:
-        with torch.enable_grad(), torch.random.fork_rng(gpus), ignored_passes(model):
+        with same_buffers(model), torch.enable_grad(), torch.random.fork_rng(gpus), ignored_passes(model):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
         for part, training in modes:
             part.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)

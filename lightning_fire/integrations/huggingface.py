@@ -23,6 +23,7 @@ from lightning_fire.integrations.base import (
 )
 from lightning_fire.messages import logger
 from lightning_fire.methods import Method
+from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of
 
 __all__ = ["PlasticityCallback"]
@@ -170,8 +171,8 @@ class PlasticityCallback(TrainerCallback):
             progress_before=(step - 1) / end,
         )
         self._training.watch(self._chunk >= self._start_chunk)
-        trained = self._chunk - (new and self._chunk > 0)  # chunk of the last batch
-        if trained < self._start_chunk or (self._chunk, step) == self._last_event or not self._when.due(clock):
+        done = (self._chunk, step) == self._last_event
+        if clock.trained_chunk < self._start_chunk or done or not self._when.due(clock):
             return
         self._last_event = self._chunk, step
         self._write(self._training.act(f"epoch {clock.epoch}, step {step}"), state)
@@ -227,8 +228,7 @@ class _TrainerData(Adapter):
             for loss in self._run(batches):
                 if loss is None:
                     raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give losses=…")
-                found = torch.autograd.grad(loss, of, allow_unused=True)
-                yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(of, found, strict=True)]
+                yield gradients_of(loss, of)
 
     def _run(self, batches: int) -> Iterator[Tensor | None]:
         """Yield the loss on batches of training data, in an order that depends on the event alone."""

@@ -20,6 +20,7 @@ from lightning_fire._lightning import before_batch_transfer, combined_like, comb
 from lightning_fire._private import copy_of_loader, tree_leaves, tree_map
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.contracts import HasLossOn, HasPeekBatches, offers
+from lightning_fire.methods.base.training import gradients_of
 
 Loss = Callable[[Any, Any], Tensor]  # of a module and a batch
 Forward = Callable[[LightningModule, Any], Any]
@@ -42,11 +43,7 @@ def gradients_on_new_data(
         for index, batch in enumerate(islice(batches, num_batches)):
             with trainer.precision_plugin.train_step_context():
                 value = training_loss(pl_module, batch, index)
-            gradients = torch.autograd.grad(value * scale, parameters, allow_unused=True)
-            yield [
-                torch.zeros_like(parameter) if gradient is None else gradient / scale
-                for parameter, gradient in zip(parameters, gradients, strict=True)
-            ]
+            yield [gradient / scale for gradient in gradients_of(value * scale, parameters)]
 
 
 def forward_on_new_data(

@@ -152,7 +152,7 @@ class EventMethod(Method):
                 model is unchanged then.
         """
         training = _checked(training)
-        with torch.inference_mode(False), _same_buffers(model):
+        with torch.inference_mode(False), same_buffers(model):
             change = planned(self, model, training)
         report = change.apply()
         training.event += 1
@@ -191,7 +191,7 @@ class StepMethod(Method):
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
         training = _checked(training)
-        with torch.inference_mode(False), _same_buffers(model), trained_by(model, training.optimizers, training.paused):
+        with torch.inference_mode(False), same_buffers(model), trained_by(model, training.optimizers, training.paused):
             return self.begin(model, training)
 
     def begin(self, model: nn.Module, training: Training) -> "Attached":
@@ -247,7 +247,7 @@ def _checked(training: Any) -> Any:
 
 
 @contextmanager
-def _same_buffers(model: nn.Module) -> Iterator[None]:
+def same_buffers(model: nn.Module) -> Iterator[None]:
     """Context manager: restore buffers, such as the statistics of BatchNorm, which a forward pass moves."""
     check_model(model)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]

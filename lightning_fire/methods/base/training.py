@@ -101,5 +101,10 @@ class Loop:
         if self._losses is None:
             raise ValueError("this method needs Loop(losses=lambda: (loss(x, y) for x, y in loader))")
         for loss in self._losses() if callable(self._losses) else self._losses:
-            found = torch.autograd.grad(loss, of, allow_unused=True)
-            yield [torch.zeros_like(p) if grad is None else grad for p, grad in zip(of, found, strict=True)]
+            yield gradients_of(loss, of)
+
+
+def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return the gradient of a loss by each parameter, zeros where it does not depend on one; `.grad` stays."""
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]

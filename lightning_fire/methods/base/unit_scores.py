@@ -25,12 +25,6 @@ def incoming_weights(layers: Sequence[UnitLayer]) -> list[Parameter]:
     return [layer.incoming.parameter for layer in layers]
 
 
-def gradients_of(loss: Tensor, parameters: Sequence[Parameter]) -> list[Tensor]:
-    """Return the gradient of a loss by each parameter, zeros where it does not depend on one; `.grad` stays."""
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return [torch.zeros_like(p) if grad is None else grad for p, grad in zip(parameters, found, strict=True)]
-
-
 def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tensor]]) -> Tensor:
     """Return the mean |∂loss/∂w| over the incoming weights w of each unit and over batches.
 
