@@ -8,15 +8,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.penalty import check_strength
+from lightning_fire.methods.base.penalty import PenaltyMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.parseval import IsometryPenalty
 from lightning_fire.where import Weights
 
 
 @dataclass(frozen=True)
-class IsometryDecay(StepMethod):
+class IsometryDecay(PenaltyMethod):
     """Moves the selected weights towards isometries at each optimizer step: W ← W − lr·λ·4(WWᵀ − I)W.
 
     The decoupled form of `Parseval`, as AdamW decouples weight decay: the moments use only the gradient of the loss.
@@ -48,10 +47,6 @@ class IsometryDecay(StepMethod):
 
     strength: float
     where: Weights | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_strength(self.strength)
 
     def begin(self, model: nn.Module, training: Training) -> "_Decay":
         """Select the weights."""

@@ -7,14 +7,13 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
-from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.penalty import Penalty, check_strength
+from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Parameters
 
 
 @dataclass(frozen=True)
-class L2Init(StepMethod):
+class L2Init(PenaltyMethod):
     """Adds λ·‖θ − θ₀‖² to the loss, θ₀ being the values of the model when it was new. Logs `penalty`, λ included.
 
     Args:
@@ -41,10 +40,6 @@ class L2Init(StepMethod):
 
     strength: float
     where: Parameters | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_strength(self.strength)
 
     def begin(self, model: nn.Module, training: Training) -> "_Pull":
         """Select the parameters and their initial values."""

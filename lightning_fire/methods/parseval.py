@@ -9,8 +9,7 @@ from torch.nn import Parameter
 
 from lightning_fire._private import RunningNorms
 from lightning_fire.functional import parseval_gradient, parseval_penalty, unit_scale_gradient, unit_scale_penalty
-from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.penalty import Penalty, check_strength, views_of_weights
+from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of_weights
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights
 from lightning_fire.where.trained import why_not_trained
@@ -19,7 +18,7 @@ _NORMS = (RunningNorms, nn.LayerNorm, nn.GroupNorm)
 
 
 @dataclass(frozen=True)
-class Parseval(StepMethod):
+class Parseval(PenaltyMethod):
     """Adds λ·Σ ‖WWᵀ − s·I‖_F² to the loss, over the selected weights. Logs `penalty`, λ included.
 
     Args:
@@ -57,7 +56,6 @@ class Parseval(StepMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_strength(self.strength)
         if not self.scale > 0:
             raise ValueError(f"`scale` must be above 0, got {self.scale}")
 

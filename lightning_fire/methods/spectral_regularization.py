@@ -15,8 +15,7 @@ from lightning_fire.functional import (
     spectral_gradient,
     spectral_penalty,
 )
-from lightning_fire.methods.base.method import StepMethod
-from lightning_fire.methods.base.penalty import Penalty, check_strength, views_of_weights
+from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod, views_of_weights
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.trained import why_not_trained
@@ -25,7 +24,7 @@ _FIRST_ITERATIONS = 10
 
 
 @dataclass(frozen=True)
-class SpectralRegularization(StepMethod):
+class SpectralRegularization(PenaltyMethod):
     """Adds λ·Σ ((σ₁(W)² − 1)² + ‖b‖⁴) to the loss, over the selected weights W and the biases b of their layers.
 
     The largest singular value σ₁ is estimated with one power iteration a step, which continues from the last step.
@@ -58,10 +57,6 @@ class SpectralRegularization(StepMethod):
 
     strength: float
     where: Weights | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_strength(self.strength)
 
     def table(self, model: nn.Module) -> str:
         """Return the weights, and that the biases of their layers go with them."""

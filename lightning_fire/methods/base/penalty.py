@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lightning_fire.methods.base.method import Attached
+from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.where import Weights, WeightView
 
 
@@ -49,10 +49,15 @@ class Penalty(Attached):
             parameter.grad.add_(self.gradient_of(name, parameter), alpha=self.strength * gradient_scale)
 
 
-def check_strength(strength: float) -> None:
-    """Raise a ValueError if the factor of a penalty is negative."""
-    if strength < 0:
-        raise ValueError(f"`strength` must be at least 0, got {strength}")
+class PenaltyMethod(StepMethod):
+    """Base class of methods with a penalty, whose factor is `strength`."""
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.strength < 0:
+            raise ValueError(f"`strength` must be at least 0, got {self.strength}")
 
 
 def views_of_weights(model: nn.Module, where: Weights) -> dict[str, list[WeightView]]:
