@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from support.every_method import KEYS, made
+from methods_table import KEYS, made
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -120,7 +120,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.__name__)
 def test_every_method_acts_logs_and_resumes_to_the_same_weights(kind, tmp_path, undisturbed):
     def callback():
-        return PlasticityCallback(made(kind), EveryNSteps(2) if issubclass(kind, EventMethod) else None)
+        return PlasticityCallback(made(kind, "head"), EveryNSteps(2) if issubclass(kind, EventMethod) else None)
 
     saving = {"save_strategy": "steps", "save_steps": 3}
     whole = trainer(tmp_path, callback(), model=net(), **saving)

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from support.every_method import KEYS, made
+from methods_table import KEYS, made
 
 sb3 = pytest.importorskip("stable_baselines3")
 
@@ -124,7 +124,7 @@ def test_every_method_resumes_to_the_same_weights(kind, tmp_path):
         pytest.skip("load() makes a policy without the injected head")
 
     def callback():
-        return Noting(made(kind), EveryNSteps(24) if issubclass(kind, EventMethod) else None)
+        return Noting(made(kind, *HEADS[dqn]), EveryNSteps(24) if issubclass(kind, EventMethod) else None)
 
     model = dqn()
     model.learn(64, callback())

@@ -1,10 +1,14 @@
 """How tests make each method, so that one test serves them all."""
 
+from dataclasses import replace
+from typing import Any
+
 from lightning.pytorch import Callback
 
 from lightning_fire import (
     DASH,
     FIRE,
+    METHODS,
     ContinualBackprop,
     EveryNEpochs,
     FeatureRank,
@@ -25,29 +29,43 @@ from lightning_fire import (
 )
 from lightning_fire.methods import EventMethod, Method
 
+
+def made(kind: type[Method], head: str = "net.5", target: str | None = None) -> Method:
+    """Make a method of a class that acts within a few steps, on a network with a head, maybe copied to a target."""
+    options: dict[type[Method], dict[str, Any]] = {
+        ShrinkAndPerturb: {"strength": 0.5},
+        DASH: {"num_batches": 2},
+        ReDo: {"threshold": 0.7},
+        PlasticityInjection: {"head": head, "target": target},
+        ContinualBackprop: {"replacement_rate": 0.2, "maturity": 2},
+        SelfNormalizedReset: {"rejection": 0.9, "refresh_every": 2, "max_silence": 20},
+        **{kind: {"strength": 0.1} for kind in (L2Init, Parseval, SpectralRegularization, IsometryDecay)},
+    }
+    return kind(**options.get(kind, {}))
+
+
 MADE: dict[str, Method] = {
-    "fire": FIRE(),
-    "shrink_and_perturb": ShrinkAndPerturb(strength=0.5),
+    **{kind.name: made(kind) for kind in METHODS},
     "shrink_and_perturb_fresh": ShrinkAndPerturb(strength=0.5, fresh_seed=0),
-    "full_reset": FullReset(),
     "full_reset_fresh": FullReset(fresh_seed=0),
-    "dash": DASH(num_batches=2),
-    "redo": ReDo(threshold=0.7),
     "redo_gradient": ReDo(threshold=0.7, score="gradient"),
-    "redo_pre_activation": ReDo(threshold=0.7, score="pre_activation"),
-    "plasticity_injection": PlasticityInjection("net.5"),
-    "optimizer_reset": OptimizerReset(),
-    "continual_backprop": ContinualBackprop(0.2, maturity=2),
-    "continual_backprop_pre_activation": ContinualBackprop(0.2, maturity=2, score="pre_activation"),
-    "snr": SelfNormalizedReset(0.9, refresh_every=2, max_silence=20),
-    "snr_pre_activation": SelfNormalizedReset(0.9, refresh_every=2, max_silence=20, score="pre_activation"),
-    "l2_init": L2Init(0.1),
-    "parseval": Parseval(0.1),
-    "spectral": SpectralRegularization(0.1),
-    "isometry_decay": IsometryDecay(0.1),
-    "weight_projection": WeightProjection(),
+    **{
+        f"{kind.name}_pre_activation": replace(made(kind), score="pre_activation")
+        for kind in (ReDo, ContinualBackprop, SelfNormalizedReset)
+    },
 }
-"""Methods of a `PlainModule` by name, at least one of each class, strong enough to change its training."""
+"""Methods of a `PlainModule` by name, all of `METHODS` and variants, strong enough to change its training."""
+
+KEYS = {  # one that it logs; those of a change of weights are the same
+    OptimizerReset: "optimizer_reset/event",
+    ReDo: "redo/dormant_fraction",
+    PlasticityInjection: "plasticity_injection/frozen_parameters",
+    ContinualBackprop: "continual_backprop/units",
+    SelfNormalizedReset: "snr/threshold",
+    WeightProjection: None,
+    **{kind: f"{kind.name}/penalty" for kind in (L2Init, Parseval, SpectralRegularization, IsometryDecay)},
+    **{kind: f"{kind.name}/sfe" for kind in (FIRE, ShrinkAndPerturb, FullReset, DASH)},
+}
 
 EVENTS = {name: method for name, method in MADE.items() if isinstance(method, EventMethod)}
 STEPS = {name: method for name, method in MADE.items() if name not in EVENTS}
