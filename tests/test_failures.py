@@ -147,7 +147,7 @@ def stopped(build, mode: StopsAt) -> Callback:
 
     class Stopped(type(method)):
         def act(self, trainer, pl_module):
-            with mode if self.num_events == 1 else contextlib.nullcontext():
+            with mode if self.num_events == 0 else contextlib.nullcontext():
                 return super().act(trainer, pl_module)
 
     Stopped.__name__ = type(method).__name__  # part of the key in the checkpoint

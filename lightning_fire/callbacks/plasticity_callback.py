@@ -129,7 +129,7 @@ class PlasticityCallback(EventCallback):
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.trained_chunk < self.start_chunk and not isinstance(self.when, Never):
-            self.progress.last_event = clock.step  # nor at the first batch on new data, before which no step is made
+            self._now.last_event = clock.step  # nor at the first batch on new data, before which no step is made
             return
         super().at(trainer, pl_module, clock)
 

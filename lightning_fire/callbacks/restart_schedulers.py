@@ -1,6 +1,7 @@
 """Restart of learning-rate schedules at new data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -50,7 +51,19 @@ class RestartSchedulers(EventCallback):
                     group.update(values)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        return Change(then=partial(_configure_again, trainer, list(trainer.optimizers)))
+        again = partial(_configure_again, trainer, list(trainer.optimizers))
+        return Change(then=again, guards=[partial(_same_optimizers_after_error, trainer)])
+
+
+@contextmanager
+def _same_optimizers_after_error(trainer: Trainer) -> Iterator[None]:
+    strategy = trainer.strategy
+    optimizers, configs = strategy.optimizers, strategy.lr_scheduler_configs
+    try:
+        yield
+    except Exception:
+        strategy.optimizers, strategy.lr_scheduler_configs = optimizers, configs
+        raise
 
 
 def _configure_again(trainer: Trainer, before: Sequence[Optimizer]) -> None:

@@ -2,9 +2,10 @@
 
 import copy
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 from lightning_fire.distributed import rank
 from lightning_fire.messages import logger
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
+from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.unit_reset import ignored_passes
@@ -125,12 +127,29 @@ class Adapter(Training):
             part.close()
         self.handles, self._parts = [], []
 
-    def act(self, time: str) -> dict[str, float]:
-        """Carry out an event, at a time in words; return what to log."""
-        report = replace(planned(self.method, self.model, self), left_out=()).apply()  # `begin` has said what it is
+    def act(
+        self, time: str, note: Callable[[], object], copies: Sequence[tuple[nn.Module, nn.Module]] = ()
+    ) -> dict[str, float]:
+        """Carry out an event; return what to log.
+
+        Args:
+            time: The time in words.
+            note: Called when the change is made, to count the event.
+            copies: Networks, each with a copy that is to have its values after the change.
+        """
+        number = self.event
+
+        def finish() -> None:
+            for source, target in copies:
+                target.load_state_dict(source.state_dict())
+            self.event = number + 1
+            note()
+
+        change = replace(planned(self.method, self.model, self), left_out=())  # `begin` has said what it is
+        copied = [tensor for _, target in copies for tensor in (*target.parameters(), *target.buffers())]
+        report = change.followed_by(finish, guard=partial(same_tensors_after_error, copied)).apply()
         say(f"{self.name} acted at {time} ({report})")
-        self.event += 1
-        return {f"{self.name}/event": float(self.event - 1), **report.keyed(self.name, layers=False)}
+        return {f"{self.name}/event": float(number), **report.keyed(self.name, layers=False)}
 
     def metrics(self) -> dict[str, float]:
         """Return what a method that acts at each step logs: sums over optimizers, of `threshold` the mean."""

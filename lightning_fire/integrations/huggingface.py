@@ -160,7 +160,6 @@ class PlasticityCallback(TrainerCallback):
     ) -> None:
         """Act if due."""
         step, end, new = state.global_step, state.max_steps, self._new_data
-        self._new_data = False
         clock = Clock(
             epoch=int(state.epoch),
             step=step,
@@ -173,9 +172,13 @@ class PlasticityCallback(TrainerCallback):
         self._training.watch(self._chunk >= self._start_chunk)
         done = (self._chunk, step) == self._last_event
         if clock.trained_chunk < self._start_chunk or done or not self._when.due(clock):
+            self._new_data = False
             return
-        self._last_event = self._chunk, step
-        self._write(self._training.act(f"epoch {clock.epoch}, step {step}"), state)
+
+        def note() -> None:
+            self._last_event, self._new_data = (self._chunk, step), False
+
+        self._write(self._training.act(f"epoch {clock.epoch}, step {step}", note), state)
         rate = kwargs["optimizer"].param_groups[0]
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
             logger.warning(

@@ -116,14 +116,12 @@ class PlasticityCallback(BaseCallback):
             Clock(epoch=0, step=step, epoch_start=False, progress=step / end, progress_before=(step - 1) / end)
             for step in range(self._asked + 1, now + 1)
         )
-        self._asked, due = now, any(map(self._when.due, clocks))
-        if not due:
+        note = partial(setattr, self, "_asked", now)
+        if not any(map(self._when.due, clocks)):
+            note()
             return
-        values = self._training.act(f"timestep {now}")
-        if self._training.method.changes_weights:
-            for source, target in _targets_of(self.model.policy):
-                target.load_state_dict(source.state_dict())
-        self._record(values)
+        copies = _targets_of(self.model.policy) if self._training.method.changes_weights else ()
+        self._record(self._training.act(f"timestep {now}", note, copies))
 
     def _record(self, values: Mapping[str, float]) -> None:
         for key, value in values.items():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
@@ -107,15 +108,20 @@ class _Replacement(StepwiseReset["_Utilities"]):
                 chosen.append((layer, units))
         return chosen
 
-    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
+    def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
         """Compensate for the output of the chosen units, and begin their statistics again."""
         by_layer = {layer.name: each for layer, each in zip(self.layers, self.statistics, strict=True)}
         found = [(by_layer[layer.name], layer, units) for layer, units in chosen]
-        lost = [_lost_output(layer, units, own.corrected(own.mean, self.decay)) for own, layer, units in found]
-        for bias, output in (pair for pairs in lost if self.compensate for pair in pairs):
-            bias.add_(output)
-        for statistics, _, units in found:
-            statistics.forget(units)
+        biases: dict[Tensor, Tensor] = {}
+        for own, layer, units in found if self.compensate else ():
+            for bias, output in _lost_output(layer, units, own.corrected(own.mean, self.decay)):
+                biases[bias] = biases.get(bias, bias.detach()) + output
+
+        def forget() -> None:
+            for statistics, _, units in found:
+                statistics.forget(units)
+
+        return Change(parts=[(bias, ..., value) for bias, value in biases.items()], then=forget)
 
 
 class _Utilities:

@@ -9,7 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
-from lightning_fire.methods.base.change import to_the_end
+from lightning_fire.methods.base.all_or_nothing import distinct, restore
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 
@@ -50,12 +50,7 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
         True
     """
     tensors = tensors_of(model)
-    present = {name: tensor.clone() for name, tensor in tensors.items()}
-
-    def put_back() -> None:
-        for name, tensor in tensors.items():
-            tensor.copy_(present[name])
-
+    former = [(part, ..., part.clone()) for part in map(distinct, tensors.values())]
     try:
         with seeded(seed, {tensor.device for tensor in model.parameters()}):
             for layer in model.modules():
@@ -63,7 +58,7 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
                     layer.reset_parameters()
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
-        to_the_end(put_back)
+        restore(former)
 
 
 @contextmanager

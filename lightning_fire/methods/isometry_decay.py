@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.penalty import PenaltyMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.parseval import IsometryPenalty
@@ -67,6 +68,9 @@ class _Decay(IsometryPenalty):
         if not stepping:
             raise ValueError("isometry decay needs the optimizer, for its learning rates: before_step(optimizer)")
         rates = {p: group["lr"] for each in stepping for group in each.param_groups for p in group["params"]}
-        for name, parameter in self.parameters.items():
-            if parameter in rates and parameter.grad is not None and self.strength:
-                parameter.sub_(self.gradient_of(name, parameter) * (rates[parameter] * self.strength))
+        moved: dict[Tensor, Tensor] = {
+            parameter: parameter - self.gradient_of(name, parameter) * (rates[parameter] * self.strength)
+            for name, parameter in self.parameters.items()
+            if parameter in rates and parameter.grad is not None and self.strength
+        }
+        Change(moved).make()

@@ -1,7 +1,8 @@
 """Plasticity injection (Nikishin et al., NeurIPS 2023)."""
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import ismethod
 from typing import Any, ClassVar
@@ -102,19 +103,17 @@ def _injection(model: nn.Module, heads: Sequence[str], seed: int) -> Change:
     for head, wrapper in zip(heads, wrappers, strict=True):
         require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
     injections = [wrapper.prepared_injection(seed, kept) for wrapper in wrappers]
-
-    def inject() -> None:
-        for each in injections:
-            each()
-
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]
-    return Change(
+    change = Change(
+        {tensor: new for values, _ in injections for tensor, new in values.items()},
         report=Report({"frozen_parameters": float(held)}),
-        then=inject,
         left_out=leaves_out(left_out),
         touched=list(trained.parameters()),
     )
+    for wrapper, (_, hold) in zip(wrappers, injections, strict=True):
+        change = change.followed_by(hold, guard=wrapper.same_copies_after_error)
+    return change
 
 
 class InjectedHead(nn.Module):
@@ -167,29 +166,46 @@ class InjectedHead(nn.Module):
         Args:
             seed: Seed of the new weights; the global random state is left alone.
         """
-        self.prepared_injection(seed)()
+        values, hold = self.prepared_injection(seed)
+        Change(values, then=hold, guards=[self.same_copies_after_error]).make()
 
-    def prepared_injection(self, seed: int, kept: Collection[str] = ()) -> Callable[[], None]:
-        """Return an idempotent function that performs the injection. The module is unchanged until it is called.
+    @torch.no_grad()
+    def prepared_injection(
+        self, seed: int, kept: Collection[str] = ()
+    ) -> tuple[Mapping[Tensor, Tensor], Callable[[], None]]:
+        """Prepare an injection, and change nothing yet.
 
         Args:
             seed: Seed of the new weights.
             kept: Names of parameters of the head that are not re-initialized.
+
+        Returns:
+            The new values of the tensors of the head, and an idempotent function that adds the frozen copies.
         """
         number, drawn = len(self.frozen), fresh_values(self.trained, seed)
         frozen, taken_away = _frozen_copy(self.trained), _frozen_copy(self.trained)
+        values = {tensor: drawn[name] for name, tensor in tensors_of(self.trained).items() if name not in kept}
+        for name, tensor in tensors_of(taken_away).items():
+            if name not in kept:
+                tensor.copy_(drawn[name])
 
-        @torch.no_grad()
-        def inject() -> None:
-            for head in (taken_away, self.trained):
-                for name, tensor in tensors_of(head).items():
-                    if name not in kept:
-                        tensor.copy_(drawn[name])
+        def hold() -> None:
             self.frozen.add_module(str(number), frozen)
             self.taken_away.add_module(str(number), taken_away)
             self._injections = number + 1
 
-        return inject
+        return values, hold
+
+    @contextmanager
+    def same_copies_after_error(self) -> Iterator[None]:
+        """Context manager: after an error, remove frozen copies that were added."""
+        number = self._injections
+        try:
+            yield
+        except Exception:
+            del self.frozen[number:], self.taken_away[number:]
+            self._injections = number
+            raise
 
     def __getattr__(self, name: str) -> Any:
         try:

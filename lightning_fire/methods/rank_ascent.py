@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
@@ -62,10 +63,17 @@ class RankAscent:
         if finite:
             directions = [(entropy_rank_gradient(each) / len(features)).to(each.dtype) for each in features]
             gradients = torch.autograd.grad(features, parameters, directions, allow_unused=True)
-        with torch.no_grad():
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                gradient = torch.zeros_like(parameter) if gradient is None else gradient
-                parameter.add_(mean_over_ranks(gradient), alpha=self.lr)
+        steps = [
+            mean_over_ranks(torch.zeros_like(parameter) if gradient is None else gradient)
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
+        if not all(bool(step.isfinite().all()) for step in steps):  # on any rank
+            return float("nan")
+        moved: dict[Tensor, Tensor] = {
+            parameter: torch.add(parameter.detach(), step, alpha=self.lr)
+            for parameter, step in zip(parameters, steps, strict=True)
+        }
+        Change(moved).make()
         return sum(ranks) / len(ranks)
 
     def _features(self, forward: Forward) -> list[Tensor]:

@@ -15,9 +15,9 @@ from lightning_fire.methods.base.optimizer_state import listed
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (
-    plan_unit_resets,
     select_units,
     trained_units,
+    unit_resets,
     units_in_words,
     units_shown_later,
 )
@@ -119,7 +119,7 @@ class ReDo(EventMethod):
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in dormant_units}},
         )
         seed, keep_outgoing = seed_of_draw(self.seed, training.event), self.score == "gradient"
-        return Change(report=report, then=plan_unit_resets(chosen, seed, optimizers, keep_outgoing))
+        return Change(report=report, parts=unit_resets(chosen, seed, optimizers, keep_outgoing))
 
     def _scores(self, layers: Sequence[UnitLayer], training: Training) -> Tensor:
         """Return the scores of all units, shape (units of all layers,)."""

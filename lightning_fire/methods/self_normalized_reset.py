@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import sum_over_ranks
 from lightning_fire.functional import NEVER, inter_firing_threshold
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
@@ -112,10 +113,18 @@ class _Resets(StepwiseReset["_Intervals"]):
             return []
         return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
 
-    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
+    def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
         """Begin the intervals of the chosen units again."""
-        for statistics, (_, units) in zip(self.statistics, chosen, strict=True):
-            statistics.forget(torch.zeros_like(statistics.fired).index_fill(0, units, True))
+        begun_anew = [
+            (each, each.without(torch.zeros_like(each.fired).index_fill(0, units, True)))
+            for each, (_, units) in zip(self.statistics, chosen, strict=True)
+        ]
+
+        def forget() -> None:
+            for statistics, (intervals, age) in begun_anew:
+                statistics.intervals, statistics.age = intervals, age
+
+        return Change(then=forget)
 
 
 class _Intervals:
@@ -165,7 +174,6 @@ class _Intervals:
         self.threshold = fresh.clamp_max(longest).maximum(self.largest)
         self.intervals, self.steps = [], 0
 
-    def forget(self, mask: Tensor) -> None:
-        """Begin the intervals of some units again, and record those that are cut off."""
-        self.intervals.append(torch.where(mask, self.age, NEVER))
-        self.age = torch.where(mask, 0, self.age)
+    def without(self, mask: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return intervals and ages in which some units begin again, with the intervals that are cut off."""
+        return [*self.intervals, torch.where(mask, self.age, NEVER)], torch.where(mask, 0, self.age)

@@ -9,6 +9,7 @@ from torch import nn
 
 from lightning_fire.distributed import warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
@@ -87,9 +88,8 @@ class _Projection(Attached):
     @torch.no_grad()
     def after_step(self) -> None:
         """Rescale the weights, in place."""
-        for view in self.weights:
-            grid = view.grid()
-            grid.copy_(project_to_norm(grid, self.norms[view.name]))
+        grids = [(view.grid(), self.norms[view.name]) for view in self.weights]
+        Change(parts=[(grid, ..., project_to_norm(grid, norm)) for grid, norm in grids]).make()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the norms."""

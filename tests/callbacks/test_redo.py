@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, Loop, PlasticityCallback, ReDo
-from lightning_fire.methods.base.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.unit_reset import unit_resets
 from lightning_fire.methods.base.unit_scores import mean_pre_activations
 
 Recorded = snapshots_of(PlasticityCallback)
@@ -142,7 +143,7 @@ def test_a_flattened_channel_has_several_columns_in_any_memory_format(memory_for
     (layer,) = HiddenUnits().select(module, lambda: module.training_step(batch, 0))
     before = state_of(module)
     momentum = {name: optimizer.state[p]["momentum_buffer"].clone() for name, p in module.named_parameters()}
-    plan_unit_resets([(layer, torch.tensor([3, 1]))], seed=0, optimizers=[optimizer])()
+    Change(parts=unit_resets([(layer, torch.tensor([3, 1]))], seed=0, optimizers=[optimizer])).make()
     after = module.state_dict()
     columns = [4, 5, 6, 7, 12, 13, 14, 15]
     rest = [column for column in range(20) if column not in columns]
@@ -209,7 +210,7 @@ def test_a_reset_unit_does_not_contribute_to_the_output_at_first():
     with torch.no_grad():
         module.net[5].weight[:, 8:12] = 0.0
     without = module.training_step(batch, 0)
-    plan_unit_resets([(layer, torch.tensor([2]))], seed=0, optimizers=[])()
+    Change(parts=unit_resets([(layer, torch.tensor([2]))], seed=0, optimizers=[])).make()
     torch.testing.assert_close(module.training_step(batch, 0), without)
 
 
@@ -230,7 +231,7 @@ def test_draws_are_reproducible_and_leave_the_global_random_state():
         module = PlainModule()
         (layer, _) = HiddenUnits().select(module, lambda module=module: module.net(torch.zeros(2, 6)))
         torch.manual_seed(5)
-        plan_unit_resets([(layer, torch.arange(8))], seed=7, optimizers=[])()
+        Change(parts=unit_resets([(layer, torch.arange(8))], seed=7, optimizers=[])).make()
         results.append((module.net[0].weight.clone(), torch.rand(1)))
     torch.manual_seed(5)
     assert torch.equal(results[0][0], results[1][0])

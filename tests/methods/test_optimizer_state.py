@@ -11,8 +11,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from lightning_fire import FIRE, FIRECallback, HiddenUnits, Log, OptimizerReset, PlasticityCallback
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.optimizer_state import follow_policy
-from lightning_fire.methods.base.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.unit_reset import unit_resets
 
 
 def stepped(build, steps: int = 3) -> tuple[nn.Sequential, Optimizer]:
@@ -194,7 +195,7 @@ def test_units_that_are_reset_begin_with_moments_of_zero_in_an_inner_optimizer()
     (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
     incoming, outgoing = (optimizer.wrapped.state[net[index].weight]["exp_avg"] for index in (0, 2))
     assert incoming[1].any()
-    plan_unit_resets([(layer, torch.tensor([1]))], 0, [optimizer])()
+    Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, [optimizer])).make()
     assert not incoming[1].any()
     assert not outgoing[:, 1].any()
     assert incoming.any()
@@ -276,7 +277,7 @@ def test_the_first_updates_of_a_reset_unit_by_adam_are_three_to_seven_times_as_l
         update = steady_step()
     torch.testing.assert_close(update, torch.ones(4, dtype=torch.double), rtol=0.01, atol=0)
     layer = HiddenUnits().select(net, lambda: net(torch.rand(5, 3).double()))[0]
-    plan_unit_resets([(layer, torch.tensor([1]))], 0, optimizer)()
+    Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, optimizer)).make()
     updates = torch.stack([steady_step() for _ in range(1000)])
     assert updates[:, 1].argmax() in (11, 12)
     for number, factor in ((1, 3.16), (13, 6.58), (50, 4.52), (1000, 1.26)):

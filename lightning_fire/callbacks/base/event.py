@@ -1,6 +1,7 @@
 """The base of all methods that act at an event: schedule, change, log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -26,7 +27,8 @@ from lightning_fire.callbacks.base.progress import Progress, data_source_of, hor
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
 from lightning_fire.messages import inform, rank_zero_warn, tell_once
-from lightning_fire.methods.base.change import Change, to_the_end
+from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.report import Report, in_words
 from lightning_fire.when import (
     Clock,
@@ -46,7 +48,8 @@ class EventCallback(MethodCallback):
 
     Subclasses implement `plan`. The base checks the schedule at the start of each epoch and of each batch, never acts
     twice at one step (also after a resume), makes the change, logs the event, and saves everything that a resumed run
-    needs in the checkpoint. An event that raises in `plan` has changed nothing and does not count.
+    needs in the checkpoint. An event that raises before or while it makes the change has changed nothing and does not
+    count. One that Ctrl-C interrupts in the meantime is completed and counts.
 
     A module with target networks has `sync_targets()`, which is called when weights have been replaced.
 
@@ -83,7 +86,7 @@ class EventCallback(MethodCallback):
         self._first_chunk: int | None = None  # of this fit
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
         self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
-        self._acted = False  # since the clock was last read
+        self._note: Callable[[], None] = _nothing  # counts the present event
         self._rate: RateAfterEvent | None = None
         self._stepped: set[Parameter] = set()  # in this batch
 
@@ -105,13 +108,10 @@ class EventCallback(MethodCallback):
         for observer in observers:
             observer.before(change)
 
-        def carry_out() -> None:
-            self._acted = True
-            change.make()
-            if self.replaces_weights and offers(pl_module, HasSyncTargets):
-                pl_module.sync_targets()
-
-        to_the_end(carry_out)
+        everything = [*pl_module.parameters(), *pl_module.buffers()]
+        if self.replaces_weights and offers(pl_module, HasSyncTargets):
+            change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
+        change.followed_by(self._note).make()
         values = (change.report or Report()).keyed(self.name, self.logs.layers)
         for observer in observers:
             values |= observer.after()
@@ -193,17 +193,6 @@ class EventCallback(MethodCallback):
                 " raise the end."
             )
 
-    def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        """Act if due. An event that fails before it changes anything is not counted, here and in checkpoints."""
-        before, number, self._acted = dict(vars(self.progress)), self.num_events, False
-        try:
-            super()._read_clock(trainer, pl_module, epoch_start)
-        except BaseException:
-            if not self._acted:
-                vars(self.progress).update(before)
-                self.num_events = number
-            raise
-
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
         if clock.new_data and self._loader_is_stale(trainer):
             kind = type(data_source_of(trainer)).__name__
@@ -215,9 +204,16 @@ class EventCallback(MethodCallback):
             self._rate = None
         if self.progress.last_event == clock.step or not self.when.due(clock):
             return
-        self.progress.note_event(clock)
-        self.num_events += 1
+        now, number = self._now, self.num_events + 1
+
+        def note() -> None:
+            if self.num_events < number:
+                now.note_event(clock)
+                self.progress, self.num_events = now, number
+
+        self._note = note
         values = self.act(trainer, pl_module)
+        note()
         name, new = self.title, f", new data: chunk {clock.chunk}" if clock.new_data else ""
         sentence = f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}"
         inform(sentence)
@@ -246,7 +242,7 @@ class EventCallback(MethodCallback):
         return chunk_of(source) != self._first_chunk and not offers(source, HasNumChunks) and asks_once(trainer)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stepped": set()}
+        return {**super().__getstate__(), "_stepped": set(), "_note": _nothing}
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "num_events": self.num_events, "paused": list(self._paused)}
@@ -254,6 +250,10 @@ class EventCallback(MethodCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.num_events, self._paused = state_dict["num_events"], state_dict["paused"]
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _summary(values: Mapping[str, float], name: str) -> str:

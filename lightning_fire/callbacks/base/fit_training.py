@@ -37,7 +37,7 @@ class FitTraining:
     @property
     def event(self) -> int:
         """Number of the present event, from 1."""
-        return self._callback.num_events
+        return self._callback.num_events + 1
 
     @property
     def measure(self) -> bool:

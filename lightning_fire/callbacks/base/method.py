@@ -1,5 +1,6 @@
 """Base class of all callbacks: tracks the progress of training and checks the strategy."""
 
+import copy
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,7 +42,7 @@ class MethodCallback(Callback):
         if start_chunk < 0:
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         self.start_chunk = start_chunk
-        self.progress = Progress()
+        self.progress = self._now = Progress()  # `_now` holds the present reading, and becomes it after the event
         self.chunk = 0
         self.initial: KeptInitialValues | None = None
         self._paused: Collection[str] = ()  # names of parameters that are trained, and frozen between batches
@@ -168,9 +169,11 @@ class MethodCallback(Callback):
         return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
-        clock = self.progress.read(trainer, epoch_start)
+        self._now = copy.copy(self.progress)
+        clock = self._now.read(trainer, epoch_start)
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
+        self.progress = self._now
 
     @cached_property  # Lightning asks for it at each hook
     def state_key(self) -> str:

@@ -82,11 +82,11 @@ class Progress:
 
     def note_event(self, clock: Clock) -> None:
         """Record an event of the method."""
-        self.last_event = clock.step
         self.readings = {
             key: Reading(reading.value, reading.value, reading.value, reading.events + 1)
             for key, reading in self.readings.items()
         }
+        self.last_event = clock.step
 
     def tick(self, trainer: Trainer) -> bool:
         """Count the batch that has just ended if it made an optimizer step, and return whether it did.
@@ -173,6 +173,12 @@ class Progress:
             chunks = [source.chunk_at(epoch) for epoch in range(epochs)]
             self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
             self._chunk = chunks[-1]
+
+    def __copy__(self) -> "Progress":
+        """Return a copy with the data, unlike deep copies and pickles."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the data from copies and pickles: a copy treats the first data it gets as the present data."""

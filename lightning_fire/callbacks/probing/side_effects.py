@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from lightning_fire._lightning import OWN_LINKS, attached_trainer, random_states, set_random_states
 from lightning_fire._private import is_compiled
-from lightning_fire.methods.base.change import to_the_end
+from lightning_fire.methods.base.all_or_nothing import distinct, insist
 from lightning_fire.methods.base.unit_reset import ignored_passes
 
 _OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
@@ -55,7 +55,7 @@ def without_side_effects(module: nn.Module) -> Iterator[None]:
         with ignored_passes(module):
             yield
     finally:
-        to_the_end(restore_all)
+        insist(restore_all)
 
 
 @contextlib.contextmanager
@@ -122,8 +122,9 @@ def _save_container(value: Any, restores: list[Restore], seen: set[int], depth: 
 
 
 def _save_tensor(tensor: Tensor, restores: list[Restore]) -> None:
-    saved = tensor.detach().clone()
-    restores.append(lambda: tensor.detach().copy_(saved))
+    part = distinct(tensor)
+    saved = part.clone()
+    restores.append(lambda: part.copy_(saved))
 
 
 def _refill(container: Any, saved: Any) -> None:

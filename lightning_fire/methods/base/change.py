@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -9,6 +10,13 @@ from torch import Tensor, distributed, nn
 
 from lightning_fire.distributed import assign, is_sharded, local, put, rank, show_warning, sum_over_ranks, world_size
 from lightning_fire.functional import as_matrices, singular_values
+from lightning_fire.methods.base.all_or_nothing import (
+    Write,
+    distinct,
+    same_tensors_after_error,
+    to_the_end,
+    undone_after_error,
+)
 from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
 from lightning_fire.where import Weights, WeightView
 
@@ -22,8 +30,12 @@ class Change:
         report: What to report. Default: deviation from isometry and squared Frobenius error of the weights in `values`.
         weights: Views of the weights that `report` is about.
         then: Runs after the values are written. It must be idempotent, as it is called a second time after Ctrl-C.
+            After an error in it, `values` and `parts` are restored; for what else it changes give `guards`.
         left_out: Sentences on what is not changed, and why.
         touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
+        parts: New values of parts of further tensors, each as a tensor, an index and the values there.
+        guards: Functions that return context managers, which are entered before the first write and restore after an
+            error what `then` changes.
 
     Raises:
         TypeError: If something else than tensors by tensor is given.
@@ -36,6 +48,8 @@ class Change:
     then: Callable[[], None] = lambda: None
     left_out: Sequence[str] = ()
     touched: Collection[Tensor] | None = None
+    parts: Sequence[Write] = ()
+    guards: Sequence[Callable[[], AbstractContextManager[None]]] = ()
 
     def __post_init__(self) -> None:
         for tensor, new in self.values.items():
@@ -47,40 +61,49 @@ class Change:
                     f"a new value of shape {tuple(new.shape)} is given for a tensor of shape {tuple(tensor.shape)}"
                 )
 
-    def apply(self) -> Report:
-        """Make the change. If Ctrl-C arrives in the meantime, the change is completed before it is raised.
+    def followed_by(
+        self, *calls: Callable[[], object], guard: Callable[[], AbstractContextManager[None]] | None = None
+    ) -> "Change":
+        """Return a change with calls after `then`, idempotent ones, and with a further guard."""
 
-        Warns of what is left out.
-        """
+        def in_order() -> None:
+            for call in (self.then, *calls):
+                call()
+
+        return replace(self, then=in_order, guards=(*self.guards, *([] if guard is None else [guard])))
+
+    def apply(self) -> Report:
+        """Warn of what is left out, and make the change."""
         for sentence in self.left_out if rank() == 0 else ():
             show_warning(f"the change {sentence}")
-        to_the_end(self.make)
+        self.make()
         return self.report or Report()
 
     @torch.no_grad()
     def make(self) -> None:
-        """Write the new values in place, then call `then`. A second call changes nothing."""
+        """Write the new values in place, then call `then`. A second call changes nothing.
+
+        After an error everything is as before. If Ctrl-C arrives in the meantime, the change is completed before it is
+        raised.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(same_tensors_after_error(self.values))
+            stack.enter_context(undone_after_error((tensor, index) for tensor, index, _ in self.parts))
+            for guard in self.guards:
+                stack.enter_context(guard())
+            to_the_end(self._write)
+
+    def _write(self) -> None:
         for tensor, new in self.values.items():
-            local(tensor).copy_(local(new))
+            distinct(tensor).copy_(distinct(new, like=tensor))
+        for tensor, index, value in self.parts:
+            tensor[index] = value
         self.then()
 
     @torch.no_grad()
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return, before `apply`, the singular values of each finite weight before and after, by name, on the CPU."""
         return _spectra(self.weights), _spectra(_copies(self.weights, self.values))
-
-
-def to_the_end(change: Callable[[], None]) -> None:
-    """Call `change`; if Ctrl-C or another interrupt arrives in the meantime, call it once more, then re-raise.
-
-    `change` must be idempotent. After an error it is not called again.
-    """
-    try:
-        change()
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            change()
-        raise
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import rank, show_warning
+from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
 from lightning_fire.methods.base.report import Report
@@ -154,9 +155,7 @@ class EventMethod(Method):
         training = _checked(training)
         with torch.inference_mode(False), same_buffers(model):
             change = planned(self, model, training)
-        report = change.apply()
-        training.event += 1
-        return report
+        return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
 
 
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:
@@ -173,7 +172,9 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
         report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
     touched = change.values if change.touched is None else change.touched
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    return replace(change, report=report, then=partial(_in_order, change.then, drop))
+    return replace(change, report=report).followed_by(
+        drop, guard=partial(same_optimizers_after_error, training.optimizers)
+    )
 
 
 class StepMethod(Method):
@@ -250,15 +251,9 @@ def _checked(training: Any) -> Any:
 def same_buffers(model: nn.Module) -> Iterator[None]:
     """Context manager: restore buffers, such as the statistics of BatchNorm, which a forward pass moves."""
     check_model(model)
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not is_lazy(buffer)]
+    buffers = [distinct(buffer) for buffer in model.buffers() if not is_lazy(buffer)]
+    former = [(buffer, ..., buffer.clone()) for buffer in buffers]
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
-def _in_order(*calls: Any) -> None:
-    for call in calls:
-        call()
+        restore(former)

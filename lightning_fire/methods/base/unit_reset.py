@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
@@ -13,6 +14,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
+from lightning_fire.methods.base.all_or_nothing import Write
+from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of, with_inner
 from lightning_fire.methods.base.training import Training
@@ -115,16 +118,16 @@ def units_shown_later(name: str, where: HiddenUnits) -> str:
 
 
 @torch.no_grad()
-def plan_unit_resets(
+def unit_resets(
     chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers, keep_outgoing: bool = False
-) -> Callable[[], None]:
+) -> list[Write]:
     """Draw new values of the units of each layer with the given indices, int64 (n,), without changing the model.
 
     Incoming weights are drawn by `reset_parameters`; other entries get their `start`, see `where.hidden_units.Entries`.
 
     Returns:
-        An idempotent function that re-initializes the units in place. All outgoing weights become 0, also those into
-        other new units, or stay. The global random state stays as it is.
+        The writes that re-initialize the units, in order. All outgoing weights become 0, also those into other new
+        units, or stay. The global random state stays as it is.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
     states = [optimizer.state for optimizer in with_inner(optimizers)]
@@ -133,7 +136,7 @@ def plan_unit_resets(
         values = [value for state in states for value in state.get(tensor, {}).values()]
         return [value for value in values if isinstance(value, Tensor) and value.shape == tensor.shape]
 
-    writes: list[tuple[Tensor, Any, Tensor | float]] = []  # tensors, indices and their new values
+    writes: list[Write] = []
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
         writes.append((incoming.grid()[0], units, _fresh_weight(layer, seed + index)[units]))
@@ -146,13 +149,7 @@ def plan_unit_resets(
             parameter, columns = outgoing.view.parameter, outgoing.columns(units)
             tensors = (parameter, *moments_of(parameter))
             writes += [(outgoing.view.of(tensor).grid()[0], (slice(None), columns), 0.0) for tensor in tensors]
-
-    @torch.no_grad()
-    def reset() -> None:
-        for tensor, where, value in writes:
-            tensor[where] = value
-
-    return reset
+    return writes
 
 
 def trained_units(
@@ -229,8 +226,9 @@ class StepwiseReset(Attached, Generic[S]):
         """Update the statistics after a step; return the units to re-initialize, the same on every rank."""
         raise NotImplementedError
 
-    def before_reset(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> None:
-        """Begin the statistics of the chosen units again; called when their new values are known, before the reset."""
+    def forgetting(self, chosen: Sequence[tuple[UnitLayer, Tensor]]) -> Change:
+        """Return what begins the statistics of the chosen units again, as `then`, and what is written beside."""
+        raise NotImplementedError
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -238,10 +236,11 @@ class StepwiseReset(Attached, Generic[S]):
         optimizers = listed(self.training.optimizers)
         chosen = trained_units(self.choose(), self.layers, optimizers)
         if chosen:
-            reset = plan_unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
-            self.before_reset(chosen)
-            reset()
-        self.num_reset += sum(len(units) for _, units in chosen)
+            number = self.num_reset + sum(len(units) for _, units in chosen)
+            resets = unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
+            change = self.forgetting(chosen)
+            change = replace(change, parts=[*change.parts, *resets])
+            change.followed_by(partial(setattr, self, "num_reset", number)).make()
 
     def selected(self) -> str:
         """Return the number of units and layers."""

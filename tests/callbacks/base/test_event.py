@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParalle
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from methods_table import ALL, callback_of
 from recorder import Recorder
-from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, trainer
+from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, state_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader, Dataset
 
@@ -610,20 +610,36 @@ def test_other_callbacks_are_not_notified():
 
 
 @pytest.mark.parametrize(("error", "calls"), [(OSError("no target"), 1), (KeyboardInterrupt(), 2)])
-def test_targets_are_synchronized_once_also_if_that_fails_and_again_after_an_interrupt(error, calls):
+def test_an_event_whose_targets_cannot_be_synchronized_is_undone_and_an_interrupted_one_completed(error, calls):
     class Targets(PlainModule):
         synchronized = 0
 
+        def __init__(self):
+            super().__init__()
+            self.target, self.before = copy.deepcopy(self.net).requires_grad_(False), {}
+
         def sync_targets(self):
             self.synchronized += 1
+            self.target[0].load_state_dict(self.net[0].state_dict())
             if self.synchronized == 1:
                 raise error
+            self.target.load_state_dict(self.net.state_dict())
+
+        def on_train_epoch_end(self):
+            self.before = self.before if self.trainer.current_epoch else state_of(self)
 
     module, callback = Targets(), FIRECallback(AtEpochs([1]))
     with pytest.raises((OSError, KeyboardInterrupt, SystemExit)):
         fitted(callback, module=module, data=PlainData(), max_epochs=2)
     assert module.synchronized == calls
-    assert callback.num_events == 1
+    assert callback.num_events == calls - 1
+    assert callback.progress.last_event == (4 if calls == 2 else None)
+    after = module.state_dict()
+    if calls == 1:
+        assert all(torch.equal(value, after[name]) for name, value in module.before.items())
+    else:
+        assert not torch.equal(module.before["net.0.weight"], after["net.0.weight"])
+        assert all(torch.equal(value, after[f"target.{name}"]) for name, value in module.net.state_dict().items())
 
 
 def test_two_callbacks_with_names_of_their_own_may_act_at_the_same_time():

@@ -1,0 +1,108 @@
+"""All or nothing: a change is completed after Ctrl-C, and undone after an error."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fire.distributed import local
+from lightning_fire.methods.base.optimizer_state import Optimizers, with_inner
+
+Write = tuple[Tensor, Any, Tensor | float]
+"""A tensor, an index of it, and the new values there."""
+
+
+def to_the_end(change: Callable[[], object]) -> None:
+    """Call `change`; if Ctrl-C or another interrupt arrives in the meantime, call it once more, then re-raise.
+
+    `change` must be idempotent. After an error it is not called again.
+    """
+    try:
+        change()
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            change()
+        raise
+
+
+def restore(values: Iterable[tuple[Tensor, Any, Tensor]]) -> None:
+    """Write former values back, each as a tensor, an index and the values there; after any failure once more."""
+    former = list(values)
+
+    @torch.no_grad()
+    def write_back() -> None:
+        for tensor, index, value in former:
+            tensor[index] = value
+
+    insist(write_back)
+
+
+@contextmanager
+def undone_after_error(writes: Iterable[tuple[Tensor, Any]]) -> Iterator[None]:
+    """Context manager: after an error, restore parts of tensors, each given as a tensor and an index."""
+    former = [(tensor, index, tensor[index].clone()) for tensor, index in writes]
+    try:
+        yield
+    except Exception:
+        restore(former)
+        raise
+
+
+@contextmanager
+def same_tensors_after_error(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Context manager: after an error, restore tensors, of sharded ones the parts that this process holds."""
+    with undone_after_error((distinct(tensor), ...) for tensor in tensors):
+        yield
+
+
+@contextmanager
+def same_optimizers_after_error(optimizers: Optimizers) -> Iterator[None]:
+    """Context manager: after an error, put dropped or replaced entries of states and groups of optimizers back.
+
+    Tensors in them that are changed in place are not restored.
+    """
+    reached = with_inner(optimizers)
+    former = [(kept, dict(kept)) for optimizer in reached for kept in _mappings_of(optimizer)]
+
+    def put_back() -> None:
+        for kept, before in former:
+            kept.clear()
+            kept.update(before)
+
+    try:
+        yield
+    except Exception:
+        insist(put_back)
+        raise
+
+
+def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Return the part of a tensor that this process holds, without repeated entries, such as those of `expand`.
+
+    Args:
+        tensor: Any tensor.
+        like: A tensor of its shape, whose entries are repeated. Default: `tensor`.
+
+    Returns:
+        A detached view, into which values can be written.
+    """
+    pattern = local(tensor if like is None else like)
+    repeated = (size > 1 and not stride for size, stride in zip(pattern.shape, pattern.stride(), strict=True))
+    return local(tensor)[tuple(slice(1 if each else None) for each in repeated)]
+
+
+def _mappings_of(optimizer: Any) -> Iterator[Any]:
+    yield optimizer.state
+    yield from (state for state in optimizer.state.values() if isinstance(state, Mapping))
+    yield from optimizer.param_groups
+
+
+def insist(undo: Callable[[], None]) -> None:
+    """Call a function; after any failure call it once more, then re-raise."""
+    try:
+        undo()
+    except BaseException:
+        undo()
+        raise
