@@ -1,7 +1,6 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +9,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.base.all_or_nothing import distinct, restore
+from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 
@@ -59,37 +59,6 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
         return {name: tensor.clone() for name, tensor in tensors.items()}
     finally:
         restore(former)
-
-
-@contextmanager
-def seeded(seed: int, devices: Collection[torch.device]) -> Iterator[None]:
-    """Context manager: seed the random generators of the CPU and of devices, then restore their states.
-
-    Those of other devices are left alone, which `torch.manual_seed` seeds too.
-    """
-    cpu = torch.default_generator.get_state()
-    with ExitStack() as others:
-        for device in {device for device in devices if device.type not in ("cpu", "meta")}:
-            others.enter_context(_seeded_device(seed, device))
-        torch.default_generator.manual_seed(seed)
-        try:
-            yield
-        finally:
-            torch.default_generator.set_state(cpu)
-
-
-@contextmanager
-def _seeded_device(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random generator of one device that is not the CPU, then restore its state."""
-    kind = torch.get_device_module(device)
-    index = () if device.index is None or device.type == "mps" else (device.index,)  # MPS has one device
-    state = kind.get_rng_state(*index)
-    with kind.device(*index) if index else nullcontext():
-        kind.manual_seed(seed)  # of the current device
-    try:
-        yield
-    finally:
-        kind.set_rng_state(state, *index)
 
 
 def seed_of_draw(seed: int, number: int) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_fire import fresh_values, methods
-from lightning_fire.methods.initial_values import seeded
+from lightning_fire.methods.base.seeded import seeded
 
 
 class OnOtherDevices:

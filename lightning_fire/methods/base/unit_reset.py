@@ -18,8 +18,9 @@ from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of, with_inner
+from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.initial_values import seed_of_draw, seeded
+from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out
