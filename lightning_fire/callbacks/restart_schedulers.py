@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.methods.base.change import Change
-from lightning_fire.methods.base.optimizer_state import with_inner
+from lightning_fire.methods.base.optimizers import with_inner
 
 _COUNTS = ("num_steps", "step", "k")  # of steps, that optimizers keep in their groups, as UPGD does for its noise
 

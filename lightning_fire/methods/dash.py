@@ -14,7 +14,8 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
 from lightning_fire.methods.base.change import Change, change_weights, require_finite
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import select_weights
 from lightning_fire.methods.base.training import Loop, Training

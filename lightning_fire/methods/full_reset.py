@@ -11,7 +11,8 @@ from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
 from lightning_fire.methods.base.change import Change, new_values
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, Optimizers, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.base.training import Loop, Training

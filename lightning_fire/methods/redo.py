@@ -11,7 +11,7 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import listed
+from lightning_fire.methods.base.optimizers import listed
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (

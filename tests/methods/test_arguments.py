@@ -10,7 +10,7 @@ from torch import nn
 
 from lightning_fire import methods
 from lightning_fire.methods import reset_optimizer_state
-from lightning_fire.methods.base.optimizer_state import with_inner
+from lightning_fire.methods.base.optimizers import with_inner
 from lightning_fire.where import HiddenUnits, Parameters, Weights
 
 X = torch.ones(3, 2)

@@ -1,41 +1,16 @@
 """Reset of optimizer state, such as moments, when the weights it belongs to are replaced."""
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from typing import Any, Literal, get_args
+from collections.abc import Iterable
+from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import LBFGS, SGD, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from lightning_fire._private import is_a
 from lightning_fire.distributed import warn
+from lightning_fire.methods.base.optimizers import Optimizers, leaves, listed, stepped_by, with_inner
 
 OptimizerPolicy = Literal["keep", "touched", "all"]
-Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
-
-
-def listed(optimizers: Optimizers) -> list[Optimizer]:
-    """Return one optimizer, several, or those of a mapping as a list.
-
-    An optimizer of another library is one if it has, as torch's do, `param_groups` and a `state` by parameter. What
-    Lightning has instead of an optimizer where a module has none is left out.
-
-    Raises:
-        TypeError: If something else is among them.
-    """
-    given: list[Any] = [optimizers]
-    if not _is_optimizer(optimizers) and isinstance(optimizers, Mapping):
-        given = list(optimizers.values())
-    elif not _is_optimizer(optimizers) and isinstance(optimizers, Iterable):
-        given = [optimizers] if isinstance(optimizers, str | Tensor | nn.Module) else list(optimizers)
-    for wrong in (each for each in given if not _is_optimizer(each)):
-        advice = "An optimizer has `param_groups`, and a dict `state` with the state of each parameter."
-        if isinstance(wrong, LRScheduler):
-            advice = "Give the optimizer of the schedule, `scheduler.optimizer`."
-        got = "None" if wrong is None else type(wrong).__name__
-        raise TypeError(f"`optimizers` must be an optimizer, or several of them, got {got}. {advice}")
-    return [optimizer for optimizer in given if not is_a(optimizer, "_MockOptimizer")]
 
 
 def reset_optimizer_state(
@@ -72,7 +47,7 @@ def reset_optimizer_state(
     for optimizer in with_inner(given):
         (_zero if zero else _drop)(optimizer, chosen)
     for optimizer in given:  # a warning may be an error
-        own = _parameters_of(optimizer)
+        own = stepped_by(optimizer)
         if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen):
             warn(
                 f"{type(optimizer).__name__} keeps tensors as large as its parameters in {', '.join(kept)}, outside of"
@@ -87,31 +62,13 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
 
-def with_inner(optimizers: Optimizers) -> list[Optimizer]:
-    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do.
-
-    A wrapper of another library that shows the state of an optimizer of torch in it is left out.
-    """
-    found = listed(optimizers)
-    for optimizer in found:  # grows
-        inner = [held for held in _leaves(vars(optimizer)) if _is_optimizer(held)]
-        found += [held for held in {id(held): held for held in inner}.values() if not any(held is o for o in found)]
-    shown = [id(optimizer.state) for optimizer in found if isinstance(optimizer, Optimizer)]
-    return [each for each in found if isinstance(each, Optimizer) or id(each.state) not in shown]
-
-
-def parameters_of(optimizers: Optimizers) -> set[Tensor]:
-    """Return the parameters that optimizers step, and those that the optimizers in them step."""
-    return set[Tensor]().union(*map(_parameters_of, [*listed(optimizers), *with_inner(optimizers)]))
-
-
 def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
     if not isinstance(optimizer, Optimizer):  # fastai keeps settings there, such as `do_wd`
         for parameter in set(optimizer.state) if chosen is None else chosen & optimizer.state.keys():
             state = optimizer.state[parameter].items()
             optimizer.state[parameter] = {name: value for name, value in state if isinstance(value, bool)}
         return
-    if chosen is None or (isinstance(optimizer, LBFGS) and chosen & _parameters_of(optimizer)):
+    if chosen is None or (isinstance(optimizer, LBFGS) and chosen & stepped_by(optimizer)):
         optimizer.state.clear()
         return
     fused = [group["params"] for group in optimizer.param_groups if isinstance(optimizer, SGD) and group.get("fused")]
@@ -140,7 +97,7 @@ def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
 
 def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
     """Return the attributes that hold tensors as large as touched parameters, or as all parameters together."""
-    parameters, reached = _parameters_of(optimizer), with_inner([optimizer])
+    parameters, reached = stepped_by(optimizer), with_inner([optimizer])
     shapes, total = {parameter.shape for parameter in touched}, sum(parameter.numel() for parameter in parameters)
     states, found = [id(one.state) for one in reached], []
     for one in reached if touched else ():
@@ -149,33 +106,13 @@ def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
         for name, value in vars(one).items():
             if id(value) in states:
                 value = [kept for key, kept in value.items() if key not in parameters]
-            others = [held for held in _leaves(value) if isinstance(held, Tensor) and held not in parameters]
+            others = [held for held in leaves(value) if isinstance(held, Tensor) and held not in parameters]
             if any(held.ndim and (held.shape in shapes or held.shape == (total,)) for held in others):
                 found.append(f"{type(one).__name__}.{name}")
     return found
-
-
-def _parameters_of(optimizer: Optimizer) -> set[Tensor]:
-    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    """Go through what containers hold."""
-    if isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 def check_policy(policy: str) -> None:
     """Raise a ValueError for an unknown policy, the argument `optimizer_state`."""
     if policy not in get_args(OptimizerPolicy):
         raise ValueError(f"`optimizer_state` must be 'keep', 'touched' or 'all', got {policy!r}")
-
-
-def _is_optimizer(thing: Any) -> bool:
-    if isinstance(thing, Optimizer):
-        return True
-    state, groups = getattr(thing, "state", None), getattr(thing, "param_groups", None)
-    return isinstance(state, MutableMapping) and isinstance(groups, list) and all("params" in group for group in groups)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.where import Parameters, Weights, WeightView
 from lightning_fire.where.argument import check_model, checked

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fire.methods.base.optimizer_state import Optimizers, listed
+from lightning_fire.methods.base.optimizers import Optimizers, listed
 
 
 class Training(Protocol):

@@ -17,7 +17,7 @@ from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.optimizer_state import Optimizers, listed, parameters_of, with_inner
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, with_inner
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import seed_of_draw

@@ -1,0 +1,74 @@
+"""The optimizers of a training: one, several, those in them, and what they step."""
+
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lightning_fire._private import is_a
+
+Optimizers = Optimizer | Iterable[Optimizer] | Mapping[Any, Optimizer]
+
+
+def listed(optimizers: Optimizers) -> list[Optimizer]:
+    """Return one optimizer, several, or those of a mapping as a list.
+
+    An optimizer of another library is one if it has, as torch's do, `param_groups` and a `state` by parameter. What
+    Lightning has instead of an optimizer where a module has none is left out.
+
+    Raises:
+        TypeError: If something else is among them.
+    """
+    given: list[Any] = [optimizers]
+    if not _is_optimizer(optimizers) and isinstance(optimizers, Mapping):
+        given = list(optimizers.values())
+    elif not _is_optimizer(optimizers) and isinstance(optimizers, Iterable):
+        given = [optimizers] if isinstance(optimizers, str | Tensor | nn.Module) else list(optimizers)
+    for wrong in (each for each in given if not _is_optimizer(each)):
+        advice = "An optimizer has `param_groups`, and a dict `state` with the state of each parameter."
+        if isinstance(wrong, LRScheduler):
+            advice = "Give the optimizer of the schedule, `scheduler.optimizer`."
+        got = "None" if wrong is None else type(wrong).__name__
+        raise TypeError(f"`optimizers` must be an optimizer, or several of them, got {got}. {advice}")
+    return [optimizer for optimizer in given if not is_a(optimizer, "_MockOptimizer")]
+
+
+def with_inner(optimizers: Optimizers) -> list[Optimizer]:
+    """Return optimizers, and those that they hold in attributes, as wrappers and ZeroRedundancyOptimizer do.
+
+    A wrapper of another library that shows the state of an optimizer of torch in it is left out.
+    """
+    found = listed(optimizers)
+    for optimizer in found:  # grows
+        inner = [held for held in leaves(vars(optimizer)) if _is_optimizer(held)]
+        found += [held for held in {id(held): held for held in inner}.values() if not any(held is o for o in found)]
+    shown = [id(optimizer.state) for optimizer in found if isinstance(optimizer, Optimizer)]
+    return [each for each in found if isinstance(each, Optimizer) or id(each.state) not in shown]
+
+
+def parameters_of(optimizers: Optimizers) -> set[Tensor]:
+    """Return the parameters that optimizers step, and those that the optimizers in them step."""
+    return set[Tensor]().union(*map(stepped_by, [*listed(optimizers), *with_inner(optimizers)]))
+
+
+def stepped_by(optimizer: Optimizer) -> set[Tensor]:
+    """Return the parameters that an optimizer steps."""
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """Go through what containers hold."""
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from leaves(item)
+    else:
+        yield value
+
+
+def _is_optimizer(thing: Any) -> bool:
+    if isinstance(thing, Optimizer):
+        return True
+    state, groups = getattr(thing, "state", None), getattr(thing, "param_groups", None)
+    return isinstance(state, MutableMapping) and isinstance(groups, list) and all("params" in group for group in groups)
