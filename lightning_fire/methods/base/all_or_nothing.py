@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_fire.distributed import local
-from lightning_fire.methods.base.optimizer_state import Optimizers, with_inner
+from lightning_fire.methods.base.optimizers import Optimizers, with_inner
 
 Write = tuple[Tensor, Any, Tensor | float]
 """A tensor, an index of it, and the new values there."""
