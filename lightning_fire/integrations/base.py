@@ -49,14 +49,14 @@ class Adapter(Training):
         self.title, self.name = type(method).__name__, name or method.name
         self.model: Any = None
         self.acts_now = True  # whether a method that acts at each step does so at present
-        self.tries = False  # in an event that is planned and dropped, for which one batch is enough
+        self.is_dry_run = False  # an event is planned and dropped, for which one batch is enough
         self.handles: list[Any] = []  # hooks that end with `close`
         self._initial: Mapping[str, Tensor] | None = None
         self._parts: list[Attached] = []
         self._states: Sequence[Mapping[str, Any]] = ()  # those of `_parts` while there are none
 
-    def take(self, model: nn.Module) -> None:
-        """Take a model that is new: check it, prepare its structure, keep its values for a method that needs them."""
+    def set_model(self, model: nn.Module) -> None:
+        """Set a model that is new: check it, prepare its structure, keep its values for a method that needs them."""
         if self._initial is not None and self.model not in (None, model):
             say(f"{self.name} takes another model for the same one, later. For a new one make a new callback.")
         self.method.check(model)
@@ -77,9 +77,9 @@ class Adapter(Training):
             for sentence in self.method.check(self.model):
                 say(f"{self.title} {sentence}.")
         if isinstance(self.method, EventMethod):
-            self.tries = True
+            self.is_dry_run = True
             planned(self.method, self.model, self)
-            self.tries = False
+            self.is_dry_run = False
             return
         problems = []
         measures = getattr(self.method, "only_measures", False)

@@ -83,7 +83,7 @@ class PlasticityCallback(TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Take the model, before its optimizer is made and a checkpoint is loaded."""
-        self._training.take(kwargs["model"])
+        self._training.set_model(kwargs["model"])
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -96,9 +96,9 @@ class PlasticityCallback(TrainerCallback):
                 raise ValueError(
                     f"{training.title} in a training that is resumed: give the callback to the Trainer when it is made"
                 )
-            training.take(kwargs["model"])
+            training.set_model(kwargs["model"])
         self._continue(state, kwargs["optimizer"])
-        training.lends(args, state, loader)
+        training.set_data(args, state, loader)
         training.begin([kwargs["optimizer"]])
         self._keep(state, kwargs["optimizer"])
 
@@ -208,14 +208,14 @@ class PlasticityCallback(TrainerCallback):
 
 
 class _TrainerData(Adapter):
-    """What a training of a Hugging Face `Trainer` lends a method."""
+    """The training of a Hugging Face `Trainer`, as a method uses it."""
 
     def __init__(self, method: Method, name: str | None, losses: Losses | None):
         super().__init__(method, name)
         self._losses = losses
 
-    def lends(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
-        """Know the data of a training that starts, and its ranks."""
+    def set_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
+        """Set the data of a training that starts, and its ranks."""
         self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
         self.share_work = args.world_size > 1
 
@@ -236,7 +236,7 @@ class _TrainerData(Adapter):
     def _run(self, batches: int) -> Iterator[Tensor | None]:
         """Yield the loss on batches of training data, in an order that depends on the event alone."""
         self.model.train(not getattr(self.method, "only_measures", False))
-        number = 1 if self.tries else batches
+        number = 1 if self.is_dry_run else batches
         if self._losses is not None:
             yield from islice(self._losses(self.model), number)
             return

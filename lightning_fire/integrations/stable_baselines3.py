@@ -76,7 +76,7 @@ class PlasticityCallback(BaseCallback):
             state = state() if isinstance(state, _State) else state
             self._training.load_state_dict(state["training"])
             self._asked = state["asked"]
-        self._training.takes(self.model)
+        self._training.set_algorithm(self.model)
         kept[self._training.name] = _State(lambda: {"asked": self._asked, "training": self._training.state_dict()})
 
     def _on_training_start(self) -> None:
@@ -101,7 +101,7 @@ class PlasticityCallback(BaseCallback):
             pass
 
     def _on_rollout_end(self) -> None:
-        self._training.sees()
+        self._training.keep_rollout()
         if not self._begun:
             self._begin()
 
@@ -156,17 +156,17 @@ class _Enough(Exception):
 
 
 class _PolicyData(Adapter):
-    """What a training of Stable-Baselines3 lends a method: the gradients that the algorithm's own `train` computes."""
+    """The training of Stable-Baselines3, as a method uses it: gradients are those of the algorithm's own `train`."""
 
-    def takes(self, algorithm: BaseAlgorithm) -> None:
-        """Take the policy of an algorithm."""
+    def set_algorithm(self, algorithm: BaseAlgorithm) -> None:
+        """Set the algorithm whose policy a method acts on."""
         self._algorithm: Any = algorithm
         self._rollout: Any = None
-        self.take(algorithm.policy)
+        self.set_model(algorithm.policy)
         if any(source.state_dict().keys() != target.state_dict().keys() for source, target in _targets_of(self.model)):
             raise ValueError(f"{self.title} needs the same head of the target network too: target=…")
 
-    def sees(self) -> None:
+    def keep_rollout(self) -> None:
         """Keep the rollout that has ended: its buffer is emptied before the next begins."""
         if isinstance(self._algorithm, OnPolicyAlgorithm):
             self._rollout = copy.copy(self._algorithm.rollout_buffer)
@@ -215,7 +215,7 @@ class _PolicyData(Adapter):
             for optimizer in every:
                 vars(optimizer)["step"] = partial(instead_of_step, optimizer)
             vars(algorithm).update(max_grad_norm=math.inf, target_kl=None)
-            for _ in range(1 if self.tries else batches):
+            for _ in range(1 if self.is_dry_run else batches):
                 found.clear()
                 stepped.clear()
                 try:
