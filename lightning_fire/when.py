@@ -110,6 +110,13 @@ def problem_of(schedule: Any, horizon: Horizon) -> str | None:
     return problem(horizon) if callable(problem) else None
 
 
+def schedules_in(schedule: Schedule) -> Sequence[Schedule]:
+    """Return the schedules of which any may be due."""
+    if isinstance(schedule, AnyOf):
+        return [part for inner in schedule.schedules for part in schedules_in(inner)]
+    return [schedule]
+
+
 def watched_by(schedule: Any) -> Sequence[str]:
     """Return the keys of the logged metrics that a schedule needs; none if it has no `watched`."""
     return getattr(schedule, "watched", ())

@@ -21,7 +21,7 @@ from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.unit_reset import ignored_passes
 from lightning_fire.methods.initial_values import tensors_of
-from lightning_fire.when import AnyOf, Never, Schedule, one_schedule, watched_by
+from lightning_fire.when import Never, Schedule, one_schedule, schedules_in, watched_by
 
 
 class Adapter(Training):
@@ -218,11 +218,6 @@ def require_known_times(
     for each in schedules_in(schedule):
         if watched_by(each) or isinstance(each, unknown):
             raise ValueError(f"{each} cannot be used here: {known}")
-
-
-def schedules_in(schedule: Schedule) -> Sequence[Schedule]:
-    """Return the schedules of which any may be due."""
-    return schedule.schedules if isinstance(schedule, AnyOf) else [schedule]
 
 
 @contextmanager

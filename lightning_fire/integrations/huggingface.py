@@ -18,13 +18,12 @@ from lightning_fire.integrations.base import (
     require_known_times,
     say,
     schedule_of,
-    schedules_in,
     undisturbed,
 )
 from lightning_fire.messages import logger
 from lightning_fire.methods import Method
 from lightning_fire.methods.base.training import gradients_of
-from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of
+from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of, schedules_in
 
 __all__ = ["PlasticityCallback"]
 

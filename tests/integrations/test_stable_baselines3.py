@@ -10,7 +10,7 @@ from methods_table import KEYS, made
 
 sb3 = pytest.importorskip("stable_baselines3")
 
-from lightning_fire import AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
+from lightning_fire import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
 from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
 from lightning_fire.integrations.stable_baselines3 import PlasticityCallback  # noqa: E402
 from lightning_fire.methods import (  # noqa: E402
@@ -318,7 +318,8 @@ def test_the_log_of_the_library_has_the_values(tmp_path):
 
 
 def test_unsupported_settings_are_an_error_before_training():
-    for when in (AtNewData(), AtEpochs([1]), WhenMetric("rollout/ep_rew_mean", above=1.0)):
+    nested = AnyOf([AtFraction(0.5), AnyOf([AtEpochs([1])])])
+    for when in (AtNewData(), AtEpochs([1]), nested, WhenMetric("rollout/ep_rew_mean", above=1.0)):
         with pytest.raises(ValueError, match="cannot be used here: only the steps of training are known"):
             PlasticityCallback(FIRE(), when)
     with pytest.raises(ValueError, match="acts at every step"):

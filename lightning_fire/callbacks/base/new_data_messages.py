@@ -1,14 +1,13 @@
 """Messages about what counts as new data in a fit, before it begins."""
 
 import inspect
-from collections.abc import Sequence
 
 from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.progress import Progress, data_source_of
 from lightning_fire.contracts import HasChunk, HasChunkAt, chunk_of, num_chunks_of, offers
-from lightning_fire.when import AnyOf, AtNewData, Schedule
+from lightning_fire.when import AtNewData, Schedule, schedules_in
 
 _RELOAD = "Trainer(reload_dataloaders_every_n_epochs=1)"
 ASKS_ONCE = f"the Trainer asks for the training data only once: set {_RELOAD}"
@@ -19,7 +18,7 @@ def explain(schedule: Schedule, time: Progress, trainer: Trainer) -> tuple[str, 
 
     The text is empty for a schedule that does not depend on new data.
     """
-    kinds = {isinstance(part, AtNewData) for part in _parts(schedule)}
+    kinds = {isinstance(part, AtNewData) for part in schedules_in(schedule)}
     if True not in kinds:
         return "", False
     source, seen, on_first = data_source_of(trainer), time.has_seen_data, acts_on_first(schedule)
@@ -64,17 +63,11 @@ def asks_once(trainer: Trainer) -> bool:
     return not undeclared(trainer).reload_dataloaders_every_n_epochs and trainer.max_epochs != 1
 
 
-def _parts(schedule: Schedule) -> Sequence[Schedule]:
-    if isinstance(schedule, AnyOf):
-        return [part for inner in schedule.schedules for part in _parts(inner)]
-    return [schedule]
-
-
 def awaits_new_data(schedule: Schedule) -> bool:
     """Return whether a schedule is due only on data after the first."""
-    return all(isinstance(part, AtNewData) and part.skip_first for part in _parts(schedule))
+    return all(isinstance(part, AtNewData) and part.skip_first for part in schedules_in(schedule))
 
 
 def acts_on_first(schedule: Schedule) -> bool:
     """Return whether a schedule is due on the first data of a training."""
-    return any(isinstance(part, AtNewData) and not part.skip_first for part in _parts(schedule))
+    return any(isinstance(part, AtNewData) and not part.skip_first for part in schedules_in(schedule))
