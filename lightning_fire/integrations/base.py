@@ -1,6 +1,5 @@
 """What the callbacks for other libraries have in common: a method at work on a model, its state and its log."""
 
-import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,14 +56,27 @@ class Adapter(Training):
 
     def set_model(self, model: nn.Module) -> None:
         """Set a model that is new: check it, prepare its structure, keep its values for a method that needs them."""
-        if self._initial is not None and self.model not in (None, model):
-            say(f"{self.name} takes another model for the same one, later. For a new one make a new callback.")
+        if self.model not in (None, model):
+            if self.optimizers:
+                say(f"{self.name} takes another model for the same one, later. For a new one make a new callback.")
+            else:  # the one before was never trained
+                self._initial = None
         self.method.check(model)
         if isinstance(self.method, EventMethod):
             self.method.prepare(model)
         self.model = model
         if self._initial is None and self.method.needs_initial_values:
             self._initial = initial_values(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy keeps: the state, without the training."""
+        states = self._states_of_parts()
+        return {**vars(self), "model": None, "optimizers": (), "handles": [], "_parts": [], "_states": states}
+
+    def forget(self) -> None:
+        """Begin anew, for a new model."""
+        self.close()
+        self.optimizers, self.event, self._states = (), 1, ()
 
     def begin(self, optimizers: Sequence[Optimizer]) -> None:
         """Begin to act on the model. An event is planned and dropped: what it lacks is said now.
@@ -81,11 +93,15 @@ class Adapter(Training):
             planned(self.method, self.model, self)
             self.is_dry_run = False
             return
+        for each in map(inner, self.optimizers):
+            if not isinstance(each, Optimizer):
+                kind = type(each).__name__
+                raise ValueError(f"{self.title} acts at each step of an optimizer of torch, which {kind} is not")
         problems = []
         measures = getattr(self.method, "only_measures", False)
         for group in [self.optimizers] if measures else [[optimizer] for optimizer in self.optimizers]:
-            training = copy.copy(self)
-            training.optimizers = group
+            training = object.__new__(type(self))
+            vars(training).update(vars(self), optimizers=group)
             try:
                 part = self.method.attach(self.model, training)
             except ValueError as error:  # another optimizer may train what it acts on

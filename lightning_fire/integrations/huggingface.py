@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_utils import has_length
 
 from lightning_fire.integrations.base import (
     Adapter,
@@ -36,7 +37,11 @@ class PlasticityCallback(TrainerCallback):
 
     An event is before the first batch of a step, after any checkpoint of the previous step: a run that continues with
     `resume_from_checkpoint` neither loses nor repeats one. Data is new in a later `train()` with the same callback
-    object, and in one that resumes from the last checkpoint of a finished training. State is kept in `optimizer.pt`.
+    object, and in one that resumes from the last checkpoint of a finished training; not in a restart after out of
+    memory or an interruption. Each trial of a search begins with a new network. State is kept in `optimizer.pt`.
+
+    With an event the Trainer forgets its best metric and the checkpoint of it: it would load the weights of before, and
+    `EarlyStoppingCallback` would compare with them.
 
     `trainer.state.log_history` holds metrics under the keys of the Lightning callback: those of an event, and those of
     a method that acts at every step beside each logged loss. Gradients are clipped before such a method sees them.
@@ -77,7 +82,7 @@ class PlasticityCallback(TrainerCallback):
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
         self._training = _TrainerData(method, name, losses)
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
-        self._chunk, self._new_data, self._ended = 0, False, False
+        self._chunk, self._new_data, self._ended = 0, True, False  # new until a step begins on it
         self._last_event = -1, -1  # chunk and step
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -89,6 +94,9 @@ class PlasticityCallback(TrainerCallback):
     ) -> None:
         """Restore the state, begin to act, and raise an error if the method cannot."""
         training, loader = self._training, kwargs["train_dataloader"]
+        if state.is_hyper_param_search and training.model is not kwargs["model"]:  # a trial trains a new network
+            training.forget()
+            self._chunk, self._new_data, self._ended = 0, True, False
         self._check(args, state, loader)
         if training.model is not kwargs["model"]:  # added to the Trainer later, or the model is wrapped or made anew
             if training.model is None and state.global_step:
@@ -96,7 +104,7 @@ class PlasticityCallback(TrainerCallback):
                     f"{training.title} in a training that is resumed: give the callback to the Trainer when it is made"
                 )
             training.set_model(kwargs["model"])
-        self._continue(state, kwargs["optimizer"])
+        self._continue(args, state, kwargs["optimizer"])
         training.set_data(args, state, loader)
         training.begin([kwargs["optimizer"]])
         self._keep(state, kwargs["optimizer"])
@@ -107,7 +115,7 @@ class PlasticityCallback(TrainerCallback):
             raise ValueError(f"two callbacks log as {self._training.name!r}: give one another name, name=…")
         if reason := problem_of(self._when, Horizon(state.num_train_epochs, state.max_steps)):
             raise ValueError(f"{title} at {self._when} can never act: {reason}")
-        if not _has_length(loader):
+        if not has_length(loader):
             require_known_times(self._when, (AtEpochs, EveryNEpochs), "epochs of data without a length are not known")
         plugin = getattr(AcceleratorState(), "fsdp_plugin", None)
         if args.deepspeed or (plugin is not None and getattr(plugin, "fsdp_version", 1) != 2):
@@ -116,27 +124,41 @@ class PlasticityCallback(TrainerCallback):
         if self._sharded and not self._training.method.acts_on_shards:
             raise ValueError(f"{title} needs whole weights, which FSDP2 shards")
 
-    def _continue(self, state: TrainerState, optimizer: Optimizer) -> None:
+    def _continue(self, args: TrainingArguments, state: TrainerState, optimizer: Any) -> None:
         """Restore the state from a checkpoint, and find out whether this data is new."""
+        name, step = self._training.name, state.global_step
         kept = optimizer.param_groups[0].pop(self._key, None)
-        if state.global_step and kept and kept["step"] == state.global_step:
+        awaited = [each for each in schedules_in(self._when) if isinstance(each, AtNewData)]
+        if step and kept and kept["step"] == step:
             self._training.load_state_dict(kept["training"])
-            self._chunk, self._last_event = kept["chunk"], tuple(kept["last_event"])
-            self._ended = self._new_data = kept["ended"]
-            if not kept["ended"] and any(isinstance(each, AtNewData) for each in schedules_in(self._when)):
+            self._chunk, self._new_data, self._ended = kept["chunk"], False, kept["ended"]
+            if awaited and not self._ended:
                 say(
-                    f"{self._training.name}: the checkpoint of step {state.global_step} is of a training that had not"
-                    " ended, whose data continues. To begin with new data, load its weights into the model, and train"
-                    " without resume_from_checkpoint."
+                    f"{name}: the checkpoint of step {step} is of a training that had not ended, whose data continues."
+                    " To begin with new data, load its weights into the model, and train without"
+                    " resume_from_checkpoint."
                 )
-        else:  # a new training, or a checkpoint that was written without this callback, but of shards, which drop it
-            self._new_data = not (state.global_step and self._sharded)
-        self._chunk += self._ended
-        self._ended = False
-        if self._last_event[1] > state.global_step:
+        elif step:
+            self._new_data = not self._sharded  # the state of a sharded optimizer drops that of other things
+            say(
+                f"{name}: the checkpoint of step {step} has no state of it, as it was written without it, or by"
+                f" save_only_model or FSDP2: its events count anew{', and its data is new' * self._new_data}."
+            )
+        elif awaited and not self._new_data and not self._ended and not args.auto_find_batch_size:
+            say(f"{name}: the training before was interrupted: the data of this one counts as the same.")
+        if self._ended:
+            self._chunk, self._new_data, self._ended = self._chunk + 1, True, False
+        if self._last_event[1] > step:
             self._last_event = -1, -1
+        first = self._new_data and not self._chunk
+        if first and awaited == schedules_in(self._when) and all(each.skip_first for each in awaited):
+            say(
+                f"{name}: this data is the first. Data is new in a later train() with this callback, or in one that"
+                " resumes from the last checkpoint of this training. If the model was trained before on other data,"
+                " give when=AtNewData(skip_first=False)."
+            )
 
-    def _keep(self, state: TrainerState, optimizer: Optimizer) -> None:
+    def _keep(self, state: TrainerState, optimizer: Any) -> None:
         """Let the state of the optimizer, which a checkpoint holds, include that of the method."""
 
         def add(_: Optimizer, saved: dict[str, Any]) -> None:
@@ -144,11 +166,14 @@ class PlasticityCallback(TrainerCallback):
                 "step": state.global_step,
                 "ended": state.global_step >= state.max_steps,
                 "chunk": self._chunk,
-                "last_event": list(self._last_event),
                 "training": self._training.state_dict(),
             }
 
-        self._training.handles.append(inner(optimizer).register_state_dict_post_hook(add))
+        if isinstance(inner(optimizer), Optimizer):
+            self._training.handles.append(inner(optimizer).register_state_dict_post_hook(add))
+        else:
+            kind = type(inner(optimizer)).__name__
+            say(f"{self._training.name}: checkpoints have no state of it, as {kind} is not an optimizer of torch.")
 
     @property
     def _key(self) -> str:
@@ -178,6 +203,9 @@ class PlasticityCallback(TrainerCallback):
             self._last_event, self._new_data = (self._chunk, step), False
 
         self._write(self._training.act(f"epoch {clock.epoch}, step {step}", note), state)
+        if self._training.method.remakes_network and state.best_metric is not None:
+            state.best_metric, state.best_model_checkpoint = None, None
+            say(f"with it the Trainer forgets its best {args.metric_for_best_model}")
         rate = kwargs["optimizer"].param_groups[0]
         if step and float(rate["lr"]) < _NEAR_0 * float(rate.get("initial_lr", rate["lr"])):
             logger.warning(
@@ -213,6 +241,9 @@ class _TrainerData(Adapter):
         super().__init__(method, name)
         self._losses = losses
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_loader": None}
+
     def set_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
         """Set the data of a training that starts, and its ranks."""
         self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
@@ -239,19 +270,16 @@ class _TrainerData(Adapter):
         if self._losses is not None:
             yield from islice(self._losses(self.model), number)
             return
-        if not _has_length(self._loader):
+        data = getattr(self._loader, "dataset", None)
+        if data is None or isinstance(data, IterableDataset):
             raise ValueError(
                 f"{self.title} needs batches, and a stream of data may be readable only once, by training: give the"
                 " losses of other batches, losses=lambda model: (model(**batch).loss for batch in …)"
             )
         order = torch.Generator().manual_seed(1_000 * self.event + self._rank)
         collate, size = self._loader.collate_fn, self._batch_size
-        loader = DataLoader(self._loader.dataset, size, shuffle=True, generator=order, collate_fn=collate)
+        own = min(1, self._loader.num_workers)  # where workers read the data, a file opened here would be theirs too
+        loader = DataLoader(data, size, shuffle=True, generator=order, collate_fn=collate, num_workers=own)
         for batch in islice(loader, number):
             output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
             yield output.get("loss") if isinstance(output, dict) else output[0]
-
-
-def _has_length(loader: Any) -> bool:
-    data = getattr(loader, "dataset", None)
-    return data is not None and not isinstance(data, IterableDataset)

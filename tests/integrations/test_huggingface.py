@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import logging
+import os
+import pickle
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from methods_table import KEYS, made
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -88,7 +90,9 @@ def watched(callback):
     def watch(time):
         before = copy.deepcopy(training.model)
         values = act(time)
-        states = {parameter for optimizer in training.optimizers for parameter in optimizer.state}
+        states = {
+            parameter for optimizer in training.optimizers for parameter, state in optimizer.state.items() if state
+        }
         kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
         seen.append((before, copy.deepcopy(training.model), kept))
         return values
@@ -219,18 +223,214 @@ def test_start_chunk_waits_for_a_batch_of_its_data(tmp_path):
     assert found == [([], 0), ([3], STEPS)]
 
 
-def test_a_restart_after_out_of_memory_is_not_new_data(tmp_path):
-    class SmallMemory(transformers.Trainer):
-        def training_step(self, model, inputs, *args, **options):
-            if len(inputs["input_ids"]) > 2:
-                raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
-            return super().training_step(model, inputs, *args, **options)
+class SmallMemory(transformers.Trainer):
+    """Runs out of memory from some micro-batch on, until the batches are small enough."""
 
-    options = {"auto_find_batch_size": True, "max_steps": 3}
-    for when, expected in ((None, []), (AtNewData(skip_first=False), [0])):
-        training = trainer(tmp_path, PlasticityCallback(FIRE(), when), kind=SmallMemory, **options)
+    def __init__(self, *args, after, **options):
+        super().__init__(*args, **options)
+        self.after, self.num_batches = after, 0
+
+    def training_step(self, model, inputs, *args, **options):
+        self.num_batches += 1
+        if len(inputs["input_ids"]) > 2 and self.num_batches > self.after:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return super().training_step(model, inputs, *args, **options)
+
+
+@pytest.mark.parametrize(
+    ("when", "after", "steps"),
+    [
+        (None, 0, []),
+        (AtNewData(skip_first=False), 0, [0]),
+        (AtNewData(skip_first=False), 2, [0]),
+        ([AtNewData(skip_first=False), EveryNSteps(2)], 2, [0, 2, 2]),  # its third step comes twice
+        ([AtEpochs([0])], 0, [0]),
+    ],
+)
+def test_a_restart_after_out_of_memory_is_not_new_data(tmp_path, when, after, steps):
+    found = []
+    callback = PlasticityCallback(FIRE(), when, log=lambda values: found.append(training.state.global_step))
+    kind = partial(SmallMemory, after=after)
+    training = trainer(tmp_path, callback, kind=kind, auto_find_batch_size=True, max_steps=3)
+    training.train()
+    assert found == steps
+
+
+class Interrupt(transformers.TrainerCallback):
+    def on_step_end(self, args, state, control, **options):
+        raise KeyboardInterrupt
+
+
+def test_an_interrupted_training_that_begins_again_is_not_on_new_data(tmp_path, caplog):
+    model, callback = gpt2(), PlasticityCallback(FIRE(), AtNewData(skip_first=False))
+    with contextlib.suppress(KeyboardInterrupt):
+        trainer(tmp_path, callback, Interrupt(), model=model).train()
+    with caplog.at_level(logging.INFO):
+        training = trainer(tmp_path, callback, model=model)
         training.train()
-        assert [entry["step"] for entry in logged(training, "fire/sfe")] in (expected, [])
+    assert not events(training) and "was interrupted: the data of this one counts as the same" in caplog.text
+
+
+def test_a_trial_of_a_search_begins_with_a_new_network(tmp_path):
+    """The second network is new, so that nothing is to be done, and initial values are its own."""
+    found, config = [], gpt2().config
+    for method, when in ((FIRE(), None), (FullReset(), EveryNSteps(2))):
+        plasticity = PlasticityCallback(method, when, log=found.append)
+        arguments = trainer(tmp_path, max_steps=3, lr_scheduler_type="constant", learning_rate=1e-9).args
+        training = transformers.Trainer(
+            args=arguments,
+            train_dataset=blocks(),
+            callbacks=[plasticity],
+            model_init=lambda: transformers.GPT2LMHeadModel(config),
+        )
+        for seed in range(2):
+            training.args.seed = seed
+            training.train(trial={})
+    assert [values["full_reset/event"] for values in found] == [1, 1]
+    assert max(values["full_reset/sfe"] for values in found) < 1e-6  # it has hardly moved from its own start
+
+
+def test_the_first_data_is_said_to_be_the_first(tmp_path, caplog):
+    with caplog.at_level(logging.INFO):
+        trainer(tmp_path, PlasticityCallback(FIRE(), [AtNewData(), EveryNSteps(2)])).train()
+        assert "this data is the first" not in caplog.text
+        trainer(tmp_path, PlasticityCallback(FIRE())).train()
+    assert caplog.text.count("this data is the first. Data is new in a later train()") == 1
+
+
+def test_a_checkpoint_without_its_state_is_named(tmp_path, caplog):
+    trainer(tmp_path, PlasticityCallback(FIRE()), save_strategy="steps", save_steps=3, save_only_model=True).train()
+    with caplog.at_level(logging.INFO):
+        training = trainer(tmp_path / "next", PlasticityCallback(FIRE(), EveryNSteps(4)))
+        training.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert events(training) == [4]
+    assert "the checkpoint of step 3 has no state of it" in caplog.text
+
+
+def test_copies_keep_the_state_of_a_callback_without_its_training(tmp_path):
+    class Copies(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **options):
+            pickle.dumps(callback)
+
+    model, callback = gpt2(), PlasticityCallback(FIRE())
+    trainer(tmp_path, callback, Copies(), model=model).train()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(callback)))
+    training = trainer(tmp_path, copied, model=model, data=blocks(200))
+    training.train()
+    assert events(training) == [0] and copied._training.event == 2 and callback._training.event == 1
+
+
+class Evaluating(transformers.Trainer):
+    """Evaluates to a loss that grows."""
+
+    def evaluate(self, *args, **options):
+        metrics = {"eval_loss": float(self.state.global_step)}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+
+def test_the_best_metric_of_before_an_event_is_forgotten(tmp_path):
+    """Otherwise training would stop at step 4, and load the weights of before the event."""
+    often = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    loads = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
+    callback = PlasticityCallback(FIRE(), EveryNSteps(3))
+    patience = transformers.EarlyStoppingCallback(3)
+    kind = partial(Evaluating, eval_dataset=blocks())
+    training = trainer(tmp_path, callback, patience, kind=kind, max_steps=9, **often, **loads)
+    training.train()
+    assert events(training) == [3, 6]
+    assert training.state.global_step == 9 and training.state.best_model_checkpoint.endswith("checkpoint-7")
+
+
+class Unsized:
+    """Batches of a data set with a length, as a sampler without one."""
+
+    def __iter__(self):
+        yield from ([4 * i + j for j in range(4)] for i in range(3))
+
+
+class OwnLoader(transformers.Trainer):
+    def get_train_dataloader(self):
+        return DataLoader(self.train_dataset, batch_sampler=Unsized(), collate_fn=self.data_collator)
+
+
+class Sized(IterableDataset):
+    """Data that is read in order, with a length."""
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        yield from blocks()
+
+
+def test_epochs_are_known_where_the_loader_has_a_length(tmp_path):
+    with pytest.raises(ValueError, match="epochs of data without a length are not known"):
+        trainer(tmp_path, PlasticityCallback(FIRE(), EveryNEpochs(1)), kind=OwnLoader).train()
+    training = trainer(tmp_path, PlasticityCallback(FIRE(), EveryNEpochs(1)), data=Sized())
+    training.train()
+    assert events(training) == [3]
+
+
+class Opened:
+    """Samples of a file that each process opens when it first reads one, as many data sets do."""
+
+    def __init__(self):
+        self.opened_by = None
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if self.opened_by is None:
+            self.opened_by = os.getpid()
+        assert self.opened_by == os.getpid()
+        return blocks()[index]
+
+
+@pytest.mark.slow
+def test_data_that_workers_read_is_not_read_in_the_main_process(tmp_path):
+    data = Opened()
+    training = trainer(tmp_path, PlasticityCallback(DASH(), EveryNSteps(2)), data=data, dataloader_num_workers=1)
+    training.train()
+    assert len(logged(training, "dash/batches")) == 2 and data.opened_by is None
+
+
+class OfAnotherLibrary:
+    """Plain gradient descent with a momentum in `state`, but not an optimizer of torch."""
+
+    def __init__(self, parameters):
+        self.param_groups, self.state = [{"params": list(parameters), "lr": 1e-2}], {}
+
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            self.state.setdefault(parameter, {})["momentum"] = parameter.grad.clone()
+            parameter.data -= 1e-2 * parameter.grad
+
+    def zero_grad(self, set_to_none=True):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+def test_an_optimizer_of_another_library_is_served_or_refused(tmp_path):
+    schedule = SimpleNamespace(step=lambda *_: None, get_last_lr=lambda: [1e-2])
+
+    def training(method, when, model):
+        callback, arguments = PlasticityCallback(method, when), trainer(tmp_path).args
+        optimizers = OfAnotherLibrary(model.parameters()), schedule
+        return callback, transformers.Trainer(
+            model, arguments, train_dataset=blocks(), callbacks=[callback], optimizers=optimizers
+        )
+
+    callback, served = training(FIRE(), AtFraction(0.5), gpt2())
+    seen = watched(callback)
+    served.train()
+    ((before, after, kept),) = seen
+    fire_(before)
+    assert equal(before, after) and 0 < len(kept) < len(list(after.parameters()))
+    _, refused = training(L2Init(0.1), None, gpt2())
+    with pytest.raises(ValueError, match="L2Init acts at each step of an optimizer of torch, which OfAnotherLibrary"):
+        refused.train()
 
 
 @pytest.mark.parametrize(("with_callback", "expected"), [(True, [STEPS]), (False, [STEPS])])
@@ -356,8 +556,8 @@ def test_weights_in_pieces_are_an_error(monkeypatch, deepspeed, version, refused
 
     plugin = None if version is None else SimpleNamespace(fsdp_version=version)
     monkeypatch.setattr(huggingface, "AcceleratorState", lambda: SimpleNamespace(fsdp_plugin=plugin))
-    state = SimpleNamespace(num_train_epochs=1, max_steps=9, global_step=0, train_batch_size=4)
-    arguments = SimpleNamespace(deepspeed=deepspeed, process_index=0, world_size=1)
+    state = transformers.TrainerState(num_train_epochs=1, max_steps=9, train_batch_size=4)
+    arguments = SimpleNamespace(deepspeed=deepspeed, process_index=0, world_size=1, auto_find_batch_size=False)
     model = gpt2()
     given = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "train_dataloader": None}
     with pytest.raises(ValueError, match="under DeepSpeed or FSDP1") if refused else contextlib.nullcontext():
