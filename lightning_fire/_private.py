@@ -51,6 +51,11 @@ def show_hooks(module: nn.Module) -> Callable[[], None]:
     return lambda: vars(module).pop("forward", None)
 
 
+def has_gradient_hook(tensor: Tensor) -> bool:
+    """Return whether a function was registered that sees, or replaces, the gradient of a tensor."""
+    return bool(tensor._backward_hooks)
+
+
 def is_in_backward() -> bool:
     """Return whether autograd is in a backward pass, in which gradient checkpointing repeats forward passes."""
     return torch._C._current_graph_task_id() != -1

@@ -12,7 +12,7 @@ from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import INTERLEAVED, parts_of, role_of, split
+from lightning_fire.where.fused import INTERLEAVED, is_gated, parts_of, role_of, split
 from lightning_fire.where.layers import plain
 from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
@@ -156,7 +156,7 @@ def _candidate(
     if isinstance(parts, str):
         hint = "" if config.architecture else ", which config.json shows: give --config"
         reason, note = (f"{parts}{hint}", "") if parts == INTERLEAVED else ("", f"as one matrix: {parts}")
-        return replace(candidate, views=[whole], reason=reason, note=note, attention=True)
+        return replace(candidate, views=[whole], reason=reason, note=note, attention=not is_gated(fused))
     return replace(candidate, views=split(whole, parts) or [replace(whole, role=role_of(layer, layers[parents]))])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from lightning_fire.where.candidate import Candidate, is_matrix, matrices_in
+from lightning_fire.where.candidate import Candidate, is_matrix
 from lightning_fire.where.fused import Part, is_attention_name, split
 from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.weight_layers import is_layer, weight_of, why_never
@@ -64,9 +64,9 @@ def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> 
     """
     matrices = [candidate for candidate in filter(is_matrix, candidates) if candidate.whole.shape[1] > 3]
     unknown = [c for c in matrices if c.attention and not any(view.role for view in c.views)]  # counted as three
-    number = matrices_in(matrices) + 2 * len(unknown)
+    number = sum(len(c.views) if c.attention else 1 for c in matrices) + 2 * len(unknown)
     found = sum(view.role in ("q", "k") for c in matrices for view in c.views) + 2 * len(unknown)
-    return 4 * found > number and not (in_order and matrices[-1].whole.parameter.ndim > 2)
+    return 4 * found > number and not (in_order and len(matrices[-1].whole.shape) > 2)
 
 
 def is_causal_language_model(model: nn.Module) -> bool:

@@ -21,6 +21,7 @@ class Candidate:
         attention: Whether it holds a query, key or value projection, in a known order or not.
         aliases: Its other names, which patterns match as well.
         parametrization: What computes it, such as `weight_norm`; its views then only have the right shapes.
+        declared: Whether the user has said how it is stored.
     """
 
     name: str
@@ -30,9 +31,10 @@ class Candidate:
     attention: bool = False
     aliases: tuple[str, ...] = ()
     parametrization: str = ""
+    declared: bool = False
 
     def __post_init__(self) -> None:
-        self.attention = self.attention or any(view.role for view in self.views)
+        self.attention = self.attention or any(view.role in ("q", "k", "v", "kv") for view in self.views)
 
     @property
     def whole(self) -> WeightView:

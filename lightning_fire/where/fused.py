@@ -1,4 +1,4 @@
-"""Fused projections of attention: which rows of the weight are queries, keys and values."""
+"""Fused projections: which rows of the weight are queries, keys and values, or gate and up projection."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from lightning_fire.where.usage import halves
 from lightning_fire.where.weight_view import WeightView
 
 
@@ -29,6 +30,7 @@ _FUSED = re.compile(
     re.IGNORECASE,
 )
 _LIKE_FUSED = re.compile(r"qkv|(^|_)w?qk(_|$)|quer(y|ies)_keys?", re.IGNORECASE)
+_GATED = re.compile(r"gate_up(_proj)?|up_gate_proj")
 INTERLEAVED = "fused query-key-value in an interleaved order"
 # CodeGen, DeBERTa, MiniMax, LightGlue and EfficientViT give an interleaved projection a name that elsewhere means three
 # blocks
@@ -89,6 +91,11 @@ def is_attention_name(leaf: str) -> bool:
     return known or bool(_FUSED.fullmatch(leaf)) or bool(_LIKE_FUSED.search(leaf))
 
 
+def is_gated(leaf: str) -> bool:
+    """Return whether a name is that of a fused gate and up projection."""
+    return bool(_GATED.fullmatch(leaf))
+
+
 def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> list[Part] | str:
     """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known.
 
@@ -102,6 +109,8 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
         shape: Of the weight, `(out, in)`.
     """
     out, inputs = shape[:2]
+    if is_gated(leaf):
+        return gate_and_up(out, parent, _widths_of_inputs(parent) | set(_numbers(parent, ("intermediate_size",))))
     if leaf in ("kv_a_proj_with_mqa", "kv_b_proj"):
         return _latent(leaf, out, parent)
     if leaf == "attn":  # litgpt until 0.5.4, group by group
@@ -129,6 +138,23 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
     ):
         return "fused query-key-value whose keys and values have widths of their own"
     return _halves(out) if key_value else _three_blocks(out, inputs, parent)
+
+
+def gate_and_up(out: int, parent: object, widths: Collection[int]) -> list[Part] | str:
+    """Split a projection that holds gate and up projection, if a width that follows it confirms that these are two.
+
+    Args:
+        out: Its outputs.
+        parent: The module that holds it, whose source or attribute `is_concatenated` shows the order.
+        widths: Input dimensions of the layers around it.
+    """
+    in_halves = getattr(parent, "is_concatenated", None)
+    order = {True: "halves", False: "interleaved"}.get(in_halves, "") if isinstance(in_halves, bool) else ""
+    order = order or (halves(type(parent)) if isinstance(parent, nn.Module) else "halves")
+    if out % 2 or out // 2 not in widths or not order:
+        return f"fused gate and up projection of width {out}, whose parts are not known"
+    width = out // 2
+    return in_order({"gate": width, "up": width}) if order == "halves" else in_order({"gate": 1, "up": 1}, width)
 
 
 def _is_fused(leaf: str, parent: object, out: int, inputs: int) -> bool:

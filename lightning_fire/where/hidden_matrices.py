@@ -48,7 +48,8 @@ class HiddenMatrices(ByName):
         Raises:
             ValueError: If nothing is selected, a pattern matches no weight, or a lazy layer is not initialised yet.
         """
-        layers = [candidate.views[0].parameter for candidate in candidates_of(module)]
+        candidates = [c for c in candidates_of(module) if not c.whole.layout.startswith("stacked")]
+        layers = [c.views[0].parameter for c in candidates if not c.reason.startswith("recurrent")]
         weights = set(layers)
         embeddings = {layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding | nn.EmbeddingBag)}
         named = {plain(name): parameter for name, parameter in module.named_parameters()}

@@ -8,22 +8,33 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from lightning_fire._private import children_of
+from lightning_fire._private import children_of, has_gradient_hook
 from lightning_fire.distributed import local
 from lightning_fire.where.attention import of_multihead_attention, user_of, wraps_one_layer
+from lightning_fire.where.bare import bare_weights, recurrent_weights, stacked
 from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import is_attention_name, parts_of, role_of, split
+from lightning_fire.where.fused import is_attention_name, is_gated, parts_of, role_of, split
 from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.memory import Place, overlapping, place_of
+from lightning_fire.where.selection import times
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
 from lightning_fire.where.weight_layers import is_layer, layout_of, rescales, stored_shape, weight_of, why_never
-from lightning_fire.where.weight_view import WeightView
+from lightning_fire.where.weight_view import Layout, WeightView
 
+HOOKED = "gradient hook, which may freeze a part of it"
 ROUTER = "router of experts that are left out"
 
 
-def candidates_of(model: nn.Module) -> list[Candidate]:
-    """List the candidates of a model, in module order, tied weights once."""
+def candidates_of(
+    model: nn.Module, layers: Mapping[type[nn.Module] | str, Layout] | None = None, recurrent: bool = False
+) -> list[Candidate]:
+    """List the candidates of a model, in module order, tied weights once.
+
+    Args:
+        model: Any module.
+        layers: How weights are stored, see `Weights`.
+        recurrent: Whether the weights of recurrent layers can be selected.
+    """
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             name = plain(name)
@@ -33,7 +44,9 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
     found: dict[nn.Parameter, Candidate] = {}
     modules = dict(model.named_modules())
     for path, module in modules.items():
-        for candidate in _of_module(plain(path), module, *user_of(path, modules)):
+        for candidate in _declared(plain(path), module, layers or {}):
+            found.setdefault(candidate.views[0].parameter, candidate)
+        for candidate in _of_module(plain(path), module, *user_of(path, modules), recurrent):
             found.setdefault(candidate.views[0].parameter, candidate)
     named = {candidate.name: parameter for parameter, candidate in found.items()}
     named |= {plain(name): parameter for name, parameter in model.named_parameters() if parameter not in found}
@@ -48,6 +61,9 @@ def candidates_of(model: nn.Module) -> list[Candidate]:
         if candidate.reason == UNTRAINED and target:
             candidate.reason = target
         candidate.reason = candidate.reason or target or adapter or shared.get(candidate.name, "")
+    by_hook = {c.name: has_gradient_hook(c.views[0].parameter) for c in found.values() if not c.reason}
+    for candidate in found.values() if not all(by_hook.values()) else ():  # on all of them, it watches or clips
+        candidate.reason = candidate.reason or (HOOKED if by_hook[candidate.name] and not candidate.declared else "")
     return list(found.values())
 
 
@@ -104,13 +120,34 @@ def plain(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
-def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module) -> Iterator[Candidate]:
+def _declared(path: str, module: nn.Module, layers: Mapping[type[nn.Module] | str, Layout]) -> Iterator[Candidate]:
+    """Yield the parameters of a module whose layout the user has declared, by its class or by their names."""
+    for leaf, parameter in nn.Module.named_parameters(module, recurse=False) if layers else ():
+        name = plain(f"{path}.{leaf}" if path else leaf)
+        for key, layout in layers.items():
+            by_class = isinstance(key, type) and isinstance(module, key) and parameter.ndim > 1
+            if "parametrizations." not in name and (by_class or (isinstance(key, str) and re.search(key, name))):
+                fewest = {"out_in": 2, "in_out": 2}.get(layout, 3)
+                if parameter.ndim < fewest or (layout == "in_out" and parameter.ndim > 2):
+                    shape = times(parameter.shape)
+                    raise ValueError(f"`layers` has {layout!r} for {name}, but it is of shape {shape}")
+                whole = stacked(WeightView(name, parameter, layout=layout))
+                yield Candidate(name, [whole], why_never(whole), declared=True)
+                break
+
+
+def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module, recurrent: bool) -> Iterator[Candidate]:
     prefix = f"{path}." if path else ""
     if isinstance(module, nn.MultiheadAttention):
         yield from of_multihead_attention(prefix, module)
         return
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        yield from recurrent_weights(prefix, module, recurrent)
+        return
     weight, parametrization = weight_of(module, "weight", stored_shape(module)) if is_layer(module) else (None, "")
     if weight is None:
+        if not re.search("Embed|Norm", type(module).__name__):
+            yield from (c for c in bare_weights(prefix, module, parent) if looks_like_a_weight(c.name))
         return
     layout = layout_of(module)
     whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1) if weight.ndim > 2 else 1, layout)
@@ -119,7 +156,9 @@ def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module) -> It
     siblings = [n for n, child in children if child is not None and is_attention_name(n) and wraps_one_layer(child)]
     parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
     if isinstance(parts, str):
-        yield Candidate(whole.name, [whole], reason or parts, attention=True, parametrization=parametrization)
+        yield Candidate(
+            whole.name, [whole], reason or parts, attention=not is_gated(leaf), parametrization=parametrization
+        )
         return
     views = split(whole, parts) or [replace(whole, role=role_of(leaf, siblings))]
     yield Candidate(whole.name, views, reason, parametrization=parametrization)

@@ -9,6 +9,7 @@ from torch.nn.utils import parametrize
 from lightning_fire.where.candidate import DEPTHWISE
 from lightning_fire.where.fused import classes_of
 from lightning_fire.where.trained import why_not_trained
+from lightning_fire.where.usage import usages
 from lightning_fire.where.weight_view import Layout, WeightView
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -45,10 +46,13 @@ def _is_conv1d(module: object) -> bool:
 
 
 def _linear_layout(module: nn.Module) -> Layout | None:
-    """Return how a Linear layer of another library stores its weight, by the sizes that it declares; else None."""
+    """Return how a Linear layer of another library stores its weight, by its source or declared sizes; else None."""
     weight = dict(nn.Module.named_parameters(module, recurse=False)).get("weight")
     if weight is None or weight.ndim != 2 or isinstance(module, nn.Embedding | nn.EmbeddingBag):
         return None
+    usage = usages(type(module)).get("weight")
+    if usage and not usage.indexed:
+        return usage.layout
     for names in _LINEAR_SIZES:
         sizes = tuple(getattr(module, name, None) for name in names)
         if tuple(weight.shape) in (sizes, sizes[::-1]):

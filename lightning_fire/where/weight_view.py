@@ -1,7 +1,7 @@
 """A weight of a model as `(out, in / groups, *kernel)`, however it is stored."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ from torch.nn import Parameter
 
 from lightning_fire.distributed import gathered, is_sharded, put
 
-Layout = Literal["out_in", "in_out", "transposed_conv"]
+Layout = Literal["out_in", "in_out", "transposed_conv", "stacked_out_in", "stacked_in_out"]
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +22,11 @@ class WeightView:
     Attributes:
         name: Name of the parameter; a part of a fused weight has its letter behind it: `attn.qkv.weight[q]`.
         parameter: The parameter that holds it.
-        groups: Number of convolution groups.
+        groups: Number of convolution groups, or of the matrices in a stack.
         layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: transposed, as Hugging
-            Face's Conv1D does. `transposed_conv`: `(in, out / groups, *kernel)`.
-        rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part.
+            Face's Conv1D does. `transposed_conv`: `(in, out / groups, *kernel)`. `stacked_out_in`, `stacked_in_out`: a
+            stack of such weights, as of experts, `(groups, out / groups, in)` or `(groups, in, out / groups)`.
+        rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part, in each group.
         blocks: Of a fused weight that is interleaved, the number of equal blocks of outputs: `rows` are those of each.
         role: `q`, `k` or `v` for a projection of attention, otherwise empty.
     """
@@ -44,8 +46,8 @@ class WeightView:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape `(out, in / groups, *kernel)`."""
-        groups, out, *rest = self._grid_of(torch.empty(self.parameter.shape, device="meta")).shape
-        return (groups * out, *rest)
+        groups, blocks, out, *rest = self._grid_of(torch.empty(self.parameter.shape, device="meta")).shape
+        return (groups * blocks * out, *rest)
 
     def read(self) -> Tensor:
         """Return the weight; of a sharded parameter it gathers the whole, and all processes must call this.
@@ -53,7 +55,7 @@ class WeightView:
         Returns:
             Shape `(out, in / groups, *kernel)`, detached. It may share memory with the parameter: do not write into it.
         """
-        weight = self._grid_of(gathered(self.parameter)).flatten(0, 1)
+        weight = self._grid_of(gathered(self.parameter)).flatten(0, 2)
         part = self.rows is not None and is_sharded(self.parameter)
         return weight.clone() if part else weight  # frees the rest of what was gathered
 
@@ -71,7 +73,8 @@ class WeightView:
         if tuple(weight.shape) != self.shape:
             raise ValueError(f"`weight` for {self.name} must have shape {self.shape}, got {tuple(weight.shape)}")
         whole = gathered(self.parameter)
-        self._grid_of(whole).copy_(torch.unflatten(weight, 0, (self.groups * self.blocks, -1)))
+        grid = self._grid_of(whole)
+        grid.copy_(weight.unflatten(0, grid.shape[:3]))
         if is_sharded(self.parameter):
             put(self.parameter, whole)
 
@@ -79,18 +82,19 @@ class WeightView:
         """Return a strided view of the parameter, which must not be sharded, to be written into.
 
         Returns:
-            Shape `(groups, out / groups, in / groups, *kernel)`, or `(blocks, out / blocks, in)`; detached.
+            Shape `(groups, blocks, out / groups / blocks, in / groups, *kernel)`; detached.
         """
         return self._grid_of(self.parameter.detach())
 
     def _grid_of(self, stored: Tensor) -> Tensor:
-        """Return what is stored as `(groups or blocks, …, in / groups, *kernel)`, without a copy."""
+        """Return what is stored as `(groups, blocks, …, in / groups, *kernel)`, without a copy."""
         if self.layout == "in_out":
             grid = stored.mT.unsqueeze(0)
         elif self.layout == "transposed_conv":
             grid = torch.unflatten(stored, 0, (self.groups, -1)).transpose(1, 2)
+        elif self.layout == "stacked_in_out":
+            grid = stored.mT
         else:
-            grid = torch.unflatten(stored, 0, (self.groups, -1))
-        if self.blocks > 1:  # a fused weight has one group
-            grid = torch.unflatten(grid[0], 0, (self.blocks, -1))
-        return grid if self.rows is None else grid[:, self.rows[0] : self.rows[1]]
+            grid = stored if self.layout == "stacked_out_in" else torch.unflatten(stored, 0, (self.groups, -1))
+        grid = torch.unflatten(grid, 1, (self.blocks, -1))
+        return grid if self.rows is None else grid[:, :, self.rows[0] : self.rows[1]]

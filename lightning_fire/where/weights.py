@@ -13,17 +13,18 @@ from lightning_fire.where.fused import in_order, split
 from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
 from lightning_fire.where.trained import UNTRAINED
-from lightning_fire.where.weight_view import WeightView
+from lightning_fire.where.weight_view import LAYOUTS, Layout, WeightView
 
 VECTOR = "one row or column: only its length would change"
-_TECHNICAL = ("fused", "sharing memory", "router", "scaled")  # reasons that are not a choice of the user
+# reasons that are not a choice of the user
+_TECHNICAL = ("fused", "sharing memory", "router", "scaled", "recurrent", "gradient hook")
 Preset = Literal["auto", "cnn", "vit", "gpt", "dqn", "sac"]
 PRESETS: dict[str, Callable[[WeightView], bool]] = {
     "cnn": lambda view: True,
     "vit": lambda view: view.role in ("q", "k"),
-    "gpt": lambda view: view.parameter.ndim == 2,
-    "dqn": lambda view: view.parameter.ndim > 2,
-    "sac": lambda view: view.parameter.ndim == 2,
+    "gpt": lambda view: len(view.shape) == 2,
+    "dqn": lambda view: len(view.shape) > 2,
+    "sac": lambda view: len(view.shape) == 2,
 }
 
 
@@ -50,10 +51,15 @@ class Weights(ByName):
             name. If the parts are interleaved, `blocks` is how often their order repeats (default: 1).
         vectors: Whether to take weights of one row or column, such as the output layer of a critic. Orthogonalization
             changes nothing but their length.
+        layers: How weights of layers that are not known are stored, by a class of modules or a regular expression for
+            names of parameters: `out_in`, `in_out`, `transposed_conv`, or for a stack of matrices, as of experts,
+            `stacked_out_in` or `stacked_in_out`, such as `{"W_enc": "in_out"}`.
+        recurrent: Whether to take the weights of LSTM, GRU and RNN, each gate as a matrix.
 
     Raises:
-        ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, or `splits` not
-            a mapping of regular expressions to numbers of rows.
+        ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, `splits` not a
+            mapping of regular expressions to numbers of rows, or `layers` not one of classes and regular expressions to
+            layouts.
 
     Example:
         >>> from torch import nn
@@ -75,12 +81,15 @@ class Weights(ByName):
         exclude: list[str] | None = None,
         splits: dict[str, dict[str, int]] | None = None,
         vectors: bool = False,
+        layers: dict[type[nn.Module] | str, Layout] | None = None,
+        recurrent: bool = False,
     ):
         if preset != "auto" and preset not in PRESETS:
             raise ValueError(f"`preset` must be one of {['auto', *PRESETS]}, got {preset!r}")
         self.preset = preset
         super().__init__(include, exclude)
         self.splits, self.vectors = _checked(splits), vectors
+        self.layers, self.recurrent = _checked_layers(layers), recurrent
 
     def select(self, module: nn.Module) -> Selection[WeightView]:
         """Apply the selection to a model.
@@ -92,7 +101,14 @@ class Weights(ByName):
             ValueError: If nothing is selected, a pattern matches no weight, a selected weight is parametrised, or a
                 lazy layer is not initialised.
         """
-        candidates = self.declared(candidates_of(module))
+        candidates = candidates_of(module, self.layers, self.recurrent)
+        known = [candidate.name for candidate in candidates if candidate.declared]
+        for key in self.layers:
+            by_class = isinstance(key, type) and any(isinstance(part, key) for part in module.modules())
+            if not by_class and not (isinstance(key, str) and any(re.search(key, name) for name in known)):
+                shown = key.__name__ if isinstance(key, type) else repr(key)
+                raise ValueError(f"`layers` has {shown}, which matches no parameter")
+        candidates = self.declared(candidates)
         preset = self.preset_for(candidates, is_causal_language_model(module))
         passed_over = _passed_over(module, {candidate.views[0].parameter for candidate in candidates})
         reasons = self.reasons(candidates, preset, passed_over)
@@ -205,8 +221,15 @@ def row_of(candidate: Candidate, shape: tuple[int, ...], reasons: Mapping[Weight
     parts = {view.role: reasons[view] or "taken" for view in candidate.views} or {"": candidate.reason}
     reason = parts.popitem()[1] if len(set(parts.values())) == 1 else ", ".join(map(" ".join, parts.items()))
     notes = [candidate.note, f"tied with {', '.join(candidate.aliases)}" if candidate.aliases else ""]
-    views = ", ".join(f"{view.role} {times(view.shape)}".strip() for view in candidate.views)
+    views = ", ".join(f"{view.role} {_matrices_of(view)}".strip() for view in candidate.views)
     return Row(candidate.name, shape, views, reason + "".join(f" ({note})" for note in notes if note))
+
+
+def _matrices_of(view: WeightView) -> str:
+    """Write the shape of a view, of a stack as `4 of 16×8`."""
+    if not view.layout.startswith("stacked"):
+        return times(view.shape)
+    return f"{view.groups} of {times((view.shape[0] // view.groups, *view.shape[1:]))}"
 
 
 def _checked(splits: Mapping[str, Mapping[str, int]] | None) -> dict[str, dict[str, int]]:
@@ -219,6 +242,19 @@ def _checked(splits: Mapping[str, Mapping[str, int]] | None) -> dict[str, dict[s
         if not numbers or set(rows) == {"blocks"} or any(type(number) is not int or number < 1 for number in numbers):
             raise ValueError(f"`splits` must have numbers of rows, as {example} has, got {rows!r} for {pattern!r}")
     return {pattern: dict(rows) for pattern, rows in (splits or {}).items()}
+
+
+def _checked_layers(
+    layers: Mapping[type[nn.Module] | str, Layout] | None,
+) -> dict[type[nn.Module] | str, Layout]:
+    if layers is not None and not isinstance(layers, Mapping):
+        raise ValueError(f'`layers` must be a mapping such as {{"W_enc": "in_out"}}, got {layers!r}')
+    for key, layout in (layers or {}).items():
+        if not isinstance(key, type):
+            patterns("layers", [key])
+        if layout not in LAYOUTS:
+            raise ValueError(f"`layers` must have one of {list(LAYOUTS)}, got {layout!r} for {key!r}")
+    return dict(layers or {})
 
 
 def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str]) -> list[Row]:

@@ -89,9 +89,10 @@ def test_training_diagnose_and_reinit_take_the_same_matrices(name, tmp_path):
     assert event.num_events == 1
     head = "net.transformer.wte.weight" if tied else "net.lm_head.weight"  # names of a tied weight in files
     taken = {view.name.replace("net.lm_head.weight", head) for view in Weights().select(LanguageModel(net))}
-    assert len(taken) == 13
+    number = 15 if name == "Phi-3" else 13
+    assert len(taken) == number
     assert {row.name for row in main(["diagnose", str(before), *tied])} == taken
-    assert main(["reinit", str(before), "-o", str(after), "--steps", "5", *tied]).changed == 13
+    assert main(["reinit", str(before), "-o", str(after), "--steps", "5", *tied]).changed == number
     assert all(
         torch.equal(value, around.state[key])
         for key, value in torch.load(after, weights_only=True)["state_dict"].items()

@@ -32,6 +32,11 @@ def thirds() -> Rows:
     return {role: list(range(i * WIDTH, (i + 1) * WIDTH)) for i, role in enumerate("qkv")}
 
 
+def halves(width: int) -> Rows:
+    """The gate projection, then the up projection."""
+    return {"gate": list(range(width)), "up": list(range(width, 2 * width))}
+
+
 def grouped(groups: int) -> Rows:
     """All queries, then the keys of a few heads, then their values."""
     width = groups * _HEAD
@@ -101,7 +106,7 @@ FAMILIES = {
     "Gemma 2": Family("gemma2", GEMMA, 15, True),
     "Gemma 3": Family("gemma3_text", GEMMA, 15, True),
     "Phi": Family("phi", _NEW, 13, False),
-    "Phi-3": Family("phi3", _UNTIED, 13, False, {"qkv_proj": grouped(2)}),
+    "Phi-3": Family("phi3", _UNTIED, 15, False, {"qkv_proj": grouped(2), "gate_up_proj": halves(48)}),
     "OPT": Family("opt", OPT, 13, True),
     "MPT": Family("mpt", MPT, 13, True, {"Wqkv": thirds()}),
     "OLMo 2": Family("olmo2", _UNTIED, 15, False),

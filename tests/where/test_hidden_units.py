@@ -124,11 +124,11 @@ def test_a_unit_has_an_effect_unless_its_outgoing_weights_are_zero(name):
             for outgoing in layer.outgoing:
                 columns = outgoing.columns(unit)
                 assert len(columns) == outgoing.block
-                outgoing.view.grid()[0][:, columns] = 0.0
+                outgoing.view.grid()[0, 0][:, columns] = 0.0
         silent = outputs(net, x)
         assert not torch.allclose(silent, full, atol=1e-6), f"{layer.name}: those were not its outgoing weights"
         with torch.no_grad():
-            layer.incoming.grid()[0][unit] += 1.0
+            layer.incoming.grid()[0, 0][unit] += 1.0
             for entries in layer.entries:
                 entries.tensor[unit] += 1.0
         if not (normed and name == "backwards" and layer.name == "first"):  # LayerNorm mixes its units
@@ -144,7 +144,7 @@ def test_the_activation_is_that_of_the_unit_after_norm_and_nonlinearity(name):
         unit = int(one.abs().mean(0).argmax())
         kept = {key: value.clone() for key, value in net.state_dict().items()}
         with torch.no_grad():
-            layer.incoming.grid()[0][unit] *= 3.0
+            layer.incoming.grid()[0, 0][unit] *= 3.0
             for entries in layer.entries[:1]:
                 entries.tensor[unit] += 1.0
         other = activation(layer, net, x)

@@ -159,17 +159,17 @@ def test_what_is_passed_over_is_said():
     selection = Weights().select(module)
     assert names(selection) == ["moe.shared.weight", "head.weight"]
     assert selection.left_out == [
+        "cell.weight_ih_l0: recurrent: Weights(recurrent=True) takes each gate",
+        "cell.weight_hh_l0: recurrent: Weights(recurrent=True) takes each gate",
         "scaled.weight: scaled in the forward pass, by `weight_gain` of Layer",
         "moe.gate.weight: router of experts that are left out",
-        "cell.weight_ih_l0: GRU: neither Linear nor convolution",
-        "cell.weight_hh_l0: GRU: neither Linear nor convolution",
         "unknown.weight: Layer: neither Linear nor convolution",
         "sharded.weight: Layer: neither Linear nor convolution",
         "moe.experts.gate_up_proj: Module: neither Linear nor convolution",
     ]
     assert Weights(include=["^head"]).select(module).left_out == []
     assert Weights(exclude=["cell", "unknown", "sharded", "scaled", "moe"]).select(module).left_out == []
-    with pytest.warns(UserWarning, match=r"the change leaves out scaled.weight: .*; cell\.weight_ih_l0: GRU"):
+    with pytest.warns(UserWarning, match=r"the change leaves out cell\.weight_ih_l0: recurrent: .*; scaled\.weight: "):
         fire_(module)
 
 

@@ -140,8 +140,8 @@ def unit_resets(
     writes: list[Write] = []
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
-        writes.append((incoming.grid()[0], units, _fresh_weight(layer, seed + index)[units]))
-        writes += [(incoming.of(moment).grid()[0], units, 0.0) for moment in moments_of(incoming.parameter)]
+        writes.append((incoming.grid()[0, 0], units, _fresh_weight(layer, seed + index)[units]))
+        writes += [(incoming.of(moment).grid()[0, 0], units, 0.0) for moment in moments_of(incoming.parameter)]
         for entries in layer.entries:
             writes.append((entries.tensor, units, entries.start))
             writes += [(moment, units, 0.0) for moment in moments_of(entries.tensor)]
@@ -149,7 +149,7 @@ def unit_resets(
         for outgoing in layer.outgoing:
             parameter, columns = outgoing.view.parameter, outgoing.columns(units)
             tensors = (parameter, *moments_of(parameter))
-            writes += [(outgoing.view.of(tensor).grid()[0], (slice(None), columns), 0.0) for tensor in tensors]
+            writes += [(outgoing.view.of(tensor).grid()[0, 0], (slice(None), columns), 0.0) for tensor in tensors]
     return writes
 
 

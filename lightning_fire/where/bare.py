@@ -1,0 +1,85 @@
+"""Weights that are parameters of a module itself: gates of recurrent layers, stacks of experts or agents, products."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from torch import nn
+from torch.nn import Parameter
+
+from lightning_fire._private import children_of
+from lightning_fire.where.candidate import Candidate
+from lightning_fire.where.fused import classes_of, gate_and_up, in_order, is_gated, parts_of, role_of, split
+from lightning_fire.where.usage import usages
+from lightning_fire.where.weight_layers import is_layer, layout_of, stored_shape, why_never
+from lightning_fire.where.weight_view import Layout, WeightView
+
+RECURRENT = "recurrent: Weights(recurrent=True) takes each gate"
+_STORED: dict[tuple[str, int], Layout] = {
+    ("out_in", 2): "out_in",
+    ("in_out", 2): "in_out",
+    ("out_in", 3): "stacked_out_in",
+    ("in_out", 3): "stacked_in_out",
+}
+_GATES = {"LSTM": "ifgo", "LSTMCell": "ifgo", "GRU": "rzn", "GRUCell": "rzn", "RNN": "", "RNNCell": ""}
+
+
+def recurrent_weights(prefix: str, module: nn.Module, recurrent: bool) -> Iterator[Candidate]:
+    """Yield the weights of torch's LSTM, GRU and RNN, gate by gate, under names that begin with a prefix."""
+    gates = next((gates for name, gates in _GATES.items() if name in classes_of(module)), "")
+    for name, parameter in nn.Module.named_parameters(module, recurse=False):
+        if parameter.ndim != 2:
+            continue
+        whole = WeightView(prefix + name, parameter)
+        projection = name.startswith("weight_hr")  # of the output of an LSTM
+        parts = in_order(dict.fromkeys(gates, len(parameter) // len(gates))) if gates and not projection else []
+        reason = why_never(whole) or ("" if recurrent else RECURRENT)
+        yield Candidate(whole.name, split(whole, parts) or [whole], reason)
+
+
+def bare_weights(prefix: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
+    """Yield parameters that are used as weights, by the source of the class, or by the layers that they stand for."""
+    parameters = dict(nn.Module.named_parameters(module, recurse=False))
+    layouts = _layouts_of(module, parameters, parent)
+    names = {name: name.removesuffix("_weight") for name in layouts}
+    views = {name: WeightView(prefix + name, parameters[name], 1, layout) for name, layout in layouts.items()}
+    views = {name: stacked(view) for name, view in views.items()}
+    for name, whole in views.items():
+        widths = {other.shape[1] for other in views.values() if other is not whole}
+        if is_gated(names[name]):
+            parts = gate_and_up(whole.shape[0] // whole.groups, module, widths)
+        else:
+            parts = parts_of(names[name], names.values(), module, whole.shape) if whole.groups == 1 else []
+        reason = why_never(whole) or (parts if isinstance(parts, str) else "")
+        found = [] if isinstance(parts, str) else split(whole, parts)
+        yield Candidate(whole.name, found or [replace(whole, role=role_of(names[name], names.values()))], reason)
+
+
+def stacked(view: WeightView) -> WeightView:
+    """Return the view with the number of its matrices, if it is a stack."""
+    return replace(view, groups=len(view.parameter)) if view.layout.startswith("stacked") else view
+
+
+def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: nn.Module) -> dict[str, Layout]:
+    found: dict[str, Layout] = {}
+    used = usages(type(module))
+    for name, parameter in parameters.items():
+        if name in used and (parameter.ndim == 3 or (parameter.ndim == 2 and not used[name].indexed)):
+            found[name] = _STORED[used[name].layout, parameter.ndim]
+    if "TensorDictParams" in classes_of(module):  # torchrl: one network or, in a stack, one for each agent
+        layers = [child for child in children_of(parent).values() if child is not None and child is not module]
+        for name, parameter in parameters.items():
+            if layout := next(filter(None, (_of_template(layer, name, parameter) for layer in layers)), None):
+                found[name] = layout
+    return found
+
+
+def _of_template(network: nn.Module, name: str, parameter: Parameter) -> Layout | None:
+    """Return the layout of a parameter that stands for the weight of this name in a network, or for a stack of it."""
+    path, _, leaf = name.rpartition(".")
+    layer = dict(network.named_modules()).get(path)
+    if leaf != "weight" or layer is None or not is_layer(layer) or getattr(layer, "groups", 1) != 1:
+        return None
+    layout, shape = layout_of(layer), stored_shape(layer)
+    if parameter.shape == shape:
+        return layout
+    return "stacked_out_in" if parameter.shape[1:] == shape and layout == "out_in" else None

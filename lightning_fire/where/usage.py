@@ -1,0 +1,123 @@
+"""How modules of other libraries use their parameters in matrix products, read from the source of their classes."""
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Literal, NamedTuple
+
+from torch import nn
+
+_CASTS = {"to", "type", "type_as", "float", "half", "bfloat16", "contiguous"}
+_PRODUCTS = {"linear": 1, "matmul": 1, "mm": 1, "bmm": 1, "addmm": 2, "baddbmm": 2}  # position of the weight
+_LAST_TWO = ({-2, -1}, {1, 2})
+
+
+class Usage(NamedTuple):
+    """How a parameter is used.
+
+    Attributes:
+        layout: `out_in` for `F.linear(x, w)` and the like, `in_out` for `x @ w` and the like.
+        indexed: Whether `w` is one item of the parameter, such as the weight of one expert.
+    """
+
+    layout: Literal["out_in", "in_out"]
+    indexed: bool
+
+
+def usages(kind: type) -> Mapping[str, Usage]:
+    """Return how a class uses its parameters, by their names: those that it uses in matrix products, all in one way.
+
+    Known are products by the parameter itself, one item of it, another dtype of it, or its transpose. Whatever is
+    computed from it otherwise, as a normalized or scaled weight is, is not the parameter.
+
+    Example:
+        >>> usages(nn.Linear)
+        {'weight': Usage(layout='out_in', indexed=False)}
+    """
+    found: dict[str, set[Usage]] = {}
+    for node in _nodes(kind):
+        for operand, layout in _operands(node):
+            name, usage = _parameter(operand, layout)
+            if name:
+                found.setdefault(name, set()).add(usage)
+    return {name: next(iter(ways)) for name, ways in found.items() if len(ways) == 1}
+
+
+def halves(kind: type) -> Literal["", "halves", "interleaved"]:
+    """Return in which order a class divides the outputs of a layer in two: `x.chunk(2, …)`, or `x[..., ::2]`."""
+    chunks, steps = False, False
+    for node in _nodes(kind):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "chunk":
+            arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "chunks")]
+            chunks |= any(isinstance(each, ast.Constant) and each.value == 2 for each in arguments)
+        steps |= isinstance(node, ast.Slice) and isinstance(node.step, ast.Constant) and node.step.value == 2
+    return "" if chunks == steps else "halves" if chunks else "interleaved"
+
+
+@cache
+def _nodes(kind: type) -> tuple[ast.AST, ...]:
+    """Return the syntax of the methods of a class but its constructor; nothing where the source is not at hand."""
+    methods: dict[str, ast.AST] = {}
+    for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
+        try:
+            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        except (OSError, TypeError, SyntaxError, ValueError):
+            continue
+        for item in tree.body if isinstance(tree, ast.ClassDef) else ():
+            if isinstance(item, ast.FunctionDef):
+                methods.setdefault(item.name, item)
+    methods.pop("__init__", None)
+    return tuple(node for method in methods.values() for node in ast.walk(method))
+
+
+def _operands(node: ast.AST) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
+    """Yield what is used as a weight in a product, with its layout."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        sides = [node.left, node.right]
+    elif isinstance(node, ast.Call) and (name := _name(node.func)) in _PRODUCTS:
+        at = _PRODUCTS[name]
+        named = [keyword.value for keyword in node.keywords if keyword.arg in ("weight", "mat2", "batch2", "other")]
+        sides = [*node.args[at - 1 : at + 1], *named][:2]
+        if name == "linear":
+            yield from ((side, "out_in") for side in sides[1:])
+            return
+    else:
+        return
+    if len(sides) == 2 and not (_parameter(sides[0], "out_in")[0] and _parameter(sides[1], "in_out")[0]):
+        yield sides[0], "out_in"
+        yield sides[1], "in_out"
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _parameter(expression: ast.expr, layout: Literal["out_in", "in_out"], indexed: bool = False) -> tuple[str, Usage]:
+    """Return the name in `self.name`, `self.name[i]`, `self.name.to(…)`, `self.name.T` or none, and its usage."""
+    turned: Literal["out_in", "in_out"] = "in_out" if layout == "out_in" else "out_in"
+    match expression:
+        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+            return name, Usage(layout, indexed)
+        case ast.Attribute(value=inner, attr="T" | "mT"):
+            return _parameter(inner, turned, indexed)
+        case ast.Call(func=ast.Attribute(value=inner, attr="t"), args=[]):
+            return _parameter(inner, turned, indexed)
+        case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
+            dims = {_number(first), _number(second)}
+            if dims in _LAST_TWO or dims == {0, 1}:
+                return _parameter(inner, turned, indexed)
+        case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _CASTS:
+            return _parameter(inner, layout, indexed)
+        case ast.Subscript(value=inner, slice=ast.Name() | ast.Constant()):
+            return _parameter(inner, layout, True)
+    return "", Usage(layout, indexed)
+
+
+def _number(node: ast.expr) -> int | None:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, int) else None
