@@ -46,7 +46,7 @@ COMMANDS = {
         "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one",
     ),
     "prepare-text": (
-        "lightning_fire.text.prepare_command:main",
+        "lightning_fire.prepare_text:main",
         "tokenise texts into the files that language models train on",
     ),
 }

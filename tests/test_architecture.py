@@ -55,7 +55,7 @@ MAY_IMPORT = {
         "where",
         "messages",
     },
-    "text": {"cli", "text"},
+    "prepare_text": {"cli"},
     "cli": set(),  # imports the module of a command when it is given
 }
 # room -> what it may import from elsewhere than the standard library; rooms not named are free
@@ -70,7 +70,7 @@ ALLOWED_OUTSIDE = {
     "messages": {"lightning_utilities"},
     "methods": {"torch"},
     "integrations": {"torch", "numpy", "accelerate", "transformers", "stable_baselines3"},
-    "text": {"numpy", "tqdm", "tokenizers", "datasets"},
+    "prepare_text": {"numpy", "tokenizers", "datasets"},
     "nets": {"torch", "transformers"},  # the latter only in causal_lm
 }
 

@@ -95,7 +95,7 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
 
     Raises:
         FileNotFoundError: If a file is missing.
-        ValueError: If a file does not match `meta.json`, or the folder is not complete.
+        ValueError: If a file does not match `meta.json`.
     """
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
@@ -104,8 +104,6 @@ def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
             )
     file = folder / "meta.json"
     meta = json.loads(file.read_text()) if file.is_file() else {}
-    if not meta.get("complete", True):
-        raise ValueError(f"{folder} is not complete: the same `lightning-fire prepare-text` continues it")
     dtype, vocab_size = meta.get("dtype", dtype), meta.get("vocab_size")
     tokens = {split: Tokens(folder / f"{split}.bin", dtype, vocab_size) for split in ("train", "val")}
     for split, found in tokens.items():

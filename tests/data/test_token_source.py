@@ -1,6 +1,5 @@
 """Token files: reading and errors."""
 
-import json
 import pickle
 
 import numpy as np
@@ -53,11 +52,3 @@ def test_missing_or_broken_files_raise(tmp_path):
         open_source(tmp_path)
     with pytest.raises(ValueError, match="`dtype` must be one of"):
         open_source(write_tokens(tmp_path / "other", np.arange(9), np.arange(9), meta=False), "int64")
-
-
-def test_a_folder_that_prepare_text_has_not_finished_raises(tmp_path):
-    write_tokens(tmp_path, np.arange(100), np.arange(20))
-    meta = json.loads((tmp_path / "meta.json").read_text())
-    (tmp_path / "meta.json").write_text(json.dumps({**meta, "complete": False}))
-    with pytest.raises(ValueError, match="is not complete: the same `lightning-fire prepare-text` continues it"):
-        open_source(tmp_path)

@@ -13,8 +13,8 @@ from torch import nn
 
 from lightning_fire.cli import main
 from lightning_fire.modules.chunk_schedule import learning_rate_factors
+from lightning_fire.prepare_text import parser as prepare_text_parser
 from lightning_fire.recipe.recipe import find_recipe
-from lightning_fire.text.prepare_command import parser as prepare_text_parser
 
 PATHS = sorted((ROOT / "language").rglob("*.yaml"))
 METHODS = {

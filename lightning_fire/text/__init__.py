@@ -1,1 +1,0 @@
-"""Text to token files: `lightning-fire prepare-text`."""
