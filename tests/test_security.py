@@ -182,7 +182,7 @@ def test_the_packaged_images_are_not_unpickled(tmp_path, monkeypatch):
         for kind in ("images", "labels")
     }
     np.savez(tmp_path / "fashion_mnist_small.npz", **arrays)
-    monkeypatch.setattr(data.fashion_mnist, "__file__", str(tmp_path / "fashion_mnist.py"))
+    monkeypatch.setattr(data.image_sets, "__file__", str(tmp_path / "image_sets.py"))
     with pytest.raises(ValueError, match="Object arrays cannot be loaded when allow_pickle=False"):
         data.SmallFashionMNISTDataModule().setup()
     assert not (tmp_path / "done").exists()
@@ -262,8 +262,8 @@ def everything(folder: Path) -> set[str]:
 
 def test_a_zip_of_tiny_imagenet_with_another_sum_is_not_read(tmp_path, monkeypatch):
     image_files.write_tiny_imagenet(tmp_path)
-    monkeypatch.setattr("lightning_fire.data.tiny_imagenet.ZipFile", None)
-    with pytest.raises(RuntimeError, match="its MD5 sum is not 90528d7ca1a48142e341f4ef8d21d0de"):
+    monkeypatch.setattr("lightning_fire.data.image_sets.ZipFile", None)
+    with pytest.raises(RuntimeError, match="MD5 sum 90528d7ca1a48142e341f4ef8d21d0de"):
         data.TinyImageNetDataModule(str(tmp_path)).setup()
 
 
@@ -318,7 +318,7 @@ def test_a_download_of_tiny_imagenet_with_another_sum_is_not_used(tmp_path, monk
     dm = data.TinyImageNetDataModule(str(tmp_path / "root"), download=True)
     with pytest.raises(RuntimeError, match="not found or corrupted"):
         dm.prepare_data()
-    with pytest.raises(RuntimeError, match="its MD5 sum is not 90528d7ca1a48142e341f4ef8d21d0de"):
+    with pytest.raises(RuntimeError, match="MD5 sum 90528d7ca1a48142e341f4ef8d21d0de"):
         dm.setup()
 
 
@@ -329,7 +329,7 @@ def test_an_idx_file_that_claims_too_much_is_damaged(tmp_path):
     image_files.write_fashion_mnist(tmp_path)
     path = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:4] + b"\x7f\xff\xff\xff" * 3 + path.read_bytes()[16:])
-    with pytest.raises(RuntimeError, match="train-images-idx3-ubyte is truncated or damaged"):
+    with pytest.raises(RuntimeError, match="misses whole files in"):
         data.FashionMNISTDataModule(str(tmp_path)).setup()
 
 

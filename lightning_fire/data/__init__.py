@@ -1,9 +1,14 @@
 """Training data that arrives in chunks: the paper's protocols, for any data set and for those of the paper."""
 
 from lightning_fire.data.chunked import ChunkedDataModule
-from lightning_fire.data.cifar import CIFAR10DataModule, CIFAR100DataModule
-from lightning_fire.data.digits import DigitsDataModule
-from lightning_fire.data.fashion_mnist import FashionMNISTDataModule, SmallFashionMNISTDataModule
+from lightning_fire.data.image_sets import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    DigitsDataModule,
+    FashionMNISTDataModule,
+    SmallFashionMNISTDataModule,
+    TinyImageNetDataModule,
+)
 from lightning_fire.data.king_james_and_python import KingJamesAndPythonDataModule
 from lightning_fire.data.protocols import (
     ClassIncremental,
@@ -18,7 +23,6 @@ from lightning_fire.data.replay import ReplayDataModule
 from lightning_fire.data.slowly_changing_regression import SlowlyChangingRegressionDataModule
 from lightning_fire.data.streams import PermutedInputs, PermutedLabels, RandomLabels, SlowlyChangingRegression, Stream
 from lightning_fire.data.text import TextDataModule
-from lightning_fire.data.tiny_imagenet import TinyImageNetDataModule
 
 __all__ = [
     "CIFAR10DataModule",
