@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from every_method import made
+from methods_table import made
 from raising import RaisesAt, spread
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -23,7 +23,7 @@ from lightning_fire.methods import (
     ShrinkAndPerturb,
 )
 
-CASES = {kind.name: made(kind) for kind in METHODS} | {
+CASES = {kind.name: made(kind, "head") for kind in METHODS} | {
     "full_reset_fresh": FullReset(fresh_seed=0),
     "full_reset_of_isometry": FullReset(target="isometry", optimizer_state="all"),
     "shrink_and_perturb_fresh": ShrinkAndPerturb(fresh_seed=0),
