@@ -133,7 +133,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
             return train, test
         if (n := len(train)) < self.subset:
             raise ValueError(f"`subset` must not exceed the number of training images ({n}), got {self.subset}")
-        order = torch.randperm(n, generator=torch.Generator().manual_seed(0))  # the same in each run
+        order = torch.randperm(n, device="cpu", generator=torch.Generator().manual_seed(0))  # the same in each run
         return TensorDataset(*train[order[: self.subset]]), test
 
     def _tensors(self, part: VisionDataset) -> tuple[Tensor, Tensor]:
@@ -188,7 +188,7 @@ class DigitsDataModule(ChunkedDataModule):
         except ImportError as error:
             raise ImportError("DigitsDataModule needs scikit-learn: pip install scikit-learn") from error
         pixels, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))  # the same in each run
+        order = torch.randperm(len(labels), device="cpu", generator=torch.Generator().manual_seed(0))  # the same in each run
         images = (pixels * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)[order]
         labels = labels.to(torch.int64)[order]
         return TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])

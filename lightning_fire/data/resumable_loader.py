@@ -45,10 +45,12 @@ class EpochSampler(DistributedSampler):
     def order(self) -> torch.Tensor:
         """Return the sample numbers of the epoch for this rank, without the skipped ones, int64 (samples,)."""
         size = len(self.dataset)
-        numbers = torch.arange(size)
+        numbers = torch.arange(size, device="cpu")
         if self.shuffle:
-            numbers = torch.randperm(size, generator=torch.Generator().manual_seed(self.seed + self.epoch))
-        own = torch.arange(self.total_size)[self.rank :: self.num_replicas] % size  # the end repeats the first ones
+            seeded = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
+            numbers = torch.randperm(size, device="cpu", generator=seeded)
+        places = torch.arange(self.rank, self.total_size, self.num_replicas, device="cpu")
+        own = places % size  # the end repeats the first ones
         return numbers[own[self.skip :]]
 
     def __iter__(self) -> Iterator[int]:

@@ -68,7 +68,7 @@ class Stream(Protocol):
         if k is not None and k > n:
             raise ValueError(f"`samples_per_task` must not exceed the number of training samples ({n}), got {k}")
         draws = [0 if self.same_samples else task for task in range(self.num_chunks)]
-        return [torch.randperm(n, generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
+        return [torch.randperm(n, device="cpu", generator=_generator(seed, draw, _SAMPLES))[:k] for draw in draws]
 
 
 class PermutedLabels(Stream):
@@ -80,7 +80,7 @@ class PermutedLabels(Stream):
 
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with renamed classes, int64 (n,)."""
-        names = torch.randperm(_known(num_classes, self), generator=_generator(seed, number, _CHANGE))
+        names = torch.randperm(_known(num_classes, self), device="cpu", generator=_generator(seed, number, _CHANGE))
         return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
 
 
@@ -123,9 +123,9 @@ class RandomLabels(Stream):
         generator = _generator(seed, number, _CHANGE)
         inputs, true = train
         if self.labels == "shuffled":
-            labels = true[torch.randperm(len(true), generator=generator).to(true.device)]
+            labels = true[torch.randperm(len(true), device="cpu", generator=generator).to(true.device)]
         else:
-            labels = torch.randint(_known(num_classes, self), (len(true),), generator=generator)
+            labels = torch.randint(_known(num_classes, self), (len(true),), device="cpu", generator=generator)
         samples = inputs, labels.to(inputs.device)
         return samples, samples
 
@@ -143,7 +143,8 @@ class PermutedInputs(Stream):
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with permuted inputs."""
         first = 1 if train[0].ndim == 2 else 2  # of the permuted dimensions
-        order = torch.randperm(train[0].shape[first:].numel(), generator=_generator(seed, number, _CHANGE))
+        generator, size = _generator(seed, number, _CHANGE), train[0].shape[first:].numel()
+        order = torch.randperm(size, device="cpu", generator=generator)
 
         def permuted(inputs: Tensor) -> Tensor:
             return inputs.flatten(first).index_select(-1, order.to(inputs.device)).view_as(inputs)
@@ -205,14 +206,14 @@ class SlowlyChangingRegression(Stream):
         fixed, generator = _generator(seed, 0, _SAMPLES), _generator(seed, number, _CHANGE)
         network = self._draw_network(fixed)
         if self.change == "all_bits":
-            slow = torch.randint(2, (self.slow_bits,), generator=generator)
+            slow = torch.randint(2, (self.slow_bits,), device="cpu", generator=generator)
         else:
-            first = torch.randint(2, (self.slow_bits,), generator=fixed)
-            flips = torch.randint(self.slow_bits, (number,), generator=fixed)
+            first = torch.randint(2, (self.slow_bits,), device="cpu", generator=fixed)
+            flips = torch.randint(self.slow_bits, (number,), device="cpu", generator=fixed)
             slow = (first + torch.bincount(flips, minlength=self.slow_bits)) % 2
 
         def draw(n: int) -> Samples:
-            fast = torch.randint(2, (n, self.bits - self.slow_bits), generator=generator)
+            fast = torch.randint(2, (n, self.bits - self.slow_bits), device="cpu", generator=generator)
             inputs = torch.cat([slow.expand(n, -1), fast], dim=1).float()
             return inputs, network(inputs)
 

@@ -49,7 +49,8 @@ class ThresholdNetwork(NamedTuple):
             generator: Source of the draws.
         """
         shapes = (hidden_units, bits), (hidden_units,), (hidden_units,), ()
-        return cls(*(torch.randint(2, shape, generator=generator).float() * 2 - 1 for shape in shapes), threshold)
+        draws = (torch.randint(2, shape, device="cpu", generator=generator) for shape in shapes)
+        return cls(*(draw.float() * 2 - 1 for draw in draws), threshold)
 
     @property
     def thresholds(self) -> Tensor:

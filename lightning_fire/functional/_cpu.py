@@ -175,7 +175,7 @@ def _steepness(steps: int, coefficients: tuple[float, ...]) -> float:
     if steps > 50:
         return math.inf  # h(0) is then above 1e8
     flat = -2 * steps * math.log10(coefficients[0]) - 3
-    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64)  # 0.5 % apart
+    points = torch.logspace(flat, 0, int(-flat / 0.002), dtype=torch.float64, device="cpu")  # 0.5 % apart
     slopes = _polynomial(points, steps, coefficients).diff() / points.diff()
     return float((points[1:].sqrt() * slopes.abs()).max())
 
@@ -192,7 +192,7 @@ def _without_zeros(y: Tensor) -> Tensor:
     """Replace zeros by noise, the same one each time, so that the images of null vectors have directions."""
     if y.count_nonzero() == y.numel():
         return y
-    noise = torch.randn(y.shape, generator=torch.Generator().manual_seed(0), dtype=y.dtype)
+    noise = torch.randn(y.shape, generator=torch.Generator("cpu").manual_seed(0), dtype=y.dtype, device="cpu")
     return torch.where(y == 0, noise * (_NOISE * y.abs().amax()), y)
 
 

@@ -1,9 +1,32 @@
-"""Checks of the functions' arguments."""
+"""Checks of the functions' arguments, and the precision of what they compute."""
 
 import math
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: compute in the dtype of the arguments, also within `torch.autocast`, which would lower it."""
+
+    @wraps(function)
+    def computed(*args: P.args, **kwargs: P.kwargs) -> R:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        kinds = {tensor.device.type for tensor in tensors if not tensor.is_meta}
+        with ExitStack() as stack:
+            for kind in kinds:
+                if torch.is_autocast_enabled(kind):
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+            return function(*args, **kwargs)
+
+    return computed
 
 
 def precise(tensor: Tensor) -> Tensor:

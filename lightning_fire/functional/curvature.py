@@ -3,11 +3,14 @@
 Arguments out of their range, and values or derivatives that are NaN or Inf, raise a ValueError.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from lightning_fire.functional.checks import full_precision
 
 Product = Callable[[Tensor], Tensor]
 
@@ -27,6 +30,7 @@ class Eigenvalue(NamedTuple):
     products: int
 
 
+@full_precision
 def largest_eigenvalue(
     product: Product, start: Tensor, tolerance: float = 0.01, max_products: int = 100, min_products: int = 1
 ) -> Eigenvalue:
@@ -71,10 +75,10 @@ def largest_eigenvalue(
             for other in basis:
                 vector.addcmul_(other, vector @ other, value=-1)
         beside.append(float(vector.norm()))
-        if not torch.tensor([diagonal[-1], beside[-1]]).isfinite().all():
+        if not (math.isfinite(diagonal[-1]) and math.isfinite(beside[-1])):
             raise ValueError("the matrix has a NaN or Inf: its product with a vector is not finite")
-        off = torch.tensor(beside[:-1], dtype=torch.float64)
-        tridiagonal = torch.tensor(diagonal, dtype=torch.float64).diag() + off.diag(1) + off.diag(-1)
+        off = torch.tensor(beside[:-1], dtype=torch.float64, device="cpu")
+        tridiagonal = torch.tensor(diagonal, dtype=torch.float64, device="cpu").diag() + off.diag(1) + off.diag(-1)
         values, vectors = torch.linalg.eigh(tridiagonal)
         value, residual = float(values[-1]), beside[-1] * float(vectors[-1, -1].abs())
         rounding = 8 * torch.finfo(start.dtype).eps * float(values.abs().max())
@@ -107,6 +111,7 @@ def hessian_product(loss: Tensor, parameters: Sequence[Tensor]) -> Product:
     return gradient_and_product(loss, parameters)[1]
 
 
+@full_precision
 def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, Product]:
     """Return the gradient of a loss, shape `(n,)`, and its `hessian_product` at the cost of the latter alone."""
     if loss.numel() != 1:
@@ -117,6 +122,7 @@ def gradient_and_product(loss: Tensor, parameters: Sequence[Tensor]) -> tuple[Te
     sizes = [parameter.numel() for parameter in parameters]
     curved = [i for i, gradient in enumerate(gradients) if gradient is not None and gradient.requires_grad]
 
+    @full_precision
     def product(vector: Tensor) -> Tensor:
         if not curved:
             return torch.zeros_like(vector)
@@ -139,7 +145,7 @@ def random_start(parameters: Sequence[Tensor], seed: int = 0) -> Tensor:
     It is the same on every device, and leaves the global random state alone.
     """
     size = sum(parameter.numel() for parameter in parameters)
-    vector = torch.randn(size, generator=torch.Generator().manual_seed(seed))
+    vector = torch.randn(size, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     return vector.to(parameters[0].device, _dtype(parameters))
 
 
@@ -153,6 +159,7 @@ def near_gradient(gradient: Tensor, random: Tensor) -> Tensor:
     return gradient / length + random / random.norm() if 0 < length < torch.inf else random
 
 
+@full_precision
 def loss_curvature(
     loss: Tensor, parameters: Sequence[Tensor], tolerance: float = 0.01, max_products: int = 100, seed: int = 0
 ) -> Eigenvalue:

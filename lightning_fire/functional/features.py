@@ -8,10 +8,11 @@ input is float64.
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import real
+from lightning_fire.functional.checks import full_precision, real
 from lightning_fire.functional.newton_schulz import unit_norm
 
 
+@full_precision
 def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     """Return ‖C − C̃‖_F, the distance between normalised feature covariances C = H Hᵀ / ‖H‖_F² of features H.
 
@@ -44,6 +45,7 @@ def feature_covariance_shift(before: Tensor, after: Tensor) -> Tensor:
     return feature_covariance_shift_of(f.mT @ f, g.mT @ g, f.mT @ g).to(dtype)
 
 
+@full_precision
 def feature_covariance_shift_of(before: Tensor, after: Tensor, cross: Tensor) -> Tensor:
     """Return `feature_covariance_shift` from sums over samples, which can be taken batch by batch.
 

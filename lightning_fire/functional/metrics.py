@@ -8,9 +8,10 @@ float64 for float64 input. For a convolution weight, pass `as_matrices(weight, g
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import real
+from lightning_fire.functional.checks import full_precision, real
 
 
+@full_precision
 def dfi(matrix: Tensor) -> Tensor:
     """Deviation from isometry as the paper defines it: ‖WᵀW − I‖_F² (paper, eq. 2).
 
@@ -32,6 +33,7 @@ def dfi(matrix: Tensor) -> Tensor:
     return _less_identity(_small_gram(matrix)).square().sum((-2, -1)) + floor
 
 
+@full_precision
 def dfi_normalized(matrix: Tensor) -> Tensor:
     """Scale- and shape-invariant deviation from isometry: ‖G/s² − I‖_F² / r.
 
@@ -59,6 +61,7 @@ def dfi_normalized(matrix: Tensor) -> Tensor:
     return _less_identity(_with_unit_mean(gram)).square().sum((-2, -1)) / short
 
 
+@full_precision
 def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return `dfi` and `dfi_normalized` of the same matrices, from one Gram matrix each; fast for contiguous ones."""
     matrix = real(matrix, "matrix")
@@ -73,6 +76,7 @@ def both_deviations(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return plain + max(columns - rows, 0), scaled / min(rows, columns)
 
 
+@full_precision
 def sfe(before: Tensor, after: Tensor) -> Tensor:
     """Squared Frobenius error between two versions of a matrix: ‖W − W̃‖_F² (paper, eq. 1).
 
@@ -94,6 +98,7 @@ def sfe(before: Tensor, after: Tensor) -> Tensor:
     return (before - after).square().sum((-2, -1))
 
 
+@full_precision
 def sfe_normalized(before: Tensor, after: Tensor) -> Tensor:
     """Squared Frobenius error relative to the old matrix: ‖W − W̃‖_F² / ‖W‖_F².
 

@@ -5,12 +5,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fire.functional.checks import precise
+from lightning_fire.functional.checks import full_precision, precise
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, newton_schulz, unit_norm
 
 MuonScale = Literal["original", "match_rms_adamw"]
 
 
+@full_precision
 def muon_direction(momentum: Tensor, steps: int = 5, scale: MuonScale = "original") -> Tensor:
     """Orthogonalise momenta by Newton–Schulz steps with Muon's coefficients, and scale them by their shape.
 

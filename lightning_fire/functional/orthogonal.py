@@ -19,13 +19,14 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from lightning_fire.functional._cpu import iterated, projected
-from lightning_fire.functional.checks import finite
+from lightning_fire.functional.checks import finite, full_precision
 from lightning_fire.functional.newton_schulz import COEFFICIENTS, power_of_two
 
 Coefficients = Literal["cubic", "quintic", "muon"]
 Scale = Literal["paper", "none", "procrustes"]
 
 
+@full_precision
 def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = "cubic") -> Tensor:
     """Move all singular values of a matrix towards 1 by a fixed number of Newton–Schulz steps.
 
@@ -53,6 +54,7 @@ def orthogonalize(matrix: Tensor, steps: int = 10, coefficients: Coefficients = 
     return iterated(finite(matrix, "matrix"), steps, _numbers(coefficients)).to(matrix.dtype)
 
 
+@full_precision
 def polar(matrix: Tensor) -> Tensor:
     """Project a matrix onto the nearest one with orthonormal rows or columns: its polar factor (paper, eq. 4).
 
@@ -74,6 +76,7 @@ def polar(matrix: Tensor) -> Tensor:
     return projected(finite(matrix, "matrix")).to(matrix.dtype)
 
 
+@full_precision
 def fire(
     weight: Tensor,
     steps: int | Literal["exact"] = 10,

@@ -7,9 +7,10 @@ raise a ValueError.
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import precise
+from lightning_fire.functional.checks import full_precision, precise
 
 
+@full_precision
 def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
     """Deviation of the rows from orthogonality: ‖WWᵀ − s·I‖_F² (paper, baselines, "Parseval Reg.").
 
@@ -33,6 +34,7 @@ def parseval_penalty(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Ten
     return _residual(matrices, scale).square().sum() + floor
 
 
+@full_precision
 def parseval_gradient(weight: Tensor, scale: float = 1.0, groups: int = 1) -> Tensor:
     """Gradient of `parseval_penalty`, with its arguments: 4·(WWᵀ − s·I)·W, of the shape of `weight`.
 
@@ -99,6 +101,7 @@ def l2_init_gradient(weight: Tensor, initial: Tensor) -> Tensor:
     return 2 * (precise(weight) - precise(initial))
 
 
+@full_precision
 def spectral_penalty(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
     """Deviation of the largest singular value from 1: (σ₁² − 1)², with the estimate ‖Wv‖ of σ₁.
 
@@ -118,6 +121,7 @@ def spectral_penalty(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
     return (image.square().sum((1, 2)) - 1).square().sum()
 
 
+@full_precision
 def spectral_gradient(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
     """Gradient of `spectral_penalty` by the weight, with its arguments: 4·(‖Wv‖² − 1)·Wv·vᵀ, of the shape of `weight`.
 
@@ -131,6 +135,7 @@ def spectral_gradient(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor
     return (4 * deviation * image * vector.unsqueeze(-2)).view(weight.shape)
 
 
+@full_precision
 def power_iteration(weight: Tensor, vector: Tensor, groups: int = 1) -> Tensor:
     """One step v ← WᵀWv / ‖WᵀWv‖ towards the right singular vector of the largest singular value.
 

@@ -9,11 +9,12 @@ are scale-invariant, and 0 for a matrix of zeros or without entries. A *matrix* 
 import torch
 from torch import Tensor
 
-from lightning_fire.functional.checks import finite
+from lightning_fire.functional.checks import finite, full_precision
 
 _EPS = 1e-8
 
 
+@full_precision
 def srank(matrix: Tensor, delta: float = 0.01) -> Tensor:
     """Effective rank: the least k for which the k largest singular values sum to at least 1 − δ of the sum of all.
 
@@ -48,6 +49,7 @@ def srank_of(values: Tensor, delta: float = 0.01) -> Tensor:
     return (held < (1 - delta - rounding) * held[..., -1:]).sum(-1) + held[..., -1:].gt(0).sum(-1)
 
 
+@full_precision
 def stable_rank(matrix: Tensor) -> Tensor:
     """Stable rank ‖W‖_F² / σ_max²: the number of directions as strong as the strongest.
 
@@ -76,6 +78,7 @@ def stable_rank_of(values: Tensor) -> Tensor:
     return _relative(values).square().sum(-1)
 
 
+@full_precision
 def entropy_rank(matrix: Tensor) -> Tensor:
     """Exponential of the entropy of σ / Σσ: the number of equal singular values with the same entropy.
 
@@ -107,6 +110,7 @@ def entropy_rank_of(values: Tensor) -> Tensor:
     return torch.where(total.squeeze(-1) == 0, 0.0, entropy.exp())
 
 
+@full_precision
 def entropy_rank_gradient(matrix: Tensor) -> Tensor:
     """Gradient of `entropy_rank` by the matrix; 0 for a matrix of zeros.
 
@@ -144,6 +148,7 @@ def entropy_rank_gradient(matrix: Tensor) -> Tensor:
     return torch.where(values[..., :1, None] > 0, gradient, 0.0)
 
 
+@full_precision
 def singular_values(matrix: Tensor) -> Tensor:
     """Singular values of each matrix; entries may be tiny or huge.
 
@@ -165,6 +170,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     return values * largest.squeeze(-1)
 
 
+@full_precision
 def singular_values_of_gram(gram: Tensor) -> Tensor:
     """Singular values of F from its Gram matrix FᵀF, which can be summed over batches of rows.
 

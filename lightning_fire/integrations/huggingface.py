@@ -276,7 +276,7 @@ class _TrainerData(Adapter):
                 f"{self.title} needs batches, and a stream of data may be readable only once, by training: give the"
                 " losses of other batches, losses=lambda model: (model(**batch).loss for batch in …)"
             )
-        order = torch.Generator().manual_seed(1_000 * self.event + self._rank)
+        order = torch.Generator("cpu").manual_seed(1_000 * self.event + self._rank)
         collate, size = self._loader.collate_fn, self._batch_size
         own = min(1, self._loader.num_workers)  # where workers read the data, a file opened here would be theirs too
         loader = DataLoader(data, size, shuffle=True, generator=order, collate_fn=collate, num_workers=own)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
+from lightning_fire.functional.checks import full_precision
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
@@ -131,7 +132,7 @@ class _Utilities:
     """
 
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], scores_activity: bool):
-        zeros = torch.zeros(size)
+        zeros = torch.zeros(size, device="cpu")
         state = state or {"utility": zeros, "mean": zeros, "age": zeros.long(), "owed": 0.0}
         self.utility: Tensor = state["utility"].to(device, copy=True)
         self.mean: Tensor = state["mean"].to(device, copy=True)
@@ -174,7 +175,7 @@ class _Utilities:
         number = int(self.owed)
         self.owed -= number
         if not number:
-            return torch.empty(0, dtype=torch.int64)
+            return torch.empty(0, dtype=torch.int64, device="cpu")
         return least_useful(self.corrected(self.utility, decay), eligible.to(self.utility.device), number)
 
     def forget(self, units: Tensor) -> None:
@@ -191,6 +192,7 @@ def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
     return torch.stack(sums).sum(0).float()
 
 
+@full_precision
 def _lost_output(layer: UnitLayer, units: Tensor, mean: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the biases of the next layers, each with the mean output of units through their outgoing weights."""
     found: list[tuple[Tensor, Tensor]] = []

@@ -64,7 +64,7 @@ class DASH(EventMethod):
             raise ValueError(f"`alpha` must be in (0, 1], got {self.alpha}")
         if self.num_batches is not None and self.num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
-        dash(torch.zeros(1), torch.zeros(1), self.minimum)  # checks it
+        dash(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"), self.minimum)  # checks it
         check_policy(self.optimizer_state)
 
     @property

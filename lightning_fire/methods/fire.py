@@ -57,7 +57,9 @@ class FIRE(EventMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         few = min(self.steps, 1) if isinstance(self.steps, int) else self.steps
-        fire(torch.eye(1), few, self.coefficients, "paper" if self.scale == "auto" else self.scale)  # checks them
+        fire(
+            torch.eye(1, device="cpu"), few, self.coefficients, "paper" if self.scale == "auto" else self.scale
+        )  # checks them
         check_policy(self.optimizer_state)
 
     def selected(self, model: nn.Module, training: Training) -> str:

@@ -136,8 +136,8 @@ class _Intervals:
     """
 
     def __init__(self, size: int, device: torch.device, state: Mapping[str, Any], first_threshold: int):
-        zeros = torch.zeros(size, dtype=torch.int64)
-        threshold, largest = zeros + first_threshold, torch.tensor(0)
+        zeros = torch.zeros(size, dtype=torch.int64, device="cpu")
+        threshold, largest = zeros + first_threshold, torch.tensor(0, device="cpu")
         state = state or dict(age=zeros, threshold=threshold, silences=[], largest=largest, steps=0)
         self.age: Tensor = state["age"].to(device, copy=True)
         self.threshold: Tensor = state["threshold"].to(device, copy=True)

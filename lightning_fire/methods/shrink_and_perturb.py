@@ -52,7 +52,8 @@ class ShrinkAndPerturb(EventMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shrink_and_perturb(torch.zeros(1), torch.zeros(1), self.strength, self.perturb)  # checks them
+        nothing = torch.zeros(1, device="cpu")
+        shrink_and_perturb(nothing, nothing, self.strength, self.perturb)  # checks them
         check_policy(self.optimizer_state)
 
     @property

@@ -113,7 +113,8 @@ class _SpectralPenalty(Penalty):
 def _first_vector(view: WeightView) -> Tensor:
     """Return v after some iterations from a fixed draw, shape `(groups, in / groups · kernel positions)`."""
     matrix = view.read()
-    draw = torch.randn(view.groups, matrix[0].numel(), generator=torch.Generator().manual_seed(0))
+    shape, seeded = (view.groups, matrix[0].numel()), torch.Generator("cpu").manual_seed(0)
+    draw = torch.randn(shape, generator=seeded, device="cpu")
     vector = nn.functional.normalize(draw).to(matrix.device, torch.promote_types(matrix.dtype, torch.float32))
     for _ in range(_FIRST_ITERATIONS):
         vector = power_iteration(matrix, vector, view.groups)

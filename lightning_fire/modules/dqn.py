@@ -83,14 +83,14 @@ class DQN(ReplayModule):
         fraction = self.evaluation_epsilon if step is None else self.epsilon_at(step)
         if step is not None:
             self._charts["charts/epsilon"] = fraction
-        random = [draw < fraction for draw in torch.rand(len(observations), generator=generator).tolist()]
+        random = [draw < fraction for draw in torch.rand(len(observations), device="cpu", generator=generator).tolist()]
         if self._num_actions is not None and all(random):
-            return torch.randint(self._num_actions, (len(random),), generator=generator)
+            return torch.randint(self._num_actions, (len(random),), device="cpu", generator=generator)
         values = self.net(observations)
         self._num_actions, best = values.shape[1], values.argmax(1)
         if not any(random):
             return best
-        drawn = torch.randint(self._num_actions, (len(random),), generator=generator)
+        drawn = torch.randint(self._num_actions, (len(random),), device="cpu", generator=generator)
         return torch.where(torch.tensor(random, device=best.device), drawn.to(best.device), best)
 
     def epsilon_at(self, step: int) -> float:

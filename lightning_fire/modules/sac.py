@@ -111,7 +111,7 @@ class SAC(ReplayModule):
         mean, deviation = self._distribution(self.normalizer(observations))
         if step is None:
             return mean.tanh()
-        return (mean + deviation * torch.randn(mean.shape, generator=generator).to(mean)).tanh()
+        return (mean + deviation * torch.randn(mean.shape, device="cpu", generator=generator).to(mean)).tanh()
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Step the actor, the temperature and the critics once each."""

@@ -5,8 +5,9 @@ import math
 import pytest
 import reference
 import torch
-from small_training import PlainModule, assert_same_weights, fitted
+from small_training import PlainModule, assert_same_weights, fitted, state_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
 
 from lightning_fire import FeatureRank, HiddenUnits, methods
 
@@ -93,3 +94,15 @@ def test_features_that_are_not_finite_make_no_step():
 def test_a_selection_without_units_is_an_error_before_training():
     with pytest.raises(ValueError, match="layer99"):
         fitted(FeatureRank(0.1, where=HiddenUnits(include=["layer99"])))
+
+
+def test_a_step_that_is_not_finite_changes_no_parameter():
+    """Features so small that the gradient of their rank overflows."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(6, 8, bias=False), nn.Linear(8, 8, bias=False)
+    model, x = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(8, 2)), torch.randn(16, 6)
+    for layer in (first, second):
+        layer.weight.data *= 1e-20
+    method, before = methods.RankAscent(model, lambda: model(x), lr=1e-2), state_of(model)
+    assert math.isnan(method.step(lambda: model(x)))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

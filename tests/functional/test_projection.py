@@ -9,6 +9,7 @@ from tolerances import assert_near
 from torch import nn
 
 from lightning_fire.functional import project_to_norm
+from lightning_fire.functional.projection import frobenius_norm
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.floats(0, 100))
@@ -18,7 +19,7 @@ def test_it_is_the_slow_version(rows, columns, norm):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+@pytest.mark.parametrize("scale", [3e-39, 1e-15, 1.0, 1e15, 3e25, 5e36])
 def test_the_norm_is_that_one_and_the_direction_stays(dtype, scale):
     weight = (scale * torch.randn(8, 4, 3, 3)).to(dtype)
     projected = project_to_norm(weight, 2.0)
@@ -26,6 +27,7 @@ def test_the_norm_is_that_one_and_the_direction_stays(dtype, scale):
     assert projected.double().norm().item() == pytest.approx(2.0, rel=1e-2 if dtype == torch.bfloat16 else 1e-6)
     directions = [value.double() / value.double().norm() for value in (projected, weight)]
     torch.testing.assert_close(*directions, rtol=0, atol=1e-2 if dtype == torch.bfloat16 else 1e-6)
+    assert frobenius_norm(weight).item() == pytest.approx(weight.double().norm().item(), rel=1e-6)
 
 
 def test_zero_stays_zero():

@@ -28,7 +28,7 @@ class Penalty(Attached):
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return λ·P, of all parameters together, as `penalty`."""
-        total = torch.zeros(())
+        total = torch.zeros((), device="cpu")
         for penalty in (self.penalty_of(name, parameter) for name, parameter in self.parameters.items()):
             total = total.to(penalty.device) + penalty  # parameters may be on several devices
         return {"penalty": self.strength * float(total)}
