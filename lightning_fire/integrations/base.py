@@ -16,9 +16,9 @@ from lightning_fire.distributed import rank
 from lightning_fire.messages import logger
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
+from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.base.unit_reset import ignored_passes
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.when import Never, Schedule, one_schedule, schedules_in, watched_by
 

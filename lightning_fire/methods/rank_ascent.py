@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.unit_reset import Forward, run_watched
 from lightning_fire.where import HiddenUnits, UnitLayer
 from lightning_fire.where.argument import check_model, checked
@@ -43,7 +44,8 @@ class RankAscent:
         check(lr)
         check_model(model)
         self.model, self.lr = model, lr
-        self.layers: Sequence[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
+        with ignored_passes(model):
+            self.layers: Sequence[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
         self._untrained = {parameter for parameter in model.parameters() if why_not_trained(parameter) == UNTRAINED}
 
     def step(self, forward: Forward) -> float:
@@ -83,7 +85,8 @@ class RankAscent:
             layer.observed.register_forward_pre_hook(_keep(layer, rows))
             for layer, rows in zip(self.layers, seen, strict=True)
         ]
-        run_watched(forward, handles)
+        with ignored_passes(self.model):
+            run_watched(forward, handles)
         if missing := [layer.name for layer, rows in zip(self.layers, seen, strict=True) if not rows]:
             raise ValueError(f"`forward` has not run {', '.join(missing)}")
         return [torch.cat(rows) for rows in seen]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fire.methods import ContinualBackprop, Loop, ReDo, SelfNormalizedReset
+from lightning_fire.methods import ContinualBackprop, Loop, RankAscent, ReDo, SelfNormalizedReset
 
 
 class Fragile(nn.Linear):
@@ -62,3 +62,27 @@ def test_a_layer_that_cannot_be_drawn_leaves_the_layers_before_it_as_they_are(na
     model[5].whole = True
     assert step() == 12
     assert not model[3].weight.any()  # the outgoing weights of new units
+
+
+FIRST = {"continual_backprop": ContinualBackprop(), "snr": SelfNormalizedReset()}
+SECOND = {
+    "redo": lambda model, loop: ReDo(num_batches=3)(model, loop),
+    "redo by gradient": lambda model, loop: ReDo(score="gradient")(model, loop),
+    "continual_backprop": lambda model, loop: ContinualBackprop().attach(model, loop).close(),
+    "snr": lambda model, loop: SelfNormalizedReset().attach(model, loop).close(),
+    "rank ascent": lambda model, loop: RankAscent(model, loop.forward, lr=0.0).step(loop.forward),
+}
+
+
+@pytest.mark.parametrize("second", SECOND)
+@pytest.mark.parametrize("first", FIRST)
+def test_another_method_on_units_finds_them_and_its_passes_do_not_count(first, second):
+    model, x = network(), torch.ones(3, 2)
+    loop = Loop(forward=lambda: model(x), losses=lambda: [model(x).sum()])
+    at_work = FIRST[first].attach(model, loop)
+    model(x)
+    before = copy.deepcopy(at_work.statistics)
+    SECOND[second](model, loop)
+    for one, other in zip(before, at_work.statistics, strict=True):
+        for name, value in vars(one).items():
+            torch.testing.assert_close(getattr(other, name), value, rtol=0, atol=0)

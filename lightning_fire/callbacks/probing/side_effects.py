@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from lightning_fire._lightning import OWN_LINKS, attached_trainer, random_states, set_random_states
 from lightning_fire._private import is_compiled
 from lightning_fire.methods.base.all_or_nothing import distinct, insist
-from lightning_fire.methods.base.unit_reset import ignored_passes
+from lightning_fire.methods.base.ignored_passes import ignored_passes
 
 _OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
 _LIBRARIES = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}

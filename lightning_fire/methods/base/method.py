@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from lightning_fire.distributed import rank, show_warning
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
 from lightning_fire.methods.base.change import Change, measured
+from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
@@ -153,7 +154,7 @@ class EventMethod(Method):
                 model is unchanged then.
         """
         training = _checked(training)
-        with torch.inference_mode(False), same_buffers(model):
+        with _only_looking(model):
             change = planned(self, model, training)
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
 
@@ -192,7 +193,7 @@ class StepMethod(Method):
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
         training = _checked(training)
-        with torch.inference_mode(False), same_buffers(model), trained_by(model, training.optimizers, training.paused):
+        with _only_looking(model), trained_by(model, training.optimizers, training.paused):
             return self.begin(model, training)
 
     def begin(self, model: nn.Module, training: Training) -> "Attached":
@@ -245,6 +246,13 @@ def _checked(training: Any) -> Any:
         given = type(training).__name__
         raise TypeError(f"`training` must be a Loop, such as Loop(optimizers=optimizer), got {given}")
     return Loop() if training is None else training
+
+
+@contextmanager
+def _only_looking(model: nn.Module) -> Iterator[None]:
+    """Context manager: passes of a model restore its buffers, and do not count for methods at work on it."""
+    with torch.inference_mode(False), same_buffers(model), ignored_passes(model):
+        yield
 
 
 @contextmanager

@@ -1,9 +1,7 @@
 """Re-initialize hidden units: incoming and outgoing weights, and everything else that belongs to them."""
 
-import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
@@ -16,6 +14,7 @@ from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.ignored_passes import is_ignored
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, with_inner
 from lightning_fire.methods.base.seeded import seeded
@@ -27,7 +26,6 @@ from lightning_fire.where.trained import leaves_out
 
 Forward = Callable[[], Any]
 Output = Literal["activation", "pre_activation"]
-_ignored: ContextVar[tuple[nn.Module, ...]] = ContextVar("ignored", default=())
 
 
 def check_output(score: str) -> None:
@@ -70,16 +68,6 @@ def watch_output(layer: UnitLayer, score: Output, see: Callable[[Tensor], None])
 def by_unit(layer: UnitLayer, score: Output, output: Tensor) -> Tensor:
     """Reshape what `watch_output` passes to (samples and positions, units)."""
     return layer.activity(output) if score == "activation" else layer.pre_activity(output)
-
-
-@contextlib.contextmanager
-def ignored_passes(model: nn.Module) -> Iterator[None]:
-    """Context manager: forward passes of a model in this thread do not count for the statistics of hidden units."""
-    token = _ignored.set((*_ignored.get(), *model.modules()))
-    try:
-        yield
-    finally:
-        _ignored.reset(token)
 
 
 def run_watched(forward: Forward, handles: Sequence[RemovableHandle]) -> None:
@@ -275,9 +263,10 @@ class StepwiseReset(Attached, Generic[S]):
         """Call `update(statistics, output, batch_size)` for each layer in each pass that counts, until `close()`."""
 
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
+            if is_ignored(watched_module(layer, score)):  # before any operation, as another method may trace this pass
+                return
             recomputed = is_in_backward()  # by gradient checkpointing
-            ignored = any(part is watched_module(layer, score) for part in _ignored.get())
-            if self.watching and layer.counts_now() and not recomputed and not ignored:
+            if self.watching and layer.counts_now() and not recomputed:
                 update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
 
         self._handles += [
