@@ -73,24 +73,26 @@ def rank() -> int:
     return distributed.get_rank() if world_size() > 1 else 0
 
 
-def sum_over_ranks(tensor: Tensor) -> Tensor:
+def sum_over_ranks(tensor: Tensor, ranks: int) -> Tensor:
     """Return the sum of a tensor over all processes, which must all call this.
 
     Args:
         tensor: Any shape, the same on all processes; it may be overwritten.
+        ranks: Number of processes; 1: this one alone.
     """
-    if world_size() > 1:
+    if ranks > 1:
         distributed.all_reduce(tensor)
     return tensor
 
 
-def mean_over_ranks(tensor: Tensor) -> Tensor:
+def mean_over_ranks(tensor: Tensor, ranks: int) -> Tensor:
     """Return the mean of a tensor over all processes, which must all call this.
 
     Args:
         tensor: Floating dtype, any shape, the same on all processes; it may be overwritten.
+        ranks: Number of processes; 1: this one alone.
     """
-    return sum_over_ranks(tensor) / world_size() if world_size() > 1 else tensor
+    return sum_over_ranks(tensor, ranks) / ranks if ranks > 1 else tensor
 
 
 def assign(costs: Sequence[int], ranks: int) -> list[int]:

@@ -62,7 +62,7 @@ class FeatureRank(MethodCallback):
         super().on_train_start(trainer, pl_module)
         run = partial(forward_on_new_data, trainer, pl_module, 1)
         with self.selecting(trainer, pl_module):
-            self._method = methods.RankAscent(pl_module, run, self.lr, self.where)
+            self._method = methods.RankAscent(pl_module, run, self.lr, self.where, trainer.world_size)
         inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from lightning_fire._lightning import begin_next_epoch
 from lightning_fire.data.epoch_plan import EpochPlan
-from lightning_fire.data.resumable_loader import ResumableLoader
+from lightning_fire.data.resumable_loader import ResumableLoader, ranks_of
 
 
 class ArrivingData(LightningDataModule, ABC):
@@ -74,7 +74,8 @@ class ArrivingData(LightningDataModule, ABC):
         window = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
         steps = []
         for chunk, epochs in enumerate(self.epochs_per_chunk):
-            batches = self._batches_in(chunk)
+            with ranks_of(self.trainer):
+                batches = self._batches_in(chunk)
             batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
             steps.append(epochs * ceil(batches / window))  # the end of an epoch closes a window early
         return steps
@@ -115,7 +116,8 @@ class ArrivingData(LightningDataModule, ABC):
         self._load_once()
         chunk = self._last_chunk = self.chunk
         if self._train_loader is None or self._train_loader[0] != chunk:
-            self._train_loader = chunk, self._make_train_loader(chunk)
+            with ranks_of(self.trainer):
+                self._train_loader = chunk, self._make_train_loader(chunk)
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.sampler.set_epoch(self.trainer.current_epoch)
@@ -127,7 +129,8 @@ class ArrivingData(LightningDataModule, ABC):
         self._load_once()
         chunk = self.chunk if self._test_changes else 0
         if self._test_loader is None or self._test_loader[0] != chunk:
-            self._test_loader = chunk, self._make_test_loader(chunk)
+            with ranks_of(self.trainer):
+                self._test_loader = chunk, self._make_test_loader(chunk)
         return self._test_loader[1]
 
     def val_dataloader(self) -> ResumableLoader:

@@ -1,6 +1,8 @@
 """A DataLoader whose batches are a pure function of seed, epoch and batch number, on every rank, after every resume."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -161,8 +163,21 @@ def num_batches(num_samples: int, batch_size: int, num_replicas: int = 1) -> int
     return -(-samples_per_rank // batch_size)
 
 
+_alone: ContextVar[bool] = ContextVar("alone", default=False)
+
+
+@contextmanager
+def ranks_of(trainer: Any) -> Iterator[None]:
+    """Context manager: samplers share the data among the ranks of a Trainer, which may train on its own in a group."""
+    token = _alone.set(trainer is not None and trainer.world_size == 1)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
+
+
 def world_size() -> int:
-    """Return the number of processes of the running process group; 1 without one."""
+    """Return the number of processes of the running process group; 1 without one, or for a Trainer on its own."""
     return torch.distributed.get_world_size() if _is_distributed() else 1
 
 
@@ -171,4 +186,4 @@ def _rank() -> int:
 
 
 def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return not _alone.get() and torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -247,7 +247,7 @@ class _TrainerData(Adapter):
     def set_data(self, args: TrainingArguments, state: TrainerState, loader: Any) -> None:
         """Set the data of a training that starts, and its ranks."""
         self._rank, self._batch_size, self._loader = args.process_index, state.train_batch_size, loader
-        self.share_work = args.world_size > 1
+        self.ranks, self.share_work = args.world_size, args.world_size > 1
 
     def forward(self, batches: int = 1) -> None:
         """Run the model on some batches of its data."""

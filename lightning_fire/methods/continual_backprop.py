@@ -100,7 +100,9 @@ class _Replacement(StepwiseReset["_Utilities"]):
             torch.stack([each.sum_abs / max(each.count, 1), each.sum / max(each.activities, 1)])
             for each in self.statistics
         ]
-        means = mean_over_ranks(torch.cat(seen, dim=1)).split([layer.size for layer in self.layers], dim=1)
+        means = mean_over_ranks(torch.cat(seen, dim=1), self.training.ranks).split(
+            [layer.size for layer in self.layers], dim=1
+        )
         chosen = []
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
             statistics.end_step(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)

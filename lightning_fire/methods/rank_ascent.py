@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_fire.distributed import mean_over_ranks
+from lightning_fire.distributed import mean_over_ranks, world_size
 from lightning_fire.functional import entropy_rank, entropy_rank_gradient
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.ignored_passes import ignored_passes
@@ -40,10 +40,17 @@ class RankAscent:
         True
     """
 
-    def __init__(self, model: nn.Module, forward: Forward, lr: float, where: HiddenUnits | None = None):
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Forward,
+        lr: float,
+        where: HiddenUnits | None = None,
+        ranks: int | None = None,
+    ):
         check(lr)
         check_model(model)
-        self.model, self.lr = model, lr
+        self.model, self.lr, self.ranks = model, lr, world_size() if ranks is None else ranks
         with ignored_passes(model):
             self.layers: Sequence[UnitLayer] = checked(where, HiddenUnits()).select(model, forward)
         self._untrained = {parameter for parameter in model.parameters() if why_not_trained(parameter) == UNTRAINED}
@@ -66,7 +73,7 @@ class RankAscent:
             directions = [(entropy_rank_gradient(each) / len(features)).to(each.dtype) for each in features]
             gradients = torch.autograd.grad(features, parameters, directions, allow_unused=True)
         steps = [
-            mean_over_ranks(torch.zeros_like(parameter) if gradient is None else gradient)
+            mean_over_ranks(torch.zeros_like(parameter) if gradient is None else gradient, self.ranks)
             for parameter, gradient in zip(parameters, gradients, strict=True)
         ]
         if not all(bool(step.isfinite().all()) for step in steps):  # on any rank

@@ -104,7 +104,7 @@ class ReDo(EventMethod):
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Score the units, and draw new weights of the dormant ones."""
         layers = select_units(model, partial(training.forward, 1), self.where)
-        means = mean_over_ranks(self._scores(layers, training))
+        means = mean_over_ranks(self._scores(layers, training), training.ranks)
         dormant_units = [
             (layer, dormant(scores, self.threshold).nonzero().flatten())
             for layer, scores in zip(layers, means.split([layer.size for layer in layers]), strict=True)

@@ -102,7 +102,7 @@ class _Resets(StepwiseReset["_Intervals"]):
         sizes = [layer.size for layer in self.layers]
         counts = torch.tensor([float(each.count) for each in self.statistics], device=self.statistics[0].age.device)
         seen = torch.cat([*(each.fired.float() for each in self.statistics), counts])
-        *fired, counts = sum_over_ranks(seen).split([*sizes, len(sizes)])
+        *fired, counts = sum_over_ranks(seen, self.training.ranks).split([*sizes, len(sizes)])
         silent_too_long = []
         for statistics, on_any_rank, samples in zip(self.statistics, fired, counts.long(), strict=True):
             statistics.end_step(on_any_rank > 0, samples)

@@ -19,8 +19,6 @@ class FitTraining:
         callback: The `EventCallback` that acts, with the number of its event and the initial values.
     """
 
-    share_work = True
-
     def __init__(self, trainer: Trainer, module: LightningModule, callback: EventCallback):
         self._trainer, self._module, self._callback = trainer, module, callback
 
@@ -43,6 +41,16 @@ class FitTraining:
     def measure(self) -> bool:
         """Whether the weights are logged."""
         return self._callback.logs.weights
+
+    @property
+    def ranks(self) -> int:
+        """Those of the Trainer: it may train on its own in a process group of independent trainings."""
+        return self._trainer.world_size
+
+    @property
+    def share_work(self) -> bool:
+        """Whether the Trainer has several ranks."""
+        return self.ranks > 1
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the values of the module at the start of its first fit."""

@@ -145,7 +145,7 @@ def change_weights(
             copy.write(new)
     if ranks > 1:
         _exchange(copies, owners, own, kept)
-        sum_over_ranks(rows)  # zeros from all but the owner
+        sum_over_ranks(rows, ranks)  # zeros from all but the owner
     looked_at = weights if measure else ()
     return Change(values | dict(others or {}), report_of(looked_at, rows), looked_at)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fire.distributed import world_size
 from lightning_fire.methods.base.optimizers import Optimizers, listed
 
 
@@ -30,8 +31,12 @@ class Training(Protocol):
         """Whether to measure a change of weights, which costs some matrix products."""
 
     @property
+    def ranks(self) -> int:
+        """Number of processes that train the model together, each on data of its own: 1, or all of them."""
+
+    @property
     def share_work(self) -> bool:
-        """Whether the ranks of `torch.distributed`, which all have the same weights, share the work."""
+        """Whether these processes, which all have the same weights, share the work."""
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the parameters and buffers of the model when it was new, by name."""
@@ -58,6 +63,8 @@ class Loop:
         measure: Whether to measure a change of weights, which costs some matrix products.
         share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
             All ranks must have the same weights then. Without it they compute the same values on their own.
+        ranks: Number of processes that train the model together. Default: all of `torch.distributed`; 1 where each of
+            them trains a model of its own.
 
     Raises:
         TypeError: If something else than an optimizer is among `optimizers`.
@@ -78,9 +85,11 @@ class Loop:
         event: int = 1,
         measure: bool = True,
         share_work: bool = False,
+        ranks: int | None = None,
     ):
         self.optimizers, self.event = listed(optimizers), event
-        self.measure, self.share_work, self.paused = measure, share_work, frozenset[Tensor]()
+        self.ranks = world_size() if ranks is None else ranks
+        self.measure, self.share_work, self.paused = measure, share_work and self.ranks > 1, frozenset[Tensor]()
         self._forward, self._losses, self._initial = forward, losses, initial
 
     def initial(self) -> Mapping[str, Tensor]:
