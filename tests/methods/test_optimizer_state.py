@@ -55,7 +55,8 @@ def test_fused_sgd_steps_after_an_event_as_with_new_momentum(nesterov):
 
 def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
     net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
-    follow_policy("touched", [optimizer], [net[2].weight])
+    with pytest.warns(UserWarning, match="the next steps of SGD differ from those of a new optimizer"):
+        follow_policy("touched", [optimizer], [net[2].weight])
     before = net[2].weight.detach().clone()
     step(net, optimizer)
     torch.testing.assert_close(net[2].weight, before - 0.1 * 0.75 * net[2].weight.grad)
@@ -224,7 +225,7 @@ class Hidden(Adam):
 
     def __init__(self, parameters, where: str):
         super().__init__(parameters, lr=0.1)
-        first, second = self.param_groups[0]["params"]
+        self.where, (first, second, *_) = where, self.param_groups[0]["params"]
         if where == "momenta":
             self.momenta = [torch.zeros_like(first), torch.zeros_like(second)]
         elif where == "by_weight":

@@ -1,13 +1,14 @@
 """Reset of optimizer state, such as moments, when the weights it belongs to are replaced."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.optim import LBFGS, SGD, Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from lightning_fire.distributed import warn
+from lightning_fire.methods.base.beginning import Known, begin, is_plain, known, starts_in
 from lightning_fire.methods.base.optimizers import Optimizers, leaves, listed, stepped_by, with_inner
 
 OptimizerPolicy = Literal["keep", "touched", "all"]
@@ -16,12 +17,17 @@ OptimizerPolicy = Literal["keep", "touched", "all"]
 def reset_optimizer_state(
     optimizers: Optimizers, parameters: Iterable[Tensor] | None = None, zero: bool = False
 ) -> None:
-    """Drop optimizer state (moments, step counts), so that the next step initializes it. A second call changes nothing.
+    """Give parameters, in their optimizers, what a new optimizer would give them. A second call changes nothing.
+
+    State (moments, step counts) is dropped, so that the next step initializes it; state that the class makes at once is
+    made again, with new copies of weights. Step counts of a whole parameter group begin again if all its parameters do.
+    What a new optimizer does is learned from small ones of the same class with the same settings; a warning names an
+    optimizer whose next steps would differ from those of a new one.
 
     State of optimizers that these wrap is dropped, too. The state of LBFGS belongs to all its parameters together and
     is dropped if one of them is given. Fused SGD needs the momentum of all parameters of a group or of none: where
     others keep theirs, that of a given one is set to 0. The next step is the same as without a momentum, but
-    `1 - dampening` times as large if SGD has a dampening. Learning-rate schedulers and parameter groups stay.
+    `1 - dampening` times as large if SGD has a dampening. Learning rates, their schedulers and other settings stay.
 
     Args:
         optimizers: One or several, also of another library, see `listed`. Tensors kept outside their state are not
@@ -44,16 +50,22 @@ def reset_optimizer_state(
     """
     given = listed(optimizers)
     chosen = None if parameters is None else set(parameters)
-    for optimizer in with_inner(given):
-        (_zero if zero else _drop)(optimizer, chosen)
-    for optimizer in given:  # a warning may be an error
+    warnings: list[tuple[str, Optimizer]] = []
+    for optimizer in given:
+        if zero:
+            for part in with_inner([optimizer]):
+                _zero(part, chosen)
+        elif is_plain(optimizer):
+            _drop(optimizer, chosen)
+        else:
+            warnings += [(sentence, optimizer) for what in known(optimizer) for sentence in _begin(what, chosen)]
         own = stepped_by(optimizer)
         if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen):
-            warn(
-                f"{type(optimizer).__name__} keeps tensors as large as its parameters in {', '.join(kept)}, outside of"
-                " their state: they are not dropped at an event.",
-                optimizer,
-            )
+            kind = type(optimizer).__name__
+            sentence = f"{kind} keeps tensors as large as its parameters in {', '.join(kept)}, outside of their state:"
+            warnings.append((f"{sentence} they are not dropped at an event.", optimizer))
+    for sentence, optimizer in warnings:  # last, as a warning may be an error
+        warn(sentence, optimizer)
 
 
 def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iterable[Tensor]) -> None:
@@ -62,29 +74,66 @@ def follow_policy(policy: OptimizerPolicy, optimizers: Optimizers, touched: Iter
         reset_optimizer_state(optimizers, None if policy == "all" else touched)
 
 
-def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
-    if not isinstance(optimizer, Optimizer):  # fastai keeps settings there, such as `do_wd`
-        for parameter in set(optimizer.state) if chosen is None else chosen & optimizer.state.keys():
-            state = optimizer.state[parameter].items()
-            optimizer.state[parameter] = {name: value for name, value in state if isinstance(value, bool)}
+def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
+    """Let parameters begin again; yield a sentence if their next steps will not be those of a new optimizer."""
+    kind = type(what.root).__name__
+    with_state = {key for part, _ in what.parts for key in part.state if isinstance(key, Tensor)}
+    if chosen is not None and with_state and with_state <= chosen:
+        chosen = None
+    groups = [with_state.intersection(group["params"]) for group in what.root.param_groups]
+    by_group = not any(beginning and (beginning.attributes or beginning.shared) for _, beginning in what.parts)
+    every = chosen is None or (by_group and all(group <= chosen or group.isdisjoint(chosen) for group in groups))
+    if not with_state or (chosen is not None and with_state.isdisjoint(chosen)):
+        begin(what, chosen)
         return
-    if chosen is None or (isinstance(optimizer, LBFGS) and chosen & stepped_by(optimizer)):
-        optimizer.state.clear()
+    if not what.is_known:
+        shown = [id(part.state) for part in with_inner([what.root]) if part is not what.root]
+        begin(what, chosen)
+        if id(what.root.state) not in shown:
+            yield (
+                f"it cannot be found out what a new {kind} begins with, as none can be made from its settings: its"
+                " state is dropped, and its next steps may differ from those of a new one"
+            )
         return
-    fused = [group["params"] for group in optimizer.param_groups if isinstance(optimizer, SGD) and group.get("fused")]
-    zeroed = {parameter for group in fused if not chosen.issuperset(group) for parameter in group}
-    for parameter in chosen & optimizer.state.keys():
-        momentum = optimizer.state[parameter].get("momentum_buffer") if parameter in zeroed else None
-        if momentum is None:
-            del optimizer.state[parameter]
+    as_new = what.steps_as_new(every)
+    if as_new is None:
+        _rewrite(what, chosen)
+    else:
+        begin(what, chosen)
+    if not as_new:
+        beginnings = [beginning for _, beginning in what.parts if beginning]
+        keys = {key for each in beginnings for own in (each.attributes, *each.groups) for key in own}
+        if not every and keys and what.steps_as_new(True):
+            yield (
+                f"{kind} keeps {', '.join(map(repr, sorted(keys)))} for several parameters together, which stays at an"
+                " event that replaces some of them: their next steps differ from those of a new optimizer."
+                ' With optimizer_state="all" they do not.'
+            )
         else:
-            optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(momentum)}
+            yield f"after an event the next steps of {kind} differ from those of a new optimizer"
+
+
+@torch.no_grad()
+def _rewrite(what: Known, chosen: set[Tensor] | None) -> None:
+    """Set state that a step needs to what it begins with."""
+    for parameter in stepped_by(what.root) if chosen is None else chosen:
+        for tensor, start, _ in starts_in(what.parts, parameter):
+            if start is not None:
+                tensor.copy_(parameter if start == "weight" else torch.full_like(tensor, start))
+
+
+def _drop(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
+    """Drop the state of an optimizer that is not one of torch; fastai keeps settings there, such as `do_wd`."""
+    for parameter in set(optimizer.state) if chosen is None else chosen & optimizer.state.keys():
+        state = optimizer.state[parameter].items()
+        optimizer.state[parameter] = {name: value for name, value in state if isinstance(value, bool)}
 
 
 @torch.no_grad()
 def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
     if isinstance(optimizer, LBFGS):  # its state is not an average: lists of steps, and the previous gradient
-        _drop(optimizer, chosen)
+        if chosen is None or chosen & stepped_by(optimizer):
+            optimizer.state.clear()
         return
     for parameter in optimizer.state.keys() if chosen is None else chosen & optimizer.state.keys():
         state = optimizer.state[parameter]

@@ -12,15 +12,17 @@ from torch.utils.hooks import RemovableHandle
 
 from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_in_backward, show_hooks
 from lightning_fire.contracts import HasResetParameters, offers
+from lightning_fire.distributed import warn
 from lightning_fire.methods.base.all_or_nothing import Write
+from lightning_fire.methods.base.beginning import parts_of, starts_in
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.ignored_passes import is_ignored
 from lightning_fire.methods.base.method import Attached, StepMethod
-from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, with_inner
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import seed_of_draw
-from lightning_fire.where import HiddenUnits, UnitLayer
+from lightning_fire.where import HiddenUnits, UnitLayer, WeightView
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out
 
@@ -119,25 +121,32 @@ def unit_resets(
         units, or stay. The global random state stays as it is.
     """
     chosen = [(layer, units) for layer, units in chosen if len(units)]
-    states = [optimizer.state for optimizer in with_inner(optimizers)]
-
-    def moments_of(tensor: Tensor) -> list[Tensor]:
-        values = [value for state in states for value in state.get(tensor, {}).values()]
-        return [value for value in values if isinstance(value, Tensor) and value.shape == tensor.shape]
-
+    parts = parts_of(optimizers)
     writes: list[Write] = []
+
+    def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], where: Any, value: Tensor | float) -> None:
+        """Write entries of a tensor, and those of its state in the optimizers that belong to them."""
+        writes.append((grid_of(tensor), where, value))
+        for state, start, optimizer in starts_in(parts, tensor):
+            if start is None:
+                warn(
+                    f"the state of {type(optimizer).__name__} (averages of weights, 8-bit codes) cannot begin again for"
+                    " some units of a layer: that of re-initialized units stays as it was",
+                    optimizer,
+                )
+            else:
+                writes.append((grid_of(state), where, value if start == "weight" else start))
+
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
-        writes.append((incoming.grid()[0, 0], units, _fresh_weight(layer, seed + index)[units]))
-        writes += [(incoming.of(moment).grid()[0, 0], units, 0.0) for moment in moments_of(incoming.parameter)]
+        fresh = _fresh_weight(layer, seed + index)[units]
+        write(incoming.parameter, partial(_rows_and_columns, incoming), units, fresh)
         for entries in layer.entries:
-            writes.append((entries.tensor, units, entries.start))
-            writes += [(moment, units, 0.0) for moment in moments_of(entries.tensor)]
+            write(entries.tensor, lambda tensor: tensor, units, entries.start)
     for layer, units in () if keep_outgoing else chosen:
         for outgoing in layer.outgoing:
-            parameter, columns = outgoing.view.parameter, outgoing.columns(units)
-            tensors = (parameter, *moments_of(parameter))
-            writes += [(outgoing.view.of(tensor).grid()[0, 0], (slice(None), columns), 0.0) for tensor in tensors]
+            columns = (slice(None), outgoing.columns(units))
+            write(outgoing.view.parameter, partial(_rows_and_columns, outgoing.view), columns, 0.0)
     return writes
 
 
@@ -274,6 +283,11 @@ class StepwiseReset(Attached, Generic[S]):
         ]
         if self._is_compiled:
             self._shown += [show_hooks(watched_module(layer, score)) for layer in self.layers]
+
+
+def _rows_and_columns(view: WeightView, tensor: Tensor) -> Tensor:
+    """Return a tensor that is stored like a weight as `(out, in, *kernel)`, to be written into."""
+    return view.of(tensor).grid()[0, 0]
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:
