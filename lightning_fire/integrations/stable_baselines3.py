@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnNoModelImprovement
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_fire.integrations.base import Adapter, require_known_times, schedule_of, undisturbed
-from lightning_fire.methods import Method
+from lightning_fire.integrations.base import Adapter, require_known_times, say, schedule_of, undisturbed
+from lightning_fire.methods import EventMethod, Method
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
 
 __all__ = ["PlasticityCallback"]
@@ -28,7 +28,8 @@ class PlasticityCallback(BaseCallback):
 
     A step of the schedule is a timestep of the environments. An event is between two updates, at the first rollout
     that begins at or after the step at which the schedule is due, and for a method that needs data not before the first
-    update. Target networks (`q_net_target`, `critic_target`, `actor_target`) are then copied from the trained ones.
+    update. Target networks (`q_net_target`, `critic_target`, `actor_target`) are then copied from the trained ones, and
+    `StopTrainingOnNoModelImprovement` counts from 0.
     Gradients are those of the algorithm's own `train`, run without a step and without side effects.
 
     The state is kept as `model.plasticity`, which `model.save` saves: a loaded model that continues with
@@ -77,12 +78,16 @@ class PlasticityCallback(BaseCallback):
             self._training.load_state_dict(state["training"])
             self._asked = state["asked"]
         self._training.set_algorithm(self.model)
-        kept[self._training.name] = _State(lambda: {"asked": self._asked, "training": self._training.state_dict()})
+        kept[self._training.name] = self._state = _State(
+            lambda: {"asked": self._asked, "training": self._training.state_dict()}
+        )
 
     def _on_training_start(self) -> None:
-        together = getattr(self.locals["callback"], "callbacks", [])
-        if any(isinstance(c, PlasticityCallback) and c is not self and c.name == self.name for c in together):
+        if vars(self.model)["plasticity"][self.name] is not self._state:
             raise ValueError(f"two callbacks log as {self.name!r}: give one another name, name=…")
+        if self.parent is not None:
+            kind = type(self.parent).__name__
+            raise ValueError(f"{kind} calls {self.name} within a rollout, where it never acts: put it beside {kind}")
         self._asked, self._logged = min(self._asked, self.num_timesteps), self.num_timesteps  # may count from 0 again
         self._begun = False
         self._begin()
@@ -121,7 +126,12 @@ class PlasticityCallback(BaseCallback):
             note()
             return
         copies = _targets_of(self.model.policy) if self._training.method.changes_weights else ()
-        self._record(self._training.act(f"timestep {now}", note, copies))
+        values = self._training.act(f"timestep {now}", note, copies)
+        if self._training.method.remakes_network:
+            for each in _all_in(self.locals["callback"]):
+                if isinstance(each, StopTrainingOnNoModelImprovement):
+                    each.no_improvement_evals = 0
+        self._record(values)
 
     def _record(self, values: Mapping[str, float]) -> None:
         for key, value in values.items():
@@ -132,6 +142,15 @@ class PlasticityCallback(BaseCallback):
 
     def _on_training_end(self) -> None:
         self._training.close()
+        if isinstance(self._training.method, EventMethod) and self._training.event == 1:
+            say(f"{self.name} has not acted: the last rollout began at timestep {self._asked}, before {self._when}")
+
+
+def _all_in(callback: Any) -> Iterator[Any]:
+    """Yield a callback and all those that it calls."""
+    yield callback
+    for each in (*getattr(callback, "callbacks", ()), *map(vars(callback).get, ("callback", "callback_on_new_best"))):
+        yield from () if each is None else _all_in(each)
 
 
 class _State:
@@ -181,6 +200,8 @@ class _PolicyData(Adapter):
         with undisturbed(self.model), _restored(self._algorithm, self.of_policy()):
             self.model.set_training_mode(True)
             for data in self._samples(batches):
+                if hasattr(data, "lstm_states"):
+                    raise ValueError(f"{self.title} needs to run the policy, which is recurrent: not possible here")
                 if hasattr(self.model, "critic"):
                     self.model.actor(data.observations)
                     self.model.critic(data.observations, data.actions)

@@ -1,6 +1,7 @@
 """Every method in Stable-Baselines3: small policies on CartPole and Pendulum."""
 
 import copy
+import logging
 import random
 
 import numpy as np
@@ -9,6 +10,13 @@ import torch
 from methods_table import KEYS, made
 
 sb3 = pytest.importorskip("stable_baselines3")
+
+from stable_baselines3.common.callbacks import (  # noqa: E402
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+)
 
 from lightning_fire import AnyOf, AtEpochs, AtFraction, AtNewData, EveryNSteps, Parameters, Weights, WhenMetric  # noqa: E402
 from lightning_fire.integrations.measure_plasticity import MeasurePlasticity  # noqa: E402
@@ -278,8 +286,36 @@ def test_two_callbacks_act_each_on_their_own():
     dqn().learn(128, [first, second])
     assert (first.timesteps, second.timesteps) == ([64], [52, 100])
     assert set(first.values).isdisjoint(second.values)
+    same = [CallbackList([PlasticityCallback(FIRE())]) for _ in range(2)]  # each in a list of its own
     with pytest.raises(ValueError, match="two callbacks log as 'fire'"):
-        dqn().learn(32, [PlasticityCallback(FIRE()), PlasticityCallback(FIRE())])
+        dqn().learn(32, same)
+
+
+@pytest.mark.parametrize(("callbacks", "end"), [([], 80), ([PlasticityCallback(FIRE(), EveryNSteps(50))], 100)])
+def test_patience_begins_anew_at_an_event(callbacks, end, monkeypatch):
+    monkeypatch.setattr("stable_baselines3.common.callbacks.evaluate_policy", lambda *_, **__: ([1.0], [1.0]))
+    patience = StopTrainingOnNoModelImprovement(max_no_improvement_evals=2)
+    model = dqn()
+    evaluation = EvalCallback(model.env, callback_after_eval=patience, eval_freq=20, verbose=0)
+    model.learn(160, [evaluation, *callbacks])
+    assert model.num_timesteps == end
+
+
+@pytest.mark.parametrize("kind", [EveryNTimesteps, EvalCallback])
+def test_a_callback_that_another_one_calls_in_a_rollout_is_an_error(kind):
+    first, inside = (20, "callback") if kind is EveryNTimesteps else (dqn().env, "callback_after_eval")
+    outer = kind(first, **{inside: CallbackList([PlasticityCallback(FIRE())])})
+    with pytest.raises(ValueError, match=f"{kind.__name__} calls fire within a rollout, where it never acts: put it"):
+        dqn().learn(32, [outer])
+
+
+def test_a_callback_that_has_not_acted_says_so(caplog):
+    with caplog.at_level(logging.INFO):
+        ppo().learn(64, PlasticityCallback(FIRE(), AtFraction(0.9)))
+        assert "fire has not acted: the last rollout began at timestep 32, before AtFraction" in caplog.text
+        caplog.clear()
+        ppo().learn(64, PlasticityCallback(FIRE()))
+    assert "has not acted" not in caplog.text
 
 
 @pytest.mark.parametrize("stop", [48, 52, 60])
