@@ -14,7 +14,9 @@ from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
 from lightning_fire.checkpoints.stored import Edit, Stored, in_layer_order
+from lightning_fire.where.selection import some
 
+_STATE = re.compile(r"optimizer|optim_states|scheduler|scaler|rng|random|training_args|rank\d|zero_")  # not of a model
 _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
 
 
@@ -56,6 +58,15 @@ class Folder:
     def read(self, name: str) -> Tensor:
         """Return one tensor."""
         return self._shard_of[name].read(name)
+
+    def notes(self) -> list[str]:
+        """Return a note on other files of weights in the folder, which are copied as they are."""
+        read = {shard.path for shard in self._shard_of.values()}
+        files = (file for depth in ("", "*/") for ending in _ENDINGS for file in sorted(self.path.glob(depth + ending)))
+        others = [
+            str(file.relative_to(self.path)) for file in files if file not in read and not _STATE.match(file.name)
+        ]
+        return [f"also in the folder, and not changed: {some(others)}"] if others else []
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy of the folder with some tensors changed, one file at a time.

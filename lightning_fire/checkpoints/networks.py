@@ -14,6 +14,7 @@ _MOST_LEVELS = 5
 _WEIGHT = re.compile(r"(^|[._])weight(_\w+)?$")
 # entries of a training that hold tensors, but not a network
 _OTHER = re.compile(r"optim|^opt(s|_state)?$|sched|callback|loop|rng|random|hyper_?param|hparam|config|^args$|scaler")
+_MASTERS = re.compile(r"fp32|float32|master", re.IGNORECASE)  # as Apex, Megatron and DeepSpeed name them
 _AVERAGE = re.compile(r"(?<![a-z])(ema|swa|averaged?|shadow)(?![a-z])", re.IGNORECASE)
 
 
@@ -45,10 +46,10 @@ def networks_of(content: Any) -> dict[str, State]:
     return found or dict([next((pair for pair in usual if pair[1]), ("", _named_tensors(content)))])
 
 
-def averages_of(content: Any) -> list[str]:
-    """Return the keys of averaged weights that are not networks, such as the lists of some EMA classes."""
+def copies_of(content: Any) -> list[str]:
+    """Return the keys of copies of weights that are not networks: the lists of some EMA classes, float32 masters."""
     others = [key for key, _, network in _collections(content, "", _MOST_LEVELS) if not network or "callbacks" in key]
-    return [key for key in others if is_average(key)]
+    return [key for key in others if is_average(key) or _MASTERS.search(key)]
 
 
 def is_average(key: str) -> bool:
@@ -61,12 +62,12 @@ def is_average(key: str) -> bool:
     return bool(_AVERAGE.search(key))
 
 
-def states_of(content: Any) -> list[dict[str, Any]]:
-    """Return the optimizer states in the content of a file: those under any key, or the content itself."""
-    entries = content if isinstance(content, Mapping) else {}
-    lists = [value if isinstance(value, list) else [value] for value in (content, *entries.values())]
-    found = [entry for entries in lists for entry in entries]
-    return [entry for entry in found if isinstance(entry, dict) and {"state", "param_groups"} <= set(entry)]
+def states_of(content: Any, levels: int = _MOST_LEVELS) -> list[dict[str, Any]]:
+    """Return the optimizer states in the content of a file, those of torch and of fastai, under keys of any depth."""
+    if isinstance(content, dict) and "state" in content and not content.keys().isdisjoint({"param_groups", "hypers"}):
+        return [content]
+    held = content.values() if isinstance(content, Mapping) else content if isinstance(content, list | tuple) else ()
+    return [state for entry in held for state in states_of(entry, levels - 1)] if levels else []
 
 
 def _collections(content: Any, key: str, levels: int) -> Iterator[tuple[str, State, bool]]:

@@ -1,6 +1,8 @@
 """Optimizer states in checkpoints: found, and emptied, with their parameter groups kept."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,7 +33,14 @@ def empty(path: Path, unsafe: bool = False) -> None:
     states = states_of(content)
     if not states:
         raise ValueError(f"{path.name} holds no optimizer state that can be dropped here: remove the file by hand")
-    for state in states:
-        state["state"] = {}
+    drop(states)
     with atomic_file(path) as part:
         torch.save(content, part)
+
+
+def drop(states: Iterable[dict[str, Any]]) -> None:
+    """Empty optimizer states in place; fastai has a list with settings such as `do_wd` for each parameter."""
+    for state in states:
+        held = state["state"]
+        settings = [{k: v for k, v in each.items() if isinstance(v, bool)} for each in held if isinstance(held, list)]
+        state["state"] = settings if isinstance(held, list) else {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
-from lightning_fire.checkpoints.networks import LIGHTNING, averages_of, is_average, networks_of, states_of
+from lightning_fire.checkpoints.networks import LIGHTNING, copies_of, is_average, networks_of, states_of
 from lightning_fire.checkpoints.other_formats import require_torch_format
 from lightning_fire.checkpoints.stored import Edit, stored_tensors
 
@@ -39,7 +39,7 @@ class PickledCheckpoint:
         self._content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")
         entries = self._content if isinstance(self._content, Mapping) else {}
         lightning = "pytorch-lightning_version" in entries
-        networks = networks_of(self._content)
+        networks = self._networks = networks_of(self._content)
         if not any(networks.values()):
             raise ValueError(f"{path} holds no tensors by name, but {type(self._content).__name__}")
         self.keys = tuple(keys) if len(networks) > 1 else tuple(networks)
@@ -50,7 +50,7 @@ class PickledCheckpoint:
             raise ValueError(f"{path} holds {len(networks)} networks: {held}; choose one or more of them: --key KEY …")
         prefixes = {key: f"{key}." if len(self.keys) > 1 else "" for key in self.keys}
         self._state = {f"{prefixes[key]}{name}": tensor for key in self.keys for name, tensor in networks[key].items()}
-        self.left = [key for key in networks if key not in self.keys] + averages_of(self._content)
+        self.left = [key for key in networks if key not in self.keys] + copies_of(self._content)
         self.tensors = stored_tensors(self._state)
         place = " and ".join(map(repr, filter(None, self.keys))) or "a state dict"
         kind = "Lightning checkpoint" if lightning else f"torch.save of {place}"
@@ -73,13 +73,18 @@ class PickledCheckpoint:
 
     def notes(self) -> list[str]:
         """Return notes on networks and averages in the file that are not taken."""
-        notes = {key: f"{key} in the file is {'an average, and ' * is_average(key)}not changed" for key in self.left}
+        notes = {key: f"{key} in the file is {self._kind_of(key)}not changed" for key in self.left}
         if "current_model_state" in notes:
             notes["current_model_state"] = (
                 "the changed weights are an average (EMA); a resumed fit continues from `current_model_state`, which is"
                 " not changed: load the output as weights, or change both by --key state_dict current_model_state"
             )
         return list(notes.values())
+
+    def _kind_of(self, key: str) -> str:
+        if is_average(key):
+            return "an average, and "
+        return "" if key in self._networks else "a copy of the weights from which training may continue, and "
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy with some tensors changed; everything else in the file is kept."""

@@ -16,6 +16,8 @@ from torch import Tensor
 from lightning_fire.atomic import require_folder_of
 from lightning_fire.checkpoints.folders import Folder
 from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.networks import is_average
+from lightning_fire.checkpoints.optimizer_states import drop as drop_states
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
 from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
@@ -155,8 +157,10 @@ def _run(options: argparse.Namespace) -> Tally:
     tally = Tally()
     names, change, notes = _plan(options, checkpoint, tally)
     notes += _optimizer_states(checkpoint, options.drop_optimizer_states)
-    if isinstance(checkpoint, PickledCheckpoint):
-        notes += checkpoint.notes()
+    notes += checkpoint.notes()
+    averages = [stored.name for stored in checkpoint.tensors if len(stored.shape) > 1 and is_average(stored.name)]
+    if averages and not any(map(is_average, names)):
+        notes.append(f"named as averages of weights, and not changed: {some(averages)}")
     checkpoint.save(options.output, names, change)
     if tally.zeros:
         notes.append(f"left at zero, as zero matrices have no nearest isometry: {some(tally.zeros)}")
@@ -197,15 +201,17 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
     if isinstance(checkpoint, Folder):
         return _optimizer_files(checkpoint, drop)
-    if not isinstance(checkpoint, PickledCheckpoint):
-        return ["no optimizer states to drop"] if drop else []
-    states = [state for state in checkpoint.optimizer_states() if state["state"]]
-    if not states:
+    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
+    beside = [] if states else optimizer_files(checkpoint.path.parent)[0]
+    if beside and drop:
+        raise ValueError(f"the optimizer states are in {some(beside)} beside the file: name the folder to drop them")
+    if beside:
+        return [f"optimizer states in {some(beside)} beside the file belong to the old weights"]
+    if not any(state["state"] for state in states):
         return ["the file has no optimizer states to drop"] if drop else []
     if not drop:
         return [_KEPT]
-    for state in states:
-        state["state"] = {}  # the groups stay, so that training can be resumed
+    drop_states(states)  # the groups stay, so that training can be resumed
     return ["optimizer states are dropped"]
 
 

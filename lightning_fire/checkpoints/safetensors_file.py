@@ -41,6 +41,10 @@ class Safetensors:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
+    def notes(self) -> list[str]:
+        """Return no notes: there is nothing but tensors in the file."""
+        return []
+
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy with some tensors changed, one at a time. All other bytes are copied."""
         with atomic_file(output) as part:

@@ -185,6 +185,25 @@ def test_optimizer_states_that_cannot_be_dropped(tmp_path, capsys, name):
     assert f"{name} in the folder are kept: a resumed training may continue from old weights" in capsys.readouterr().out
 
 
+def test_optimizer_states_beside_a_file_are_named(tmp_path, capsys):
+    trainer_folder(tmp_path / "in")
+    words = "reinit", tmp_path / "in" / "model.safetensors", "-o", tmp_path / "out.safetensors"
+    message = error_of(*words, "--drop-optimizer-states")
+    assert "the optimizer states are in optimizer.pt beside the file: name the folder to drop them" in message
+    reinit(*words[1:])
+    assert "note: optimizer states in optimizer.pt beside the file belong to the old" in capsys.readouterr().out
+
+
+def test_other_weights_in_a_folder_are_named(tmp_path, capsys):
+    trainer_folder(tmp_path / "in")
+    torch.save(small_state(), tmp_path / "in" / "pytorch_model.bin")
+    (tmp_path / "in" / "unet_ema").mkdir()
+    write_safetensors(tmp_path / "in" / "unet_ema" / "model.safetensors", small_state())
+    reinit(tmp_path / "in", "-o", tmp_path / "out")
+    names = "pytorch_model.bin, unet_ema/model.safetensors"
+    assert f"note: also in the folder, and not changed: {names}\n" in capsys.readouterr().out
+
+
 def test_a_folder_without_optimizer_states(tmp_path, capsys):
     trainer_folder(tmp_path / "in")
     (tmp_path / "in" / "optimizer.pt").unlink()

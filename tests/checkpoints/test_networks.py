@@ -4,10 +4,10 @@ import re
 
 import pytest
 import torch
-from checkpoint_files import draw, error_of, reinit
+from checkpoint_files import draw, error_of, reinit, write_safetensors
 from torch import nn
 
-from lightning_fire.checkpoints.networks import networks_of
+from lightning_fire.checkpoints.networks import networks_of, states_of
 from lightning_fire.cli import main
 from lightning_fire.functional import fire
 
@@ -111,3 +111,46 @@ def test_a_reference_of_one_network_needs_no_key(tmp_path):
     torch.save({"model": state(0)}, tmp_path / "one.pt")
     (row,) = main(["diagnose", str(tmp_path / "two.pt"), "--key", "model", "--reference", str(tmp_path / "one.pt")])
     assert row.dfi_ratio == 1
+
+
+@pytest.mark.parametrize("kind", ["pt", "safetensors"])
+def test_averages_within_one_state_are_changed_or_named(tmp_path, capsys, kind):
+    """The EMA of latent diffusion models has names without dots, which are not those of layers."""
+    mangled = {"model_ema.modelfcweight": state(1)["fc.weight"]}
+    layers = {f"model_ema.{name}": tensor for name, tensor in state(1).items()}
+    for average, changed in ((mangled, 1), (layers, 2)):
+        content = {f"model.{name}": tensor for name, tensor in state(0).items()} | average
+        if kind == "safetensors":
+            write_safetensors(tmp_path / "in.safetensors", content)
+        else:
+            torch.save(content, tmp_path / "in.pt")
+        assert reinit(tmp_path / f"in.{kind}", "-o", tmp_path / f"out.{kind}", "--force").changed == changed
+        note = "named as averages of weights, and not changed: model_ema.modelfcweight"
+        assert (note in capsys.readouterr().out) == (changed == 1)
+
+
+def test_float32_masters_are_named(tmp_path, capsys):
+    apex = {"optimizer_state_dict": OPTIMIZER, "fp32_from_fp16_params": [[draw(4, 3)]]}
+    torch.save({"model": state(0), "optimizer": apex}, tmp_path / "in.pt")
+    reinit(tmp_path / "in.pt", "-o", tmp_path / "out.pt")
+    key = "optimizer.fp32_from_fp16_params.0"
+    assert f"note: {key} in the file is a copy of the weights from which training may" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"training": {"optimizer": {"state": {0: {"m": draw(4)}}, "param_groups": [3]}}}, {}),
+        ({"optimizers": {"body": {"state": {0: {"m": draw(4)}}, "param_groups": [3]}}}, {}),
+        ({"all": [[{"state": {0: {"m": draw(4)}}, "param_groups": [3]}]]}, {}),
+        ({"opt": {"state": [{"m": draw(4), "do_wd": False}], "hypers": [3]}}, [{"do_wd": False}]),  # fastai's
+    ],
+)
+def test_optimizer_states_are_dropped_at_any_depth(tmp_path, capsys, content, expected):
+    torch.save({"model": state(0), **content}, tmp_path / "in.pt")
+    reinit(tmp_path / "in.pt", "-o", tmp_path / "kept.pt")
+    assert "note: optimizer states are kept" in capsys.readouterr().out
+    reinit(tmp_path / "in.pt", "-o", tmp_path / "out.pt", "--drop-optimizer-states")
+    assert "note: optimizer states are dropped" in capsys.readouterr().out
+    (new,) = states_of(torch.load(tmp_path / "out.pt"))
+    assert new["state"] == expected and [3] in new.values()
