@@ -20,6 +20,9 @@ from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView, normalized_weights
 from lightning_fire.where.selection import some
 
+LARGE = 3.0  # times; new weights of torch's layers grow by 1.7
+_ADVICE = "the old weights are small for this scale: scale='procrustes' keeps their size"
+
 
 @dataclass(frozen=True)
 class FIRE(EventMethod):
@@ -82,6 +85,8 @@ class FIRE(EventMethod):
         change = change_weights(weights, new_weight, training.share_work, training.measure)
         if change.report and (zeros := change.report.zeros):
             warn(f"FIRE leaves all-zero matrices at zero, they have no nearest isometry: {', '.join(zeros)}", model)
+        if change.report and (change.report.norm_ratio or 0) > LARGE:
+            change = replace(change, report=replace(change.report, advice=_ADVICE))
         return replace(change, left_out=left_out)
 
 

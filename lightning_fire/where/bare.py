@@ -68,8 +68,9 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
     if "TensorDictParams" in classes_of(module):  # torchrl: one network or, in a stack, one for each agent
         layers = [child for child in children_of(parent).values() if child is not None and child is not module]
         for name, parameter in parameters.items():
-            if layout := next(filter(None, (_of_template(layer, name, parameter) for layer in layers)), None):
-                found[name] = layout
+            for layer in layers:
+                if layout := _of_template(layer, name, parameter):
+                    found[name] = layout
     return found
 
 

@@ -68,6 +68,9 @@ def test_a_report_describes_the_change_of_the_weights(method):
         *(f"fire.raw/{name}" for name in report.raw),
     }
     assert f"sfe {report['sfe']:.4g}" in str(report)
+    ratio = sum(w.double().square().sum() for w in (model[0].weight, model[3].weight)) / sum(norms)
+    assert report.norm_ratio == pytest.approx(ratio.sqrt().item(), rel=1e-4)
+    assert str(report).endswith(f", norm × {report.norm_ratio:.2g}")
 
 
 def test_a_plan_changes_nothing_until_it_is_applied_and_then_at_each_application():
@@ -154,3 +157,17 @@ def test_a_change_is_completed_after_an_interrupt_and_undone_after_an_error(erro
 def test_a_new_value_of_another_shape_is_an_error_before_anything_is_written():
     with pytest.raises(ValueError, match=r"a new value of shape \(1,\) is given for a tensor of shape \(2,\)"):
         Change(values={torch.zeros(3): torch.ones(3), torch.zeros(2): torch.ones(1)})
+
+
+def test_a_large_change_of_norm_is_said_with_what_to_do():
+    """As of GPT-2 and BERT from `transformers`, which start with a standard deviation of 0.02."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    report = fire_(model)
+    assert 1 < report.norm_ratio < 3 and "procrustes" not in str(report)  # of the initial weights of torch
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02)
+    report = fire_(copy.deepcopy(model))
+    assert str(report).endswith(" (the old weights are small for this scale: scale='procrustes' keeps their size)")
+    assert report.norm_ratio > 5
+    assert fire_(copy.deepcopy(model), scale="procrustes").norm_ratio < 1

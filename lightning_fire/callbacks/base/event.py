@@ -87,6 +87,7 @@ class EventCallback(MethodCallback):
         self._explanation, self._idle = "", False  # what makes data new in this fit; whether no data will be new
         self._awaits = False  # whether this fit begins with the first data, on which the schedule does not act
         self._note: Callable[[], None] = _nothing  # counts the present event
+        self._norm = ""  # ratio of norms at the last event, in words
         self._rate: RateAfterEvent | None = None
         self._stepped: set[Parameter] = set()  # in this batch
 
@@ -112,7 +113,8 @@ class EventCallback(MethodCallback):
         if self.replaces_weights and offers(pl_module, HasSyncTargets):
             change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
         change.followed_by(self._note).make()
-        values = (change.report or Report()).keyed(self.name, self.logs.layers)
+        report = change.report or Report()
+        values, self._norm = report.keyed(self.name, self.logs.layers), report.norm
         for observer in observers:
             values |= observer.after()
         return values
@@ -215,7 +217,9 @@ class EventCallback(MethodCallback):
         values = self.act(trainer, pl_module)
         note()
         name, new = self.title, f", new data: chunk {clock.chunk}" if clock.new_data else ""
-        sentence = f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name)}"
+        sentence = (
+            f"{name} acted at epoch {clock.epoch}, step {clock.step}{new}{_summary(values, self.name, self._norm)}"
+        )
         inform(sentence)
         if self._makes_another_network:
             if others := begin_anew(trainer, pl_module, clock.new_data):
@@ -256,8 +260,8 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _summary(values: Mapping[str, float], name: str) -> str:
+def _summary(values: Mapping[str, float], name: str, more: str) -> str:
     normalized = {key.replace("_normalized", "") for key in values if "_normalized" in key}  # preferred
     shown = {key: v for key, v in values.items() if key.startswith(f"{name}/") and key not in normalized}
-    words = in_words({key.partition("/")[2]: value for key, value in shown.items()})
-    return f" ({words})" if words else ""
+    words = [in_words({key.partition("/")[2]: value for key, value in shown.items()}), more]
+    return f" ({', '.join(filter(None, words))})" if any(words) else ""

@@ -11,7 +11,16 @@ from lightning_fire.functional import as_matrices, sfe
 from lightning_fire.functional.metrics import both_deviations
 from lightning_fire.where import WeightView
 
-COLUMNS = ("dfi_before", "dfi_after", "dfi_normalized_before", "dfi_normalized_after", "sfe", "squared_norm", "zero")
+COLUMNS = (
+    "dfi_before",
+    "dfi_after",
+    "dfi_normalized_before",
+    "dfi_normalized_after",
+    "sfe",
+    "squared_norm",
+    "zero",
+    "new_norm",
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +37,8 @@ class Report:
             weights of the mean over the kernel positions.
         layers: By metric, the value of each weight or layer by its name.
         zeros: Names of the weights that hold a matrix of zeros.
+        norm_ratio: Of a change of weights: the norm ‖W‖_F of all new weights together over that of the old ones.
+        advice: What to do if that ratio is large.
 
     Example:
         >>> report = Report(values={"sfe": 2.0}, layers={"sfe": {"0.weight": 2.0}})
@@ -39,12 +50,20 @@ class Report:
     raw: Mapping[str, float] = field(default_factory=dict)
     layers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     zeros: Sequence[str] = ()
+    norm_ratio: float | None = None
+    advice: str = ""
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
     def __str__(self) -> str:
-        return in_words(self.values)
+        return ", ".join(filter(None, [in_words(self.values), self.norm]))
+
+    @property
+    def norm(self) -> str:
+        """The ratio of norms in words, such as `norm × 1.7`, with the advice; empty if it is not known."""
+        known = "" if self.norm_ratio is None else f"norm × {self.norm_ratio:.2g}"
+        return f"{known} ({self.advice})" if self.advice else known
 
     def keyed(self, prefix: str, layers: bool = True) -> dict[str, float]:
         """Return everything under the keys of a log.
@@ -81,7 +100,8 @@ def difference(old: Tensor, new: Tensor, groups: int) -> Tensor:
     """Return the metrics of `COLUMNS` of a weight (out, in / groups, *kernel) and its replacement, float32."""
     before, after = as_matrices(old, groups).contiguous(), as_matrices(new, groups).contiguous()  # 4 times as fast
     zero = (before.abs().amax((-2, -1)) == 0).any() if before.numel() else before.new_tensor(0.0)
-    changed = torch.stack([sfe(before, after).sum().float(), before.float().square().sum(), zero.float()])
+    norms = [each.float().square().sum() for each in (before, after)]
+    changed = torch.stack([sfe(before, after).sum().float(), norms[0], zero.float(), norms[1]])
     return torch.cat([torch.stack([_isometry(before), _isometry(after)]).T.flatten(), changed])
 
 
@@ -105,6 +125,7 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> R
         raw={metric: means[metric] for metric in COLUMNS[:2]},
         layers={metric: by_name[metric] for metric in (*COLUMNS[:5], "sfe_normalized")},
         zeros=[name for name, zero in by_name["zero"].items() if zero],
+        norm_ratio=math.sqrt(sum(table["new_norm"]) / sum(norms)) if sum(norms) else None,
     )
 
 
