@@ -61,7 +61,7 @@ def stacked(view: WeightView) -> WeightView:
 
 def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: nn.Module) -> dict[str, Layout]:
     found: dict[str, Layout] = {}
-    used = usages(type(module))
+    used = usages(type(module)) if any(parameter.ndim > 1 for parameter in parameters.values()) else {}
     for name, parameter in parameters.items():
         if name in used and (parameter.ndim == 3 or (parameter.ndim == 2 and not used[name].indexed)):
             found[name] = _STORED[used[name].layout, parameter.ndim]

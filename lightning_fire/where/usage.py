@@ -26,6 +26,7 @@ class Usage(NamedTuple):
     indexed: bool
 
 
+@cache
 def usages(kind: type) -> Mapping[str, Usage]:
     """Return how a class uses its parameters, by their names: those that it uses in matrix products, all in one way.
 
