@@ -31,7 +31,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-crash test-lowest lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-crash test-lowest zoo lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -51,6 +51,9 @@ test-crash: $(VENV)/.test  ## before a release: many kills and random files, not
 
 lint: $(VENV)/.dev  ## style, and types where they are strict and as a user sees them
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy $(TYPED)
+
+zoo: $(VENV)/.test  ## what is taken of architectures of other libraries, those that are installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.zoo
 
 audit: $(VENV)/.test $(AUDIT)/.audit  ## known advisories on what is installed; needs the network, and is not part of CI
 	$(AUDIT)/$(SCRIPTS)/pip-audit --vulnerability-service osv --progress-spinner off \

@@ -1,0 +1,69 @@
+"""A sample of the zoo: everything has a reason, splits are those of the heads; the check of splits finds wrong ones."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fire.where import Weights
+
+from .__main__ import STORED
+from .architectures import LIBRARIES
+from .gradients import confirmed
+from .outcome import is_right, outcome
+
+SAMPLE = {
+    "torchvision": ["mobilenet_v3_small", "vit_b_16"],
+    "transformers": ["gpt2", "phi3", "bloom, n_head"],
+    "timm": ["levit_128"],
+    "torch_geometric": ["GCN", "GAT"],
+    "litgpt": ["Llama-3-8B"],
+    "torchrl": ["MultiAgentMLP, share_params=False"],
+}
+
+
+@pytest.mark.parametrize("library", SAMPLE)
+def test_a_sample(library):
+    module = pytest.importorskip(library)
+    known = dict(LIBRARIES[library](module))
+    for name in SAMPLE[library]:
+        found = outcome(library, name, known.get(name) or pytest.skip(f"this release has no {name}"))
+        assert found["weights"] == found["taken"] + found["left_out"] and found["taken"]
+        assert not found["silent"] and not found["unconfirmed"]
+
+
+def test_the_stored_table_has_no_silent_weight_and_no_split_that_is_not_confirmed():
+    rows = list(csv.DictReader(STORED.open(encoding="utf-8")))
+    assert len(rows) >= 150 and {row["library"] for row in rows} == set(LIBRARIES)
+    for row in rows:
+        numbers = {key: int(value) for key, value in row.items() if value.isdigit()}
+        assert numbers["weights"] == numbers["taken"] + numbers["left_out"], row["architecture"]
+        assert numbers["silent"] == numbers["unconfirmed"] == 0, row["architecture"]
+        assert numbers["split"] == numbers["by_heads"] + numbers["by_gradient"], row["architecture"]
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.head_dim = 2, 4
+        self.qkv, self.proj = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_the_checks_of_splits_find_a_wrong_one():
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 5, 8)
+    views = [view for view in Weights("cnn").select(model) if "qkv" in view.name]
+    right = {"qkv.weight": {view.role: view for view in views}}
+    assert is_right(model, "qkv.weight", views) and confirmed(model, x, right) == {"qkv.weight"}
+    others = [replace(view, rows=rows) for view, rows in zip(views, [(0, 12), (12, 18), (18, 24)], strict=True)]
+    assert not is_right(model, "qkv.weight", others)
+    assert confirmed(model, x, {"qkv.weight": {view.role: view for view in others}}) == set()
+    by_head = [replace(view, rows=(4 * i, 4 * i + 4), blocks=2) for i, view in enumerate(views)]
+    assert is_right(model, "qkv.weight", by_head)  # the same numbers of rows, in another order
+    assert confirmed(model, x, {"qkv.weight": {view.role: view for view in by_head}}) == set()
