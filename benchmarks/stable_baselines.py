@@ -28,7 +28,7 @@ from torchvision.ops import MLP
 
 from lightning_fire.data import ReplayDataModule
 from lightning_fire.experience import Gymnasium
-from lightning_fire.experiments.report import with_spread
+from lightning_fire.experiments.tables import with_spread
 from lightning_fire.modules import DQN, SAC
 
 EVALUATIONS = 5

@@ -27,8 +27,9 @@ from lightning_fire.experiments.compare import (
     with_monitor,
 )
 from lightning_fire.experiments.pictures import save
-from lightning_fire.experiments.report import MINUS, Column, ComparisonReport, deliver, figures
+from lightning_fire.experiments.report import MINUS, Column, ComparisonReport
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
+from lightning_fire.experiments.tables import deliver, figures
 from lightning_fire.printable import printable
 
 _METHODS = {

@@ -29,7 +29,7 @@ from lightning_fire.data import KingJamesAndPythonDataModule
 from lightning_fire.data.mixture import Mixture
 from lightning_fire.data.text import MixedBatches, ValidationBatches
 from lightning_fire.data.token_source import TokenSource
-from lightning_fire.experiments.report import difference_cell, with_spread
+from lightning_fire.experiments.tables import difference_cell, with_spread
 from lightning_fire.methods import FIRE, Loop
 from lightning_fire.nets import GPT, causal_lm
 from lightning_fire.where import Weights

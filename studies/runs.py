@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 
-from lightning_fire.experiments.report import difference_cell, with_spread
+from lightning_fire.experiments.tables import difference_cell, with_spread
 from lightning_fire.nets import MLP
 from lightning_fire.when import AtNewData, Schedule
 from studies.ensemble import Act, Member, train

@@ -10,14 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from lightning_fire.experiments.report import deliver, number
 from lightning_fire.experiments.runs import reference_of
-from lightning_fire.experiments.statistics import (
-    interquartile_mean,
-    percentiles,
-    probability_of_improvement,
-    resampled,
-)
+from lightning_fire.experiments.statistics import interquartile_mean, percentiles, probability_of_improvement, resampled
+from lightning_fire.experiments.tables import deliver, number
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import check_name
 
@@ -26,25 +21,12 @@ RESAMPLES = 10_000
 _MINIMUM_RUNS = 10  # of fewer, seeds of all tasks together, a bootstrap interval is far too narrow
 
 
-class TaskScores(NamedTuple):
-    """Scores that a comparison has left in its folder, by method and seed, and whether they are normalised."""
-
-    folder: Path
-    scores: pd.Series
-    normalized: bool
-
-
 class Estimate(NamedTuple):
     """A statistic and the two ends of its 95 % bootstrap interval; NaN where it has none."""
 
     value: float
     low: float = math.nan
     high: float = math.nan
-
-    def cells(self, digits: int) -> list[str]:
-        """Format the value and the interval."""
-        low, high = number(self.low, digits), number(self.high, digits)
-        return [number(self.value, digits), "–" if math.isnan(self.low) else f"{low} to {high}"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,11 +66,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str] | None = None) -> dict[str, tuple[Estimate, Estimate]]:
-    """Run the command; return, by method, its interquartile mean and how probably it is better than the reference."""
+    """Run the command; return each method's interquartile mean, and probability to be better than the reference."""
     options = parser().parse_args(args)
     try:
-        tasks = [read_task(word, options.measure) for word in options.tasks]
-        scores = scores_of(tasks, options.methods)
+        folders, scales, tasks = zip(*(read_task(word, options.measure) for word in options.tasks), strict=True)
+        if "" in scales and any(scales):
+            without = folders[scales.index("")]
+            raise ValueError(f"{without} has no =LOW:HIGH, and other tasks have: their scores cannot be averaged")
+        scores = scores_of(folders, tasks, options.methods)
         reference = reference_of(options.reference, list(scores))
         options.output.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
@@ -99,28 +84,28 @@ def main(args: Sequence[str] | None = None) -> dict[str, tuple[Estimate, Estimat
         result[method] = estimate(interquartile_mean, own), Estimate(math.nan) if method == reference else better
     digits = 1 if max(abs(middle.value) for middle, _ in result.values()) > 100 else 3
     rows = [["method", "tasks", "seeds", "IQM", "95 % interval", f"P(better than {reference})", "95 % interval"]]
-    for method, (middle, better) in result.items():
-        seeds, count = scores[method].shape
-        rows.append([method, str(count), str(seeds), *middle.cells(digits), *better.cells(2)])
-    runs = pd.concat(
-        [task.scores.loc[list(scores)] for task in tasks], keys=[str(task.folder) for task in tasks], names=["task"]
-    )
-    scale = "normalised " if tasks[0].normalized else ""
+    for method, estimates in result.items():
+        seeds, count = map(str, scores[method].shape)
+        rows.append([method, count, seeds])
+        for (value, *interval), places in zip(estimates, (digits, 2), strict=True):
+            low, high = (number(end, places) for end in interval)
+            rows[-1] += [number(value, places), "–" if math.isnan(interval[0]) else f"{low} to {high}"]
     note = (
-        f"score: {scale}{options.measure}; IQM: mean of all runs without the best and the worst quarter; P: that a run"
-        " is better than one of the reference on the same task; intervals: bootstrap, stratified by task; – : fewer"
-        f" than {_MINIMUM_RUNS} runs, seeds of all tasks together"
+        f"score: {'normalised ' if scales[0] else ''}{options.measure}; IQM: mean of all runs without the best and the"
+        " worst quarter; P: that a run is better than one of the reference on the same task; intervals: bootstrap,"
+        f" stratified by task; – : fewer than {_MINIMUM_RUNS} runs, seeds of all tasks together"
     )
-    if len(tasks) > 1 and not scale:
+    if len(tasks) > 1 and not scales[0]:
         note += "\nwithout =LOW:HIGH the task with the largest scores counts most"
+    runs = pd.concat([task.loc[list(scores)] for task in tasks], keys=list(map(str, folders)), names=["task"])
     deliver(options.output, [rows], {"runs.csv": partial(runs.to_csv, float_format="%.6g")}, note)
     return result
 
 
-def read_task(word: str, measure: str) -> TaskScores:
-    """Read the results of a comparison from `FOLDER` or `FOLDER=LOW:HIGH`."""
-    folder, equals, scale = ("", "", word) if Path(word).is_dir() else word.rpartition("=")
-    path = Path(folder if equals else word, "results.csv")
+def read_task(word: str, measure: str) -> tuple[Path, str, pd.Series]:
+    """Read `FOLDER` or `FOLDER=LOW:HIGH`: folder, `LOW:HIGH` or "", and the scores of a comparison by method, seed."""
+    folder, equals, scale = (word, "", "") if Path(word).is_dir() or "=" not in word else word.rpartition("=")
+    path = Path(folder, "results.csv")
     try:
         low, high = map(float, scale.split(":")) if equals else (0.0, 1.0)
     except ValueError:
@@ -140,38 +125,34 @@ def read_task(word: str, measure: str) -> TaskScores:
         there = [name for name in MEASURES if name in columns]
         raise ValueError(f"{path} has no column {measure}; --measure can be {' or '.join(there) or 'nothing here'}")
     for method in rows["method"].unique():
-        try:
-            check_name(method)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+        check_name(method, path)
     scores = rows.set_index(["method", "seed"])[measure]
     if (twice := scores.index[scores.index.duplicated()]).size:
         raise ValueError(f"{path} has {twice[0][0]} seed {twice[0][1]} twice")
-    return TaskScores(path.parent, (scores - low) / (high - low), bool(equals))
+    return path.parent, scale, (scores - low) / (high - low)
 
 
-def scores_of(tasks: Sequence[TaskScores], methods: Sequence[str] | None) -> Mapping[str, np.ndarray]:
+def scores_of(
+    folders: Sequence[Path], tasks: Sequence[pd.Series], methods: Sequence[str] | None
+) -> Mapping[str, np.ndarray]:
     """Return the scores by method, `(runs, tasks)`."""
-    without = [task.folder for task in tasks if not task.normalized]
-    if 0 < len(without) < len(tasks):
-        raise ValueError(f"{without[0]} has no =LOW:HIGH, and other tasks have: their scores cannot be averaged")
-    of_tasks = [list(task.scores.index.unique("method")) for task in tasks]
+    of_tasks = [list(task.index.unique("method")) for task in tasks]
     names = methods or [name for name in of_tasks[0] if all(name in of_task for of_task in of_tasks)]
     if not names:
         raise ValueError("no method is in all of the tasks")
     scores = {}
     for name in dict.fromkeys(names):
         columns = []
-        for task, there in zip(tasks, of_tasks, strict=True):
+        for folder, task, there in zip(folders, tasks, of_tasks, strict=True):
             if name not in there:
-                raise ValueError(f"{task.folder} has no {name}; it has {' '.join(there)}")
-            columns.append(column := task.scores[name])
+                raise ValueError(f"{folder} has no {name}; it has {' '.join(there)}")
+            columns.append(column := task[name])
             if (bad := column[~np.isfinite(column)]).size:
                 raise ValueError(
-                    f"{name} has no finite score with seed {bad.index[0]} in {task.folder} (--methods leaves it out)"
+                    f"{name} has no finite score with seed {bad.index[0]} in {folder} (--methods leaves it out)"
                 )
         if len(set(map(len, columns))) > 1:
-            counts = ", ".join(f"{len(column)} in {task.folder}" for task, column in zip(tasks, columns, strict=True))
+            counts = ", ".join(f"{len(column)} in {folder}" for folder, column in zip(folders, columns, strict=True))
             raise ValueError(f"{name} must have as many seeds in each task (--methods leaves it out): {counts}")
         scores[name] = np.stack(columns, axis=1)
     return scores

@@ -1,28 +1,21 @@
 """The report of data that arrives in chunks: accuracy, or another metric, over epochs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
+from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport, mean, with_spread
+from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
+from lightning_fire.experiments.tables import mean, with_spread
 
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
 SPREAD = "all: mean ± standard deviation (n - 1) over the seeds; – : not measured"
-_OF_EVENTS = {
-    "sfe": "sfe_normalized",
-    "lambda_max_before": "lambda_max_before",
-    "lambda_max_after": "lambda_max_after",
-}
-_CHUNK, _DFI, _RAW_DFI, DORMANT = (
-    "plasticity/chunk",
-    "plasticity/dfi_normalized",
-    "plasticity.raw/dfi",
-    "plasticity/dormant_fraction",
-)
+_CHUNK, _DFI, DORMANT = "plasticity/chunk", "plasticity/dfi_normalized", "plasticity/dormant_fraction"
 
 
 @dataclass(frozen=True)
@@ -52,12 +45,8 @@ class Metric:
         stage = "training" if self.key.startswith("train/") else "a validation (see check_val_every_n_epoch)"
         return {_CHUNK: "PlasticityMonitor", self.key: stage}
 
-    def of(self, curves: Curves) -> Series:
-        """Return its curve."""
-        return curves.get(f"{self.key}_seen", curves.get(self.key, (np.array([]), np.array([]))))
-
-    def gain(self, values: np.ndarray) -> np.ndarray:
-        """Return the values such that more is better."""
+    def gain(self, values: Any) -> Any:
+        """Return a number or an array of them such that more is better."""
         return values if self.mode == "max" else -values
 
 
@@ -76,11 +65,15 @@ class ChunkedRun:
 
     def __init__(self, curves: Curves, metric: Metric):
         self.curves, self._metric = curves, metric
-        self.metric, self.dfi = metric.of(curves), curves.get(_DFI, (np.array([]), np.array([])))
+        self.metric, self.dfi = self.curve(f"{metric.key}_seen", metric.key), self.curve(_DFI)
         steps, chunks = curves[_CHUNK]
         begins = [steps[chunks == chunk].min() for chunk in np.unique(chunks)]
         self.starts = np.append(begins, np.concatenate([self.metric[0], self.dfi[0]]).max() + 1)
-        self.at_new_data = curves.get(f"{metric.key}_at_new_data", (None, np.array([])))[1]
+        self.at_new_data = self.curve(f"{metric.key}_at_new_data")[1]
+
+    def curve(self, *keys: str) -> Series:
+        """Return the curve of the first of some keys that was logged, an empty one if none was."""
+        return next((self.curves[key] for key in keys if key in self.curves), NOTHING)
 
     def with_events(self, series: Series, values: np.ndarray) -> Series:
         """Return a curve over chunks, each 1 wide, with a value at the start of each but the first if there is one."""
@@ -106,93 +99,78 @@ class ChunkedRun:
 
     def at_chunk_ends(self, key: str) -> np.ndarray:
         """Return what was logged in the last epoch of each chunk but the last, so of the weights before new data."""
-        (epochs, chunks), (steps, values) = self.curves[_CHUNK], self.curves.get(key, (np.array([]), np.array([])))
+        (epochs, chunks), (steps, values) = self.curves[_CHUNK], self.curve(key)
         last_epochs = [epochs[chunks == chunk].max() for chunk in np.unique(chunks)]
         within = [(last <= steps) & (steps < end) for last, end in zip(last_epochs, self.starts[1:], strict=True)]
-        return np.concatenate([values[there][-1:] for there in within[:-1]] or [[]])
+        return np.concatenate([[], *(values[there][-1:] for there in within[:-1])])
 
     def deviations(self) -> dict[str, np.ndarray]:
         """Return both forms of DfI before and after each arrival of data, by name, empty where they are not known.
 
         They are those that the method logs for its events, or else those of the monitor, which are of all weights.
         """
-        curves, nothing = self.curves, (None, np.array([]))
-        if len(of_events(curves, "dfi_normalized_before")):
-            return {
-                "dfi_before": of_events(curves, "dfi_normalized_before"),
-                "dfi_after": of_events(curves, "dfi_normalized_after"),
-                "dfi_raw_before": of_events(curves, "dfi_before", ".raw"),
-                "dfi_raw_after": of_events(curves, "dfi_after", ".raw"),
-            }
-        return {
-            "dfi_before": self.at_chunk_ends(_DFI),
-            "dfi_after": curves.get(f"{_DFI}_at_new_data", nothing)[1],
-            "dfi_raw_before": self.at_chunk_ends(_RAW_DFI),
-            "dfi_raw_after": curves.get(f"{_RAW_DFI}_at_new_data", nothing)[1],
-        }
-
-    def drops(self) -> np.ndarray:
-        """Return what each arrival of data costs at once, `(chunks - 1,)`: the metric before it and just after."""
-        before = self.last_in_chunk(self.metric)[:-1]
-        if len(self.at_new_data) != len(before):
-            return np.array([])
-        return self._metric.gain(before) - self._metric.gain(self.at_new_data)
-
-    def recoveries(self) -> list[float]:
-        """Return the epochs until each chunk is as good as the end of the one before; Inf: it never is."""
-        pairs = zip(self.in_chunks(self.metric)[1:], self.last_in_chunk(self.metric)[:-1], strict=True)
-        return [self.epochs_to(before, chunk) for chunk, before in pairs]
+        logged = len(of_events(self.curves, "dfi_normalized_before"))
+        found: dict[str, np.ndarray] = {}
+        for name, key, group in (("dfi", "dfi_normalized", ""), ("dfi_raw", "dfi", ".raw")):
+            ends = [of_events(self.curves, f"{key}_{end}", group) for end in ("before", "after")]
+            if not logged:
+                key = f"plasticity{group}/{key}"
+                ends = [self.at_chunk_ends(key), self.curve(f"{key}_at_new_data")[1]]
+            found |= {f"{name}_before": ends[0], f"{name}_after": ends[1]}
+        return found
 
     def epochs_to(self, target: float, values: np.ndarray) -> float:
         """Return the number of epochs after which a value is first reached, at least 1; Inf if it never is.
 
         Inf is longer than was observed: comparisons and medians of such times stay right, and a mean is Inf.
         """
-        reached = np.flatnonzero(self._metric.gain(values) >= self._metric.gain(np.float64(target)))
+        reached = np.flatnonzero(self._metric.gain(values) >= self._metric.gain(target))
         return float(reached[0] + 1) if len(reached) else float("inf")
 
+    def measures(self, reference: "ChunkedRun | None") -> dict[str, float]:
+        """Reduce the run to its numbers; NaN: it does not have it.
 
-def measures_of(run: ChunkedRun, reference: ChunkedRun | None) -> dict[str, float]:
-    """Reduce a run to its numbers; NaN: the run does not have it.
-
-    Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
-    `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
-    the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
-    recovers). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue of the
-    Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of hidden
-    units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
-    least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
-    Metrics of events are means over the chunks but the first; epochs are those with a validation.
-    """
-    curves, at_end = run.curves, run.last_in_chunk(run.metric)
-    _, *later = run.in_chunks(run.metric)
-    target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
-    online = next((curves[metric.key][1] for metric in ONLINE if metric.key in curves), None)
-    fifth = 0 if online is None else max(1, round(len(online) / 5))
-    dormant = run.last_in_chunk(curves[DORMANT]) if DORMANT in curves else []
-    return {
-        "after_event": mean(run.at_new_data),
-        "final": at_end[-1],
-        "average": mean(at_end),
-        "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
-        "area": mean(np.concatenate([[], *later])),
-        "epochs_to_reference": run.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
-        **{name: mean(values) for name, values in run.deviations().items()},
-        **{name: mean(of_events(curves, key)) for name, key in _OF_EVENTS.items()},
-        "drop": mean(run.drops()),
-        "recovery": mean(run.recoveries()),
-        "units_reset": units_reset(curves),
-        "online_first": mean(online[:fifth]) if fifth else np.nan,
-        "online_last": mean(online[-fifth:]) if fifth else np.nan,
-        "test_last": mean(at_end[-fifth:]) if fifth else np.nan,
-        "dormant_last": mean(dormant[-fifth:]) if fifth else np.nan,
-    }
+        Of the metric: `after_event` (before the first batch), `final`, `average` (at the ends of the chunks),
+        `first_epoch_after`, `area` (all epochs since the first event), `epochs_to_reference` (in the last chunk, until
+        the final value of the reference with this seed), `drop` (lost at once) and `recovery` (epochs until it
+        recovers; Inf: never). Of events: normalised DfI, DfI by the paper's eq. 2 (`dfi_raw_…`) and largest eigenvalue
+        of the Hessian before and after, SFE / ‖W‖²; both DfI also of methods without events. `units_reset`: number of
+        hidden units that the method has re-initialized. Of streams, in the first or last fifth of the tasks, at
+        least one: online accuracy or error, `test_last` (at the end of a task), `dormant_last` (fraction of units).
+        Metrics of events are means over the chunks but the first; epochs are those with a validation.
+        """
+        curves, at_end = self.curves, self.last_in_chunk(self.metric)
+        before, later = at_end[:-1], self.in_chunks(self.metric)[1:]
+        target = np.nan if reference is None else reference.last_in_chunk(reference.metric)[-1]
+        known = len(self.at_new_data) == len(before)
+        drops = self._metric.gain(before) - self._metric.gain(self.at_new_data) if known else []
+        online = next((curves[metric.key][1] for metric in ONLINE if metric.key in curves), NOTHING[1])
+        fifth = max(1, round(len(online) / 5))
+        dormant = self.last_in_chunk(self.curve(DORMANT))
+        return {
+            "after_event": mean(self.at_new_data),
+            "final": at_end[-1],
+            "average": mean(at_end),
+            "first_epoch_after": mean([chunk[0] for chunk in later if len(chunk)]),
+            "area": mean(np.concatenate([[], *later])),
+            "epochs_to_reference": self.epochs_to(target, later[-1]) if later and not np.isnan(target) else np.nan,
+            **{name: mean(values) for name, values in self.deviations().items()},
+            "sfe": mean(of_events(curves, "sfe_normalized")),
+            **{name: mean(of_events(curves, name)) for name in ("lambda_max_before", "lambda_max_after")},
+            "drop": mean(drops),
+            "recovery": mean([self.epochs_to(*pair) for pair in zip(before, later, strict=True)]),
+            "units_reset": units_reset(curves),
+            "online_first": mean(online[:fifth]),
+            "online_last": mean(online[-fifth:]),
+            "test_last": mean(at_end[-fifth:]) if len(online) else np.nan,
+            "dormant_last": mean(dormant[-fifth:]) if len(online) else np.nan,
+        }
 
 
 class ChunkReport(ComparisonReport):
     """Report of validation accuracy, or another metric, over the epochs of chunks."""
 
-    of_events = (
+    of_events: Sequence[Column] = (
         Column("after the event", "after_event", optional=True),
         Column("DfI before", "dfi_before"),
         Column("DfI after", "dfi_after", idle=True),
@@ -224,44 +202,41 @@ class ChunkReport(ComparisonReport):
             " which also counts the scale; both are means over the weights that the method replaces, or over all"
             " weights by the PlasticityMonitor (before: if it measures the last epoch of each chunk)"
         )
+
         super().__init__(curves, reference)
 
     def measures(self, name: Name) -> dict[str, float]:
         start, _, seed = name
-        return measures_of(self.runs[name], self.runs.get((start, self.reference, seed)))
+        return self.runs[name].measures(self.runs.get((start, self.reference, seed)))
 
     def panels(self) -> list[Panel]:
         """Return metric and deviation from isometry over chunks.
 
         Every chunk is equally wide; a value on a dashed line, where new data arrives, is that just after the method has
-        acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it.
+        acted. The axis of the metric covers the values at which chunks end: the drop after an event may go below it. It
+        ends at 0 if no value is below, and at 1 for accuracies.
         """
-        runs = self.by_method(self.runs.get)
+        name, gain, every = self.metric.name, self.metric.gain, list(self.runs.values())
+        ends, reached = (
+            np.concatenate(of)
+            for of in ([run.last_in_chunk(run.metric) for run in every], [run.metric[1] for run in every])
+        )
+        worst, best = np.nanmin(gain(ends)), np.nanmax(gain(reached))
+        around = worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3
+        low, high = sorted(float(gain(end)) for end in around)
+        low = max(low, 0.0) if np.nanmin(reached) >= 0 else low
+        high = min(high, 1.0) if "accuracy" in self.metric.key and np.nanmax(reached) <= 1 else high
+        runs = self.by_method(self.runs.__getitem__)
         values = {m: [r.with_events(r.metric, r.at_new_data) for r in of] for m, of in runs.items()}
         known = {m: of for m, of in runs.items() if all(len(run.dfi[0]) for run in of)}
         dfi = {m: [r.with_events(r.dfi, r.deviations()["dfi_after"]) for r in of] for m, of in known.items()}
-        chunks = max(len(run.starts) for run in self.runs.values()) - 1
-        axis = {
-            "x": "chunks of data (all epochs of a chunk between two dashed lines)",
-            "lines": dict.fromkeys(range(1, chunks), ""),
-            "whole_numbers": True,
-        }
-        low, high = self._range()
+        panel = partial(
+            Panel,
+            x="chunks of data (all epochs of a chunk between two dashed lines)",
+            lines=dict.fromkeys(range(1, max(len(run.starts) for run in every) - 1), ""),
+            whole_numbers=True,
+        )
         labels = {m: f"{m}  {with_spread(list(self.of('', m, 'final').values()))}" for m in runs}
-        name = f"validation {self.metric.name}" if self.metric.name == "accuracy" else self.metric.name
-        of_metric = {"low": low, "high": high, "labels": labels, "legend": f"final {self.metric.name}"}
-        of_dfi = [Panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI, **axis)] if dfi else []
-        return [Panel(values, y=name, **of_metric, **axis), *of_dfi]
-
-    def _range(self) -> tuple[float, float]:
-        """Return the range of values at the ends of chunks, with room for drops on the worse side.
-
-        It ends at 0 if no value is below, and at 1 for accuracies.
-        """
-        ends = self.metric.gain(np.concatenate([run.last_in_chunk(run.metric) for run in self.runs.values()]))
-        worst, best = np.nanmin(ends), max(self.metric.gain(run.metric[1]).max() for run in self.runs.values())
-        around = worst - 0.5 * (best - worst) - 1e-3, best + 0.05 * (best - worst) + 1e-3
-        low, high = sorted(float(self.metric.gain(np.float64(end))) for end in around)
-        every = np.concatenate([run.metric[1] for run in self.runs.values()])
-        low = max(low, 0.0) if np.nanmin(every) >= 0 else low
-        return low, min(high, 1.0) if "accuracy" in self.metric.key and np.nanmax(every) <= 1 else high
+        title = f"validation {name}" if name == "accuracy" else name
+        of_metric = panel(values, y=title, low=low, high=high, labels=labels, legend=f"final {name}")
+        return [of_metric, *([panel(dfi, y="normalised DfI", log=True, low=LOWEST_DFI)] if dfi else [])]

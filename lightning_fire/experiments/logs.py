@@ -15,6 +15,7 @@ COLUMNS = ("start", "method", "seed", "step", "key", "value")
 Series = tuple[np.ndarray, np.ndarray]  # positions, such as optimizer steps, and values
 Curves = Mapping[str, Series]  # of one run, by key
 Name = tuple[str, str, int]  # of a run: start, method, seed
+NOTHING: Series = (np.array([]), np.array([]))  # of a key that was not logged
 
 _UNITS = r"(?!(train|val|test)/)[\w-]+/units"
 
@@ -48,7 +49,7 @@ def of_events(curves: Curves, measure: str, group: str = "") -> np.ndarray:
         group: What follows the name of the method in the key, as `.raw` for metrics that depend on the scale.
     """
     keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+{re.escape(group)}/{measure}", key))
-    return curves[keys[0]][1] if keys else np.array([])
+    return curves[keys[0]][1] if keys else NOTHING[1]
 
 
 def units_reset(curves: Curves) -> float:
@@ -67,8 +68,7 @@ def read_curves(folder: Path) -> dict[str, Series]:
     log.Reload()
     curves = {}
     for key in log.Tags()["scalars"]:
-        if key.startswith(("events/", "charts/", "losses/")):
-            continue  # figures, often; their values have their own keys
-        events = log.Scalars(key)
-        curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
+        if not key.startswith(("events/", "charts/", "losses/")):  # figures, often; their values have their own keys
+            events = log.Scalars(key)
+            curves[key] = np.array([event.step for event in events]), np.array([event.value for event in events])
     return curves

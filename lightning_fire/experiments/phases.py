@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
-from lightning_fire.experiments.logs import Curves, Name, Series
+from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series
 from lightning_fire.experiments.pictures import Panel
 from lightning_fire.experiments.report import Column, ComparisonReport
 
@@ -13,16 +14,10 @@ LOSS, AT_START = "val/loss", "val/loss_at_new_data"
 NEEDS = dict.fromkeys((LOSS, AT_START), "LanguageModel")
 
 
-def since_start(curves: Curves, text: str = "") -> Series:
-    """Return the validation loss over the optimizer steps of the phase, that just after the event at 0.
-
-    Args:
-        curves: Of a run that continued from a checkpoint.
-        text: `/name` for the loss of one of the texts.
-    """
+def since_start(curves: Curves) -> Series:
+    """Return the validation loss of a run over the optimizer steps of its phase, that just after the event at 0."""
     (began, *_), _ = curves[AT_START]
-    steps, values = curves[f"{LOSS}{text}"]
-    first = curves.get(f"{AT_START}{text}", (np.array([]), np.array([])))
+    (steps, values), first = curves[LOSS], curves.get(AT_START, NOTHING)
     return np.append(first[0] - began, steps + 1 - began), np.append(first[1], values)
 
 
@@ -95,27 +90,17 @@ class PhaseReport(ComparisonReport):
 
         The axes of phase 2 cover what the methods reach; the loss just after an event may lie above.
         """
-        steps_and_losses = [(steps + 1, losses) for steps, losses in (run[LOSS] for run in self.first.values())]
-        places: dict[float, str] = {}
+        curves = [(steps + 1, losses) for steps, losses in (run[LOSS] for run in self.first.values())]
+        lines: dict[float, str] = {}
         for start, by_seed in self.taken.items():
             place = float(np.mean(list(by_seed.values())))
-            places[place] = f"{places[place]}, {start}" if place in places else start
-        first = Panel(
-            {"phase 1": steps_and_losses},
-            x="optimizer steps",
-            y="validation loss (nats per token)",
-            title="phase 1",
-            lines=places,
-        )
+            lines[place] = f"{lines[place]}, {start}" if place in lines else start
+        title = "phase 1"
+        first = Panel({title: curves}, "optimizer steps", "validation loss (nats per token)", title, lines=lines)
         ends = [loss for loss in self.numbers["final"] if np.isfinite(loss)] or [0.0]
         low, high = min(ends) - 0.1 * np.ptp(ends) - 1e-3, max(ends) + 1.5 * np.ptp(ends) + 1e-2
         second: dict[str, dict[str, list[Series]]] = {}
         for (start, method, _), run in self.curves.items():
             second.setdefault(start, {}).setdefault(method, []).append(since_start(run))
-        return [
-            first,
-            *(
-                Panel(curves, "optimizer steps of phase 2", "", f"phase 2 from {start}", low=low, high=high)
-                for start, curves in second.items()
-            ),
-        ]
+        panel = partial(Panel, x="optimizer steps of phase 2", y="", low=low, high=high)
+        return [first, *(panel(curves=of, title=f"phase 2 from {start}") for start, of in second.items())]

@@ -1,7 +1,6 @@
-"""Results of a comparison: numbers of each run, a table, CSV files and figures."""
+"""Results of a comparison: numbers of each run, and their table, CSV files and figure."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,14 +9,21 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from lightning_fire.atomic import atomic_file
-from lightning_fire.experiments.latex import as_latex
 from lightning_fire.experiments.logs import Curves, Name
 from lightning_fire.experiments.pictures import Panel, draw
 from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.tables import (
+    aligned,
+    deliver,
+    difference_cell,
+    figures,
+    mean,
+    number,
+    when_reached,
+    with_spread,
+)
 from lightning_fire.recipe.recipe import VANILLA
 
-NEVER_ACTED = "never acted"
 MINUS = "minus: difference with the same seed, its mean and 95 % Student-t interval"
 RUN = ["start", "method", "seed"]  # the index of all numbers
 
@@ -128,7 +134,7 @@ class ComparisonReport:
         """Format one cell of the table."""
         known = [not np.isnan(units) for units in self.of(start, method, "units_reset").values()]
         if column.idle and not any(known) and self.never_acted(start, method):  # a known number says whether it acted
-            return NEVER_ACTED
+            return "never acted"
         if column.show == "arrow":
             ends = (self.of(start, method, f"{column.measure}_{end}").values() for end in ("before", "after"))
             return " → ".join(number(mean(values), column.digits) for values in ends)
@@ -144,115 +150,24 @@ class ComparisonReport:
         for start, method in self._groups:
             for measure in self.numbers:
                 values = self.of(start, method, measure)
-                there = [value for value in values.values() if not np.isnan(value)]
-                if there:
+                if there := [value for value in values.values() if not np.isnan(value)]:
                     spread = np.std(there, ddof=1) if len(there) > 1 and np.isfinite(there).all() else np.nan
                     less = difference(values, self.of(start, self.reference, measure))
                     rows.append([start, method, measure, len(there), np.mean(there), spread, self.reference, *less])
         names = ["start", "method", "measure", "seeds", "mean", "std", "reference", "difference", "low_95", "high_95"]
-        return _without_start(pd.DataFrame(rows, columns=names))
+        return pd.DataFrame(rows, columns=names)
 
     def publish(self, output: Path, title: str) -> None:
         """Print the table and where the rest is, and write everything."""
-        results, options = _without_start(self.numbers.reset_index()), {"index": False, "float_format": "%.6g"}
+
+        def csv(rows: pd.DataFrame) -> Callable[[Path], object]:
+            rows = rows if rows["start"].any() else rows.drop(columns="start")
+            return partial(rows.to_csv, index=False, float_format="%.6g")
+
         figure = partial(draw, self.panels(), title=title, side_by_side=self.side_by_side)
-        files = {
-            "results.csv": partial(results.to_csv, **options),
-            "summary.csv": partial(self.summary().to_csv, **options),
-        }
+        files = {"results.csv": csv(self.numbers.reset_index()), "summary.csv": csv(self.summary())}
         deliver(output, self.tables(), files | figures("comparison", figure), f"{self.note}\n{MINUS}")
-        place("means", output / "summary.csv")
+        print(f"means:       {output / 'summary.csv'}")
         for remark in self.remarks():
             print(f"\n{remark}\n")
-        place("TensorBoard", f"tensorboard --logdir {output}")
-
-
-def _without_start(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows if rows["start"].any() else rows.drop(columns="start")
-
-
-def figures(name: str, figure: Callable[..., None]) -> dict[str, Callable[[Path], None]]:
-    """Return what writes a figure as PNG, and as PDF for a paper, by the names of the files."""
-    return {f"{name}.{form}": partial(figure, form=form) for form in ("png", "pdf")}
-
-
-def deliver(
-    output: Path,
-    tables: Sequence[Sequence[Sequence[str]]],
-    files: Mapping[str, Callable[[Path], object]],
-    note: str,
-    name: str = "table",
-) -> None:
-    """Print tables, write them as text and LaTeX, and other files; print a note and the paths of figure and runs."""
-    text, latex = ("\n\n".join(map(form, tables)) for form in (aligned, as_latex))
-    print(f"\n{text}\n")
-    texts = {f"{name}.txt": f"{text}\n", f"{name}.tex": f"% \\usepackage{{booktabs}}\n{latex}\n"}
-    for file, content in texts.items():
-        with whole_file(output / file) as part:
-            part.write_text(content, encoding="utf-8")
-    for file, write in files.items():
-        with whole_file(output / file) as part:
-            write(part)
-    print(note)
-    kinds = {Path(file).suffix: output / file for file in reversed([*files, f"{name}.tex"])}
-    for what, endings in {"figure": [".png"], "for papers": [".pdf", ".tex"], "every run": [".csv"]}.items():
-        if there := [str(kinds[ending]) for ending in endings if ending in kinds]:
-            place(what, ", ".join(there))
-
-
-def place(what: str, where: object) -> None:
-    """Print the path of something."""
-    print(f"{what + ':':12} {where}")
-
-
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Context manager: write a file of the results atomically; on an error it stays as it was."""
-    try:
-        with atomic_file(path) as part:
-            yield part
-    except OSError as error:
-        reason = error if error.errno is None else error.strerror
-        raise SystemExit(f"{path} cannot be written: {reason}. The same command writes it, without training.") from None
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Align the cells of a table, with a line under its head."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
-
-
-def difference_cell(values: Mapping[int, float], reference: Mapping[int, float], digits: int = 3) -> str:
-    """Format the `difference` to a reference: `0` if all seeds equal it, a dash with fewer than two finite pairs."""
-    middle, low, high = difference(values, reference)
-    if np.isnan(middle):
-        return "–"
-    return "0" if low == high == 0 else f"{middle:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-
-
-def with_spread(values: Sequence[float], digits: int = 3) -> str:
-    """Format mean and standard deviation (n - 1), which one value does not have."""
-    known = len(values) > 1 and not np.isnan(values).any()
-    spread = f" ± {number(np.std(values, ddof=1), digits)}" if known else ""
-    return number(mean(values), digits) + spread
-
-
-def when_reached(values: Sequence[float], digits: int = 0) -> str:
-    """Format how long the runs took that got there, and how many these are where not all did."""
-    known = [value for value in values if not np.isnan(value)]
-    there = [value for value in known if np.isfinite(value)]
-    if not there:
-        return "never" if known else "–"
-    return number(mean(there), digits) + ("" if there == known else f" ({len(there)} of {len(known)})")
-
-
-def number(value: float, digits: int = 3) -> str:
-    """Format a number; NaN as a dash."""
-    return "–" if np.isnan(value) else f"{value:.{digits}f}"
-
-
-def mean(values: Iterable[float]) -> float:
-    """Return the mean of the existing values; NaN without any."""
-    there = [value for value in values if not np.isnan(value)]
-    return float(np.mean(there)) if there else float("nan")
+        print(f"TensorBoard: tensorboard --logdir {output}")

@@ -7,28 +7,20 @@ import numpy as np
 
 from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport, mean
+from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
+from lightning_fire.experiments.tables import mean
 
 EVALUATION, _STEPS = "val/episode_return", "train/environment_steps"
 NEEDS = dict.fromkeys((EVALUATION, _STEPS), "DQN or SAC")
 
 
 def returns_of(curves: Curves) -> Series:
-    """Return the mean return of the episodes of each evaluation, over environment steps."""
+    """Return the mean return of the episodes of each evaluation, over environment steps.
+
+    The steps of the logger are environment steps, unless other data logs over batches.
+    """
     steps, values = curves[EVALUATION]
-    return environment_steps(curves, steps), values
-
-
-def events_of(curves: Curves) -> np.ndarray:
-    """Return the environment steps done at each event of the method; none of one without events."""
-    events = [steps for key, (steps, _) in curves.items() if re.fullmatch(r"[\w-]+/event", key)]
-    return np.unique(environment_steps(curves, np.concatenate(events))) if events else np.array([])
-
-
-def environment_steps(curves: Curves, steps: np.ndarray) -> np.ndarray:
-    """Turn the steps of the logger into environment steps: the same, unless other data logs over batches."""
-    logged, done = curves[_STEPS]
-    return np.interp(steps, logged, done)
+    return np.interp(steps, *curves[_STEPS]), values
 
 
 class ReturnReport(ComparisonReport):
@@ -46,9 +38,12 @@ class ReturnReport(ComparisonReport):
     )
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
-        first = [events[0] for of_run in curves.values() if len(events := events_of(of_run))]
-        ends = [returns_of(of_run)[0][-1] for of_run in curves.values()]
-        self.event = float(np.median(first)) if first else max(ends) / 2  # of runs without one: where the others act
+        first = []
+        for run in curves.values():
+            if events := [steps.min() for key, (steps, _) in run.items() if re.fullmatch(r"[\w-]+/event", key)]:
+                first.append(np.interp(min(events), *run[_STEPS]))
+        end = max(returns_of(run)[0][-1] for run in curves.values())
+        self.event = float(np.median(first)) if first else end / 2  # of runs without one: where the others act
         self.note = (
             "returns: of evaluations, mean ± standard deviation (n - 1) over the seeds; the event is after"
             f" {self.event:.0f} environment steps; final: the last tenth of training; DfI: normalised deviation from"
@@ -78,5 +73,4 @@ class ReturnReport(ComparisonReport):
 
     def panels(self) -> list[Panel]:
         curves = self.by_method(lambda name: returns_of(self.curves[name]))
-        labels = {"x": "environment steps", "y": "return of an episode of evaluation"}
-        return [Panel(curves, **labels, lines={self.event: ""})]
+        return [Panel(curves, "environment steps", "return of an episode of evaluation", lines={self.event: ""})]

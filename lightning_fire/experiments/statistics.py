@@ -6,7 +6,7 @@ import numpy as np
 
 
 def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float, float]:
-    """Return the mean paired difference to a reference, and its 95 % Student-t interval.
+    """Return the mean paired difference to a reference, and its 95 % Student-t interval; NaN of fewer than two pairs.
 
     Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
     mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 97.5 % quantile of n - 1 degrees of
@@ -43,7 +43,7 @@ def percentiles(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def interquartile_mean(scores: np.ndarray) -> np.ndarray:
-    """Return the mean of the middle half of all runs of all tasks together.
+    """Return the mean of the middle half of all runs of all tasks, `(..., runs, tasks)`.
 
     A quarter of them, rounded down, is left out at each end.
 
@@ -53,11 +53,11 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     """
     every = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)
     out = every.shape[-1] // 4
-    return every[..., out : every.shape[-1] - out].mean(axis=-1)
+    return np.asarray(every[..., out : every.shape[-1] - out].mean(axis=-1))
 
 
 def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Return how probable it is that a run is better than one of another method on the same task, mean over the tasks.
+    """Return the probability that a run is better than one of another method on the same task, mean over the tasks.
 
     Equal scores count half (the statistic of Mann and Whitney).
 
@@ -69,4 +69,4 @@ def probability_of_improvement(scores: np.ndarray, others: np.ndarray) -> np.nda
         0.5 + 0.5 * np.sign(scores[..., :, None, task] - others[..., None, :, task]).mean(axis=(-2, -1))
         for task in range(scores.shape[-1])
     )
-    return np.mean(list(of_tasks), axis=0)
+    return np.asarray(np.mean(list(of_tasks), axis=0))

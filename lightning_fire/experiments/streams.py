@@ -1,12 +1,25 @@
 """The report of streams of tasks: accuracy, or error, of each batch before the update with it."""
 
 from collections.abc import Mapping
+from functools import partial
 
-from lightning_fire.experiments.chunks import DORMANT, ONLINE, SPREAD, ChunkedRun, ChunkReport, Metric, measures_of
+from lightning_fire.experiments.chunks import DORMANT, ONLINE, SPREAD, ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.logs import Curves, Name
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport, mean, number
+from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
 from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.tables import mean, number
+
+# what more and less of the online metric is called: title, unit, note, and the sentence on the last tasks
+_WORDS = {
+    "max": ("online", "accuracy", "", ("lost online accuracy", "neither lost nor gained", "gained")),
+    "min": (
+        "online error",
+        "squared error",
+        "; less error is better",
+        ("more online error", "neither more nor less", "less"),
+    ),
+}
 
 
 def report_of_chunks(curves: Mapping[Name, Curves], reference: str, metric: Metric) -> "ChunkReport | StreamReport":
@@ -22,10 +35,7 @@ class StreamReport(ComparisonReport):
         self.metric, self.online = metric, online
         self.runs = {name: ChunkedRun(of_run, metric) for name, of_run in curves.items()}
         self.acts_on = [metric.key, f"{metric.key}_seen", online.key]
-        title, of, less = {
-            "max": ("online", "accuracy", ""),
-            "min": ("online error", "squared error", "; less error is better"),
-        }[online.mode]
+        title, of, less, _ = _WORDS[online.mode]
         self.columns = [
             Column(f"{title}, first", "online_first"),
             Column(f"{title}, last", "online_last"),
@@ -44,7 +54,7 @@ class StreamReport(ComparisonReport):
 
     def measures(self, name: Name) -> dict[str, float]:
         start, _, seed = name
-        return measures_of(self.runs[name], self.runs.get((start, self.reference, seed)))
+        return self.runs[name].measures(self.runs.get((start, self.reference, seed)))
 
     def remarks(self) -> list[str]:
         """Return which methods lost online accuracy on a stream, from the first fifth of the tasks to the last.
@@ -52,19 +62,14 @@ class StreamReport(ComparisonReport):
         A method has lost or gained where the 95 % Student-t interval of its change over the seeds does not contain 0.
         More online error is a loss.
         """
-        less_is_better = self.online.mode == "min"
-        names = "lost online accuracy", "neither lost nor gained", "gained"
-        names = ("more online error", "neither more nor less", "less") if less_is_better else names
-        parts: dict[str, list[str]] = {name: [] for name in names}
+        parts: dict[str, list[str]] = {name: [] for name in _WORDS[self.online.mode][-1]}
         lost, level, gained = parts.values()
         for method in self.numbers.index.unique("method"):
             first, last = (self.of("", method, f"online_{end}") for end in ("first", "last"))
-            _, low, high = difference(last, first)
+            low, high = sorted(self.online.gain(end) for end in difference(last, first)[1:])
             start, end = mean(first.values()), mean(last.values())
-            by = f"{end - start:+.2f}" if less_is_better else f"{100 * (end - start):+.0f} points"
+            by = f"{end - start:+.2f}" if self.online.mode == "min" else f"{100 * (end - start):+.0f} points"
             change = f"{method} {by} ({number(start, 2)} to {number(end, 2)})"
-            if less_is_better:
-                low, high = -high, -low
             if high < 0:
                 lost.append(change)
             elif low > 0:
@@ -76,14 +81,11 @@ class StreamReport(ComparisonReport):
 
     def panels(self) -> list[Panel]:
         """Return the online metric and dormant units over tasks."""
-        runs = self.by_method(self.runs.get)
-        axis = {"x": "task", "seeds": True, "low": 0.0, "whole_numbers": True}
+        runs = self.by_method(self.runs.__getitem__)
+        panel = partial(Panel, x="task", seeds=True, low=0.0, whole_numbers=True)
         curves = {method: [run.by_task(self.online.key) for run in of] for method, of in runs.items()}
-        last = {method: mean(values[-1] for _, values in of) for method, of in curves.items()}
-        ends = {method: f"{method}  {number(value, 2)}" for method, value in last.items()}
+        ends = {m: f"{m}  {number(mean(values[-1] for _, values in of), 2)}" for m, of in curves.items()}
         known = {method: of for method, of in runs.items() if all(DORMANT in run.curves for run in of)}
         dormant = {method: [run.by_task(DORMANT) for run in of] for method, of in known.items()}
-        return [
-            Panel(curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends, **axis),
-            *([Panel(dormant, y="dormant units", **axis)] if dormant else []),
-        ]
+        online = panel(curves, y=self.online.key.removeprefix("train/").replace("_", " "), labels=ends)
+        return [online, *([panel(dormant, y="dormant units")] if dormant else [])]

@@ -1,9 +1,9 @@
 """A recipe: one YAML file of an experiment, with a model, data, a Trainer, and the methods to compare on them."""
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -63,25 +63,24 @@ class Recipe:
 
 def as_yaml(config: Mapping[str, Any]) -> str:
     """Return configuration as YAML, in its own order."""
-    return yaml.safe_dump(dict(config), sort_keys=False)
+    return str(yaml.safe_dump(dict(config), sort_keys=False))
 
 
 def find_recipe(name: str | Path) -> Recipe:
     """Read a recipe."""
-    for path in (Path(name), SHIPPED / f"{name}.yaml"):
-        if path.is_file():
-            return _read(path)
-    near = " or ".join(_near(str(name), shipped_recipes()))
+    if path := _file(name):
+        return _read(path)
+    word, known = str(name), shipped_recipes()
+    begins = [one for one in known if len(word) > 1 and re.search(rf"(?<![^/_]){re.escape(word)}", one)]
+    last = {one.rpartition("/")[2]: one for one in known}
+    similar = [*get_close_matches(word, known), *(last[one] for one in get_close_matches(word, last))]
+    near = " or ".join(begins or dict.fromkeys(similar))
     hint = f"; did you mean {near}?" if near else ""
     raise FileNotFoundError(f"unknown recipe {name}: neither a file nor a name of `lightning-fire recipes`{hint}")
 
 
-def _near(name: str, known: Sequence[str]) -> list[str]:
-    """Return the recipes of which a word begins with a name, or else the most similar ones."""
-    begins = rf"(?<![^/_]){re.escape(name)}" if len(name) > 1 else "$."  # matches nothing
-    last = {one.rpartition("/")[2]: one for one in known}
-    similar = [*difflib.get_close_matches(name, known), *(last[one] for one in difflib.get_close_matches(name, last))]
-    return [one for one in known if re.search(begins, one)] or list(dict.fromkeys(similar))
+def _file(name: str | Path) -> Path | None:
+    return next((path for path in (Path(name), SHIPPED / f"{name}.yaml") if path.is_file()), None)
 
 
 def shipped_recipes() -> list[str]:
@@ -90,12 +89,12 @@ def shipped_recipes() -> list[str]:
     return sorted(str(path.relative_to(SHIPPED).with_suffix("")) for path in paths)
 
 
-def check_name(name: str) -> None:
+def check_name(name: str, place: object = "") -> None:
     """Raise a ValueError unless the name of a method or start can be that of a folder, and is safe in a spreadsheet."""
     if name in (SHARED_START, FIRST_PHASE) or len(name) > 100 or not re.fullmatch(_NAME, name):
         raise ValueError(
-            f"{name!r} cannot be a name: begin with a letter, digit or _, go on with these, spaces or .,=+- to at most"
-            f" 100, and use neither {SHARED_START} nor {FIRST_PHASE}"
+            f"{place}{': ' * bool(place)}{name!r} cannot be a name: begin with a letter, digit or _, go on with these,"
+            f" spaces or .,=+- to at most 100, and use neither {SHARED_START} nor {FIRST_PHASE}"
         )
 
 
@@ -106,15 +105,14 @@ def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any
         recipe: The recipe.
         name: A file, or the short name of one that comes with the package.
     """
-    for path in (Path(name), SHIPPED / f"{name}.yaml"):
-        if path.is_file():
-            more = _read(path)
-            if more.starts or more.resources:
-                raise ValueError(f"{path} may add keys and `methods` to a recipe, not `starts` and `resources`")
-            if more.methods and {"model", "data"} <= more.base.keys():
-                raise ValueError(f"{path} is a recipe with methods of its own: give the methods to add in another file")
-            return replace(recipe, methods={**recipe.methods, **more.methods}), more.base
-    raise FileNotFoundError(f"the configuration file {name} does not exist")
+    if not (path := _file(name)):
+        raise FileNotFoundError(f"the configuration file {name} does not exist")
+    more = _read(path)
+    if more.starts or more.resources:
+        raise ValueError(f"{path} may add keys and `methods` to a recipe, not `starts` and `resources`")
+    if more.methods and {"model", "data"} <= more.base.keys():
+        raise ValueError(f"{path} is a recipe with methods of its own: give the methods to add in another file")
+    return replace(recipe, methods={**recipe.methods, **more.methods}), more.base
 
 
 def refuse_own_keys(path: Path, content: Any) -> None:
@@ -132,28 +130,19 @@ def _read(path: Path) -> Recipe:
     methods, starts, resources = (content.pop(key, None) or {} for key in _OWN_KEYS)
     if not isinstance(methods, dict):
         raise ValueError(f"`methods` in {path} must give each method by its name, got {methods!r}")
-    if not isinstance(starts, dict) or not all(_is_start(when) for when in starts.values()):
+    if not isinstance(starts, dict) or not all(
+        when == BEST or (type(when) is int and when >= 1) for when in starts.values()
+    ):
         raise ValueError(f"`starts` in {path} must give names to numbers of epochs or {BEST!r}, got {starts}")
     if not isinstance(resources, dict):
         raise ValueError(f"`resources` in {path} must give cpus, gpus or minutes of a run, got {resources!r}")
     for key, names in (("methods", methods), ("starts", starts)):
         for name in names:
-            try:
-                check_name(str(name))
-            except ValueError as error:
-                raise ValueError(f"`{key}` in {path}: {error}") from None
-    layers = {str(name): _layer(path, str(name), content) for name, content in methods.items()}
+            check_name(str(name), f"`{key}` in {path}")
+    layers = {}
+    for name, layer in methods.items():
+        if not isinstance(layer, dict | list | None):
+            raise ValueError(f"{path}: the method {name} must be a class_path with init_args, or keys, got {layer!r}")
+        short = isinstance(layer, list) or "class_path" in (layer or {})  # of `method: …`
+        layers[str(name)] = {"method": layer} if short else layer or {}
     return Recipe(path, content, layers, {str(name): when for name, when in starts.items()}, resources)
-
-
-def _layer(path: Path, name: str, content: Any) -> Mapping[str, Any]:
-    """Return the configuration of a method: `{class_path: …}`, or a list of them, is short for `method: …`."""
-    if isinstance(content, list) or (isinstance(content, dict) and "class_path" in content):
-        return {"method": content}
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{path}: the method {name} must be a class_path with init_args, or keys, got {content!r}")
-    return content or {}
-
-
-def _is_start(when: Any) -> bool:
-    return when == BEST or (isinstance(when, int) and not isinstance(when, bool) and when >= 1)

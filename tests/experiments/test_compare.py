@@ -36,9 +36,9 @@ from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
 from lightning_fire.experiments.compare import parser as compare_parser
 from lightning_fire.experiments.logs import of_events, read_curves, read_logs
 from lightning_fire.experiments.pictures import band, colors, draw
-from lightning_fire.experiments.report import deliver, difference_cell
 from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
+from lightning_fire.experiments.tables import deliver, difference_cell
 from lightning_fire.experiments.training import ReportProgress, RunProgress
 from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
 

@@ -5,7 +5,7 @@ import re
 from history import HISTORY, IDLE, named
 
 from lightning_fire.experiments.chunks import ChunkReport
-from lightning_fire.experiments.latex import as_latex
+from lightning_fire.experiments.tables import as_latex
 
 
 def test_special_characters_are_escaped():

@@ -11,7 +11,8 @@ from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.experiments.chunks import ChunkReport
 from lightning_fire.experiments.logs import read_curves
-from lightning_fire.experiments.report import ComparisonReport, aligned
+from lightning_fire.experiments.report import ComparisonReport
+from lightning_fire.experiments.tables import aligned
 from lightning_fire.functional.orthogonal import Coefficients
 from studies import ablation_figures as study
 
