@@ -18,9 +18,9 @@ Result = TypeVar("Result")
 # command: module and function, and summary
 _RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
-    "init": ("lightning_fire.recipe.init_command:main", "write a recipe to begin with, for your own data and network"),
-    "recipes": ("lightning_fire.recipe.list_command:main", "list the recipes that come with the package"),
-    "recipe": ("lightning_fire.recipe.list_command:show", "print the file of a recipe that comes with the package"),
+    "init": ("lightning_fire.recipe.shipped:init", "write a recipe to begin with, for your own data and network"),
+    "recipes": ("lightning_fire.recipe.shipped:recipes", "list the recipes that come with the package"),
+    "recipe": ("lightning_fire.recipe.shipped:recipe", "print the file of a recipe that comes with the package"),
     "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
     "validate": (f"{_RECIPE}:run", "evaluate a model of a recipe on the validation data"),
     "test": (f"{_RECIPE}:run", "evaluate a model of a recipe on the test data"),

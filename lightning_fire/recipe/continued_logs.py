@@ -13,19 +13,18 @@ from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fire.messages import inform
 
-_TENSORBOARD, _CSV = "TensorBoardLogger", "CSVLogger"
-_SAME = ("seed_everything", "model", "data", "method")
+_TENSORBOARD = "TensorBoardLogger"
 
 
 def first_new_step(checkpoint: Mapping[str, Any]) -> int:
     """Return the first step that a training resumed from a checkpoint logs: environment steps or batches."""
-    parts = [part for part in checkpoint.values() if isinstance(part, dict) and "environment_steps" in part]
-    if parts:
-        return parts[0]["environment_steps"] + 1
+    for part in checkpoint.values():
+        if isinstance(part, dict) and "environment_steps" in part:
+            return int(part["environment_steps"]) + 1
     loops = checkpoint["loops"]["fit_loop"]
     batches = loops["epoch_loop.batch_progress"]["total"]
     lag = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
-    return loops["epoch_loop.state_dict"]["_batches_that_stepped"] + lag
+    return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"]) + lag
 
 
 def continue_logs(config: Namespace, written: str) -> int | None:
@@ -42,22 +41,27 @@ def continue_logs(config: Namespace, written: str) -> int | None:
     Returns:
         The first new step; None if no logs are continued.
     """
+    kind: Any = Namespace  # without types
     checkpoint, logger = Path(config.get("ckpt_path") or ""), config.trainer.logger
     folder = checkpoint.resolve().parent.parent
-    if not checkpoint.is_file() or logger is False or not _is_of(folder / "config.yaml", written):
+    file = folder / "config.yaml"
+    if not checkpoint.is_file() or logger is False or not file.is_file():
+        return None
+    there, here = (yaml.safe_load(text) for text in (file.read_text(), written))
+    if any(there.get(key) != here.get(key) for key in ("seed_everything", "model", "data", "method")):
         return None
     if logger is None or logger is True:
-        arguments = Namespace(save_dir=config.trainer.default_root_dir or str(Path.cwd()))
-        logger = Namespace(class_path=f"lightning.pytorch.loggers.{_TENSORBOARD}", init_args=arguments)
-    loggers = logger if isinstance(logger, list) else [logger]
-    own = [it for it in loggers if it.class_path.endswith((_TENSORBOARD, _CSV)) and it.init_args.get("version") is None]
-    versions = [
-        Path(it.init_args.save_dir, it.init_args.get("name", "lightning_logs") or "", folder.name) for it in own
-    ]
-    if folder not in [version.resolve() for version in versions]:
+        arguments = kind(save_dir=config.trainer.default_root_dir or str(Path.cwd()))
+        logger = kind(class_path=f"lightning.pytorch.loggers.{_TENSORBOARD}", init_args=arguments)
+    versions = {}
+    for it in logger if isinstance(logger, list) else [logger]:
+        if it.class_path.endswith((_TENSORBOARD, "CSVLogger")) and it.init_args.get("version") is None:
+            place = Path(it.init_args.save_dir, it.init_args.get("name", "lightning_logs") or "", folder.name)
+            versions[place.resolve()] = it
+    if folder not in versions:
         return None
     step = first_new_step(torch.load(checkpoint, weights_only=True, mmap=True, map_location="cpu"))
-    for it, version in zip(own, versions, strict=True):
+    for version, it in versions.items():
         if version.is_dir():
             it.init_args.version = folder.name
             if it.class_path.endswith(_TENSORBOARD):
@@ -68,12 +72,7 @@ def continue_logs(config: Namespace, written: str) -> int | None:
 
 
 def keep_rows(logger: Any, step: int) -> None:
-    """Keep the rows of CSV loggers before a step, instead of the deletion of the file by the loggers.
-
-    Args:
-        logger: A logger, or several.
-        step: The first new step.
-    """
+    """Keep the rows of CSV loggers, one or several, before a step, where the loggers would delete the file."""
     for it in logger if isinstance(logger, list) else [logger]:
         path = Path(it.log_dir, "metrics.csv") if isinstance(it, CSVLogger) else None
         if path is None or not path.is_file():
@@ -83,11 +82,3 @@ def keep_rows(logger: Any, step: int) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Experiment logs directory")
             it.experiment.metrics[:0] = [row for row in rows if int(row["step"]) < step]
-
-
-def _is_of(file: Path, written: str) -> bool:
-    """Return whether a `config.yaml` is of the same training."""
-    if not file.is_file():
-        return False
-    there, here = (yaml.safe_load(text) for text in (file.read_text(), written))
-    return all(there.get(key) == here.get(key) for key in _SAME)

@@ -1,6 +1,6 @@
 """Strict YAML: duplicate keys are an error, where YAML would silently use the last."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -42,26 +42,21 @@ def _leaves(node: yaml.Node | None, visited: Iterator[int]) -> list[tuple[str, y
     """Return the dotted keys that set values in a node, as jsonargparse accepts them; none may be there twice."""
     if next(visited) >= _MOST:
         raise yaml.YAMLError(f"it has more than {_MOST:,} values, with those behind an alias each time")
-    keys, leaves = [], []
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _leaves(item, visited)
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            below = _leaves(value, visited)
-            if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:  # a key beside << overrides on purpose
-                own = key.value.removesuffix("+"), key.start_mark  # `key+` appends to the value of `key`
-                keys.append(own)
-                nested = isinstance(value, yaml.MappingNode)
-                leaves += [(f"{key.value}.{leaf}", mark) for leaf, mark in below] if nested else [own]
-    _require_different(keys)
-    _require_different(leaves)
+    keys: list[tuple[str, yaml.Mark]] = []
+    leaves: list[tuple[str, yaml.Mark]] = []
+    for item in node.value if isinstance(node, yaml.SequenceNode) else []:
+        _leaves(item, visited)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else []:
+        below = _leaves(value, visited)
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:  # a key beside << overrides on purpose
+            own = key.value.removesuffix("+"), key.start_mark  # `key+` appends to the value of `key`
+            keys.append(own)
+            nested = isinstance(value, yaml.MappingNode)
+            leaves += [(f"{key.value}.{leaf}", mark) for leaf, mark in below] if nested else [own]
+    for together in (keys, leaves):
+        seen = set()
+        for key, mark in together:
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key} is given twice", problem_mark=mark)
+            seen.add(key)
     return leaves
-
-
-def _require_different(keys: Sequence[tuple[str, yaml.Mark]]) -> None:
-    seen = set()
-    for key, mark in keys:
-        if key in seen:
-            raise yaml.MarkedYAMLError(problem=f"the key {key} is given twice", problem_mark=mark)
-        seen.add(key)

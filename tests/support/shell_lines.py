@@ -18,10 +18,10 @@ from pages import ROOT
 
 from lightning_fire.cli import main
 from lightning_fire.experiments import compare, sweep
-from lightning_fire.experiments.branching import chosen_starts
+from lightning_fire.experiments.branching import with_first_phases
 from lightning_fire.experiments.runs import plan, reference_of
 from lightning_fire.experiments.sweep import as_config, read_space
-from lightning_fire.recipe import init_command
+from lightning_fire.recipe import shipped
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.cli import RecipeCLI, _without_recipe
 from lightning_fire.recipe.parser import RecipeParser
@@ -181,15 +181,15 @@ def _check_comparison(parser: argparse.ArgumentParser, words: Sequence[str]) -> 
     methods = getattr(options, "methods", None) or [getattr(options, "method", VANILLA)]
     recipe, output, _, extra = compare.common(options)
     reference_of(getattr(options, "reference", None), methods)
-    chosen_starts(recipe.starts, getattr(options, "starts", None))
     compare.nested(options.engine_set, "--engine-set")
-    *_, run = plan(recipe, methods, [0], output)
+    runs = plan(recipe, methods, [0], output)
+    *_, run = with_first_phases(runs, recipe, options.starts) if getattr(options, "starts", None) else runs
     if extra:  # without it, test_recipes.py parses every method of every recipe
         parse_recipe(*run.configs, extra)
 
 
 _CHECKS: dict[str, Callable[[list[str]], Any]] = {
-    "init": init_command.main,
+    "init": shipped.init,
     **dict.fromkeys(("fit", "validate", "test", "select"), _check_recipe),
     **{
         name: partial(_check_comparison, command.parser())

@@ -1,0 +1,72 @@
+"""`lightning-fire init`, `recipes`, `recipe NAME`: write a recipe to start from, list the shipped ones, print one."""
+
+import argparse
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_fire.cli import run
+from lightning_fire.recipe.recipe import SHIPPED, find_recipe, shipped_recipes
+
+_TEMPLATE = Path(__file__).parent / "template"
+
+
+def init(args: Sequence[str] | None = None) -> Path:
+    """Write `recipe.yaml` and `mine.py` into a folder; return the recipe."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire init",
+        allow_abbrev=False,
+        description="Write a recipe to start from, for your own images and network: recipe.yaml and mine.py, with"
+        " comments on what to change.",
+    )
+    parser.add_argument("folder", type=Path, help="output folder; made if it does not exist")
+    folder: Path = parser.parse_args(args).folder
+    files = {path: folder / path.name for path in sorted(_TEMPLATE.glob("*.*"))}
+    if there := [str(new) for new in files.values() if new.exists()]:
+        parser.error(f"{', '.join(there)}: exists already, and was not changed")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for template, new in files.items():
+            shutil.copyfile(template, new)
+    except OSError as error:
+        parser.error(f"{error.filename or folder} cannot be written: {error.strerror or error}")
+    print(f"wrote {', '.join(map(str, files.values()))}")
+    print(
+        f"next: cd {folder}, put images into images/train/<class> and images/test/<class>, change what is yours, then"
+    )
+    print("  lightning-fire compare recipe.yaml --methods vanilla full_reset fire --seeds 3")
+    return folder / "recipe.yaml"
+
+
+def recipes(args: Sequence[str] | None = None) -> dict[str, str]:
+    """Print the short name of each recipe and the first sentence of its comment; return them by name."""
+    argparse.ArgumentParser(
+        prog="lightning-fire recipes",
+        allow_abbrev=False,
+        description="List the recipes that come with the package, one a line: short name, and what it is. Commands that"
+        " take a recipe take such a name, or the path of a YAML file.",
+    ).parse_args(args)
+    found = {}
+    for name in shipped_recipes():  # up to the end of a sentence in the first line, or else its last punctuation mark
+        line = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0].removeprefix("#").strip()
+        sentence, end, _ = f"{line} ".partition(". ")
+        found[name] = sentence if end else re.sub(r"[,;:](?= |$)[^,;:]*$", "", line)
+    width = max(map(len, found))
+    for name, line in found.items():
+        print(f"{name:{width}}  {line}")
+    return found
+
+
+def recipe(args: Sequence[str] | None = None) -> str:
+    """Print the file of a recipe, to read or to copy it; return its text."""
+    parser = argparse.ArgumentParser(
+        prog="lightning-fire recipe",
+        allow_abbrev=False,
+        description="Print the file of a recipe that comes with the package, as for a copy:"
+        " lightning-fire recipe quick_start > mine.yaml",
+    )
+    parser.add_argument("recipe", metavar="NAME", help="short name of a recipe, see lightning-fire recipes")
+    text = run(parser, args, lambda options: find_recipe(options.recipe).path.read_text(encoding="utf-8"))
+    print(text, end="")
+    return text
