@@ -4,12 +4,13 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from lightning_fire.experiments.runs import START, Run, merged, phases_and_epochs
 from lightning_fire.recipe.recipe import BEST, FIRST_PHASE, SHARED_START, Recipe, as_yaml
 
 
-def _before(run: Run, name: str, saves: Mapping[str, int | str | None], **others: object) -> Run:
+def _before(run: Run, name: str, saves: Mapping[str, int | str | None], **others: Any) -> Run:
     """Return the training of the base alone, from whose checkpoints a run can continue."""
     folder = run.folder.parent.parent / name / f"seed{run.seed}"
     return replace(run, method=name, folder=folder, configs=run.configs[:1], saves=saves, **others)
@@ -26,27 +27,25 @@ def with_shared_starts(runs: Sequence[Run], keep: bool = False) -> list[Run]:
     idle = {of: _idle_epochs(run) for of, run in dict(zip(layers, runs, strict=True)).items()}
     start_of = {}
     for run, of in zip(runs, layers, strict=True):
-        if (epochs := idle[of]) == 0:
-            continue
-        if run.is_finished():
+        if idle[of] != 0 and run.is_finished():
             start_of[run] = _before(run, SHARED_START, {START: None}, kept=keep)
-        else:
+        elif (epochs := idle[of]) != 0:
             waiting[of[0], run.seed][epochs].append(run)
     for by_epochs in waiting.values():
         vanilla = by_epochs.pop(None, [])
-        epochs, group = max(by_epochs.items(), key=lambda pair: len(pair[1]), default=(math.inf, []))
+        epochs, group = max(by_epochs.items(), key=lambda pair: len(pair[1]), default=(None, []))
         if group := [*group, *vanilla]:
-            saves = {START: None if epochs == math.inf else int(epochs)}
-            start = _before(group[0], SHARED_START, saves, kept=keep)
+            until = None if epochs is None or epochs == math.inf else int(epochs)
+            start = _before(group[0], SHARED_START, {START: until}, kept=keep)
             if len(group) > 1 or start.is_finished():
                 start_of |= dict.fromkeys(group, start)
     return [replace(run, start=start_of.get(run)) for run in runs]
 
 
 def _idle_epochs(run: Run) -> float | None:
-    """Return the number of first epochs in which no method acts: Inf, the whole first chunk of data; None, all.
+    """Return the number of initial epochs in which no method acts (Inf: the first chunk of data; None: all epochs).
 
-    0 if it is not the base with methods alone, or if this is unknown.
+    0 if the run is not the base with methods alone, or if this is unknown.
     """
     from lightning_fire.callbacks.base.method import MethodCallback
     from lightning_fire.recipe.method_keys import METHOD_KEYS, callbacks_in
@@ -65,35 +64,38 @@ def _idle_epochs(run: Run) -> float | None:
     return None if not every else every.pop() if len(every) == 1 else 0
 
 
-def chosen_starts(starts: Mapping[str, int | str], names: Sequence[str] | None) -> dict[str, int | str]:
-    """Keep those that were named."""
-    if unknown := sorted(set(names or ()) - set(starts)):
-        there = f"there are {', '.join(starts)}" if starts else "the recipe has no `starts`"
-        raise ValueError(f"--starts: no {', '.join(unknown)}; {there}")
-    return {name: when for name, when in starts.items() if names is None or name in names}
-
-
-def with_first_phases(runs: Sequence[Run], recipe: Recipe, starts: Mapping[str, int | str]) -> list[Run]:
+def with_first_phases(runs: Sequence[Run], recipe: Recipe, names: Sequence[str] | None = None) -> list[Run]:
     """Continue each run with the later phases, from each checkpoint of a first-phase training with the same seed.
 
     A method `<method>.<start>` replaces `<method>` for that start.
+
+    Args:
+        runs: As planned for a recipe without `starts`.
+        recipe: Of the runs, with `starts`.
+        names: Of the starts to continue from. Default: all.
     """
+    if unknown := sorted(set(names or ()) - set(recipe.starts)):
+        there = f"there are {', '.join(recipe.starts)}" if recipe.starts else "the recipe has no `starts`"
+        raise ValueError(f"--starts: no {', '.join(unknown)}; {there}")
+    if not recipe.starts:
+        return list(runs)
     phases, epochs = phases_and_epochs(merged(recipe.base, runs[0].extra))
-    last = max((when for when in recipe.starts.values() if when != BEST), default=0)
+    last = max((when for when in recipe.starts.values() if isinstance(when, int)), default=0)
     if last > epochs[0]:
         raise ValueError(f"`starts` asks for a checkpoint after {last} epochs, but phase 1 has {epochs[0]}")
     extra = merged(runs[0].extra, {"data": {"init_args": {"phases": phases[:1], "epochs": epochs[:1]}}})
-    files = {when: "best.ckpt" if when == BEST else f"epoch={when}.ckpt" for when in recipe.starts.values()}
-    saves = {file: when for when, file in files.items()}
+    files = {name: "best.ckpt" if when == BEST else f"epoch={when}.ckpt" for name, when in recipe.starts.items()}
+    saves = {files[name]: when for name, when in recipe.starts.items()}
     return [
         replace(
             run,
             folder=run.folder.parent.parent / name / run.method / f"seed{run.seed}",
             configs=recipe.layers(special) if (special := f"{run.method}.{name}") in recipe.methods else run.configs,
             start=_before(run, FIRST_PHASE, saves, extra=extra),
-            file=files[when],
+            file=file,
             branch=name,
         )
-        for name, when in starts.items()
+        for name, file in files.items()
+        if names is None or name in names
         for run in runs
     ]

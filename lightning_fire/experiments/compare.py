@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lightning_fire.experiments.branching import chosen_starts, with_first_phases, with_shared_starts
+from lightning_fire.experiments.branching import with_first_phases, with_shared_starts
 from lightning_fire.experiments.runs import Run, at_work_in, epochs_and_steps_of, merged, plan, reference_of
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import Recipe, extended, find_recipe
@@ -163,23 +163,20 @@ def engine_for(recipe: Recipe, options: argparse.Namespace, output: Path) -> "En
 def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     """Run the command, and return the numbers of each run, a row each by start, method and seed.
 
-    `chunks.measures_of` and the methods `measures()` of `ReturnReport` and `PhaseReport` list the columns.
+    The methods `measures()` of `ChunkedRun`, `ReturnReport` and `PhaseReport` list the columns.
     """
     options = parser().parse_args(args)
     try:
         recipe, output, seeds, extra = common(options)
         reference = reference_of(options.reference, options.methods)
-        runs = plan(recipe, options.methods, seeds, output, extra)
-        starts = chosen_starts(recipe.starts, options.starts)
-        if starts and options.no_shared_start:
+        runs = with_first_phases(plan(recipe, options.methods, seeds, output, extra), recipe, options.starts)
+        if recipe.starts and options.no_shared_start:
             raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
-        if starts:
-            runs = with_first_phases(runs, recipe, starts)
         engine = engine_for(recipe, options, output)
         runs = with_monitor(runs)
     except (ImportError, FileNotFoundError, ValueError, yaml.YAMLError) as error:
         parser().error(printable(str(error)))
-    if not starts and not options.no_shared_start:
+    if not recipe.starts and not options.no_shared_start:
         runs = with_shared_starts(runs, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
         report, failed = train_and_read(runs, engine, reference, options)
@@ -201,7 +198,7 @@ def train_and_read(
     """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
     from lightning_fire.experiments import phases, returns
     from lightning_fire.experiments.chunks import Metric
-    from lightning_fire.experiments.logs import read_curves
+    from lightning_fire.experiments.logs import Curves, read_curves
     from lightning_fire.experiments.runner import train
     from lightning_fire.experiments.streams import report_of_chunks
 
@@ -209,9 +206,8 @@ def train_and_read(
     if declared == "loss" and options.metric is None:
         options.metric, options.mode = "val/loss", "min"
     metric = Metric(options.metric or "val/accuracy", options.mode)
-    needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared)
-    if needs is None:
-        needs = metric.needs
+    needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared, metric.needs)
+    if declared in ("accuracy", "loss"):
         runs = [
             replace(run, needs=metric.key, start=run.start and replace(run.start, needs=metric.key)) for run in runs
         ]
@@ -234,12 +230,13 @@ def train_and_read(
         return returns.ReturnReport(curves, reference), len(failed)
     if declared != "phases":
         return report_of_chunks(curves, reference, metric), len(failed)
-    before = {run.start.seed: read_curves(run.start.folder) for run in runs if run not in failed}
+    first: dict[int, Curves] = {}
     taken: dict[str, dict[int, int]] = {}
     for run in runs:
-        if run not in failed:
+        if run not in failed and run.start and run.checkpoint:
+            first[run.seed] = read_curves(run.start.folder)
             taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
-    return phases.PhaseReport(curves, reference, before, taken), len(failed)
+    return phases.PhaseReport(curves, reference, first, taken), len(failed)
 
 
 def with_monitor(runs: Sequence[Run]) -> list[Run]:
@@ -248,7 +245,15 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
     Raises:
         ValueError: If some runs have the callback and others have not, or the data declares no known report.
     """
-    without = [run.method for run in runs if not _has_monitor(run.recipe())]
+
+    def has_monitor(config: Any) -> bool:
+        """Return whether a configuration has a `PlasticityMonitor` that logs under its own name."""
+        if isinstance(config, Mapping) and str(config.get("class_path")).rpartition(".")[2] == "PlasticityMonitor":
+            return "name:" not in yaml.safe_dump(config)  # of `Log`
+        inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else []
+        return any(map(has_monitor, inner))
+
+    without = [run.method for run in runs if not has_monitor(run.recipe())]
     if runs[0].branch or declared_report(runs[0]) == "return" or not without:
         return list(runs)
     if len(without) < len(runs):
@@ -257,15 +262,6 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
             " trainer.callbacks of the recipe, or nowhere"
         )
     return [replace(run, extra=merged(run.extra, {"trainer": {"callbacks+": [_MONITOR]}})) for run in runs]
-
-
-def _has_monitor(config: Any) -> bool:
-    """Return whether a configuration has a `PlasticityMonitor` that logs under its own name."""
-    if isinstance(config, Mapping):
-        if str(config.get("class_path")).rpartition(".")[2] == "PlasticityMonitor":
-            return "name:" not in yaml.safe_dump(config)  # of `Log`
-        config = list(config.values())
-    return isinstance(config, list) and any(map(_has_monitor, config))
 
 
 def declared_report(run: Run) -> str:
@@ -281,10 +277,8 @@ def declared_report(run: Run) -> str:
     here = os.getcwd()
     sys.path.insert(0, here)  # as the program that trains has it
     try:
-        if "." in path:
-            kind = pkgutil.resolve_name(path)
-        else:
-            kind = getattr(importlib.import_module("lightning_fire.data"), path, None)
+        ours = importlib.import_module("lightning_fire.data")
+        kind = pkgutil.resolve_name(path) if "." in path else getattr(ours, path, None)
     except Exception as error:  # the module is the user's, and may raise anything
         raise ValueError(f"data: {path} cannot be imported: {type(error).__name__}: {error}") from None
     finally:
@@ -293,7 +287,7 @@ def declared_report(run: Run) -> str:
     if report not in _REPORTS:
         known = ", ".join(_REPORTS)
         raise ValueError(f"{path}.report must be one of {known}, as an attribute of the class, got {report!r}")
-    return report
+    return str(report)
 
 
 def title_of(recipe: Recipe) -> str:

@@ -51,8 +51,8 @@ class Job(Protocol):
     def failure(self) -> str | None:
         """Return the reason of a failure; None if it has not failed."""
 
-    def stop(self) -> None:
-        """End it."""
+    def stop(self) -> object:
+        """Stop it."""
 
 
 class Engine(Protocol):
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """Begin trainings."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Release what it holds."""
 
 
 def engine_of(name: str, output: Path, jobs: int | None, resources: Resources, options: Mapping[str, Any]) -> Engine:
@@ -85,10 +85,13 @@ class Local:
     """
 
     def __init__(self, jobs: int | None, resources: Resources):
+        import torch
+
         if sys.platform == "linux":  # it imports while this process does
             multiprocessing.get_context("forkserver").set_forkserver_preload(_PRELOADED)
             forkserver.ensure_running()
-        self.gpus = _gpus()
+        there = ",".join(map(str, range(torch.cuda.device_count())))
+        self.gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", there).split(",") if name]
         self.gpus_each = min(1, len(self.gpus)) if resources.gpus is None else resources.gpus
         if self.gpus_each > len(self.gpus):
             raise ValueError(f"a run is to have {self.gpus_each} GPUs, this machine has {len(self.gpus)}")
@@ -96,7 +99,7 @@ class Local:
         room = len(self.gpus) // self.gpus_each if self.gpus_each else cores // (resources.cpus or 1)
         self.limit = jobs or max(1, room)
         self.threads = resources.cpus or max(1, cores // self.limit)
-        self.slots = list(range(self.limit))
+        self.slots = set(range(self.limit))
 
     def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
         return [_Process(run, self, self.slots.pop()) for run in runs]
@@ -105,22 +108,12 @@ class Local:
         """Return the environment that gives one of several processes its cores, unless the user has, and its GPUs."""
         share = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(self.threads))}
         if len(self.gpus) > self.gpus_each:  # also a single run: on all of them it would be another training
-            first = slot * self.gpus_each
-            share["CUDA_VISIBLE_DEVICES"] = ",".join(
-                self.gpus[number % len(self.gpus)] for number in range(first, first + self.gpus_each)
-            )
+            numbers = range(slot * self.gpus_each, (slot + 1) * self.gpus_each)
+            share["CUDA_VISIBLE_DEVICES"] = ",".join(self.gpus[number % len(self.gpus)] for number in numbers)
         return share
 
     def close(self) -> None:
-        """Leave nothing behind: the fork server ends with this process."""
-
-
-def _gpus() -> list[str]:
-    """Return the names of the GPUs that this process may use."""
-    import torch
-
-    there = ",".join(map(str, range(torch.cuda.device_count())))
-    return [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", there).split(",") if name]
+        """Do nothing: the fork server ends with this process."""
 
 
 class _Process:
@@ -131,7 +124,7 @@ class _Process:
 
         self.log, self.engine, self.slot = run.log, engine, slot
         forks = sys.platform == "linux" and not torch.cuda.is_available()
-        context = multiprocessing.get_context("forkserver" if forks else "spawn")
+        context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
         self.process = context.Process(target=_train, args=(run, Path.cwd(), {**os.environ, **engine.share(slot)}))
         main = sys.modules["__main__"]
         sys.modules["__main__"] = types.ModuleType("__main__")  # or the script that called us would be run there again
@@ -141,12 +134,9 @@ class _Process:
             sys.modules["__main__"] = main
 
     def ended(self) -> bool:
-        if self.process.exitcode is None:
-            return False
-        if self.slot is not None:
-            self.engine.slots.append(self.slot)
-            self.slot = None
-        return True
+        if ended := self.process.exitcode is not None:
+            self.engine.slots.add(self.slot)
+        return ended
 
     def failure(self) -> str | None:
         code = self.process.exitcode
@@ -155,7 +145,7 @@ class _Process:
         return _failure(code or None, self.log)
 
     def stop(self) -> None:
-        """End it, after 10 s by force."""
+        """Stop it, after 10 s by force."""
         self.process.terminate()
         self.process.join(10)
         self.process.kill()
@@ -187,6 +177,7 @@ def _train(run: Run, where: Path, environment: Mapping[str, str]) -> None:
             program.console()
         except SystemExit as leaving:  # with 0 if it was stopped from outside
             return leaving.code
+        return None
 
     raise SystemExit(perform(run, fit))
 
@@ -244,10 +235,8 @@ class Slurm:
 
     def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
         jobs = self.executor.map_array(_Resubmitted(), runs, *([one] * len(runs) for one in (Path.cwd(), self.cpus)))
-        return [
-            _ClusterJob(run.log, job.done, job.result, partial(job.cancel, check=False))
-            for job, run in zip(jobs, runs, strict=True)
-        ]
+        started = zip(jobs, runs, strict=True)
+        return [_ClusterJob(run.log, job.done, job.result, partial(job.cancel, check=False)) for job, run in started]
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -261,34 +250,30 @@ class Ray:
             import ray
         except ImportError as error:
             raise ImportError("--engine ray needs Ray: pip install 'lightning-fire[ray]'") from error
-        self.ray, self.limit, self.cpus = ray, jobs or 1000, resources.cpus or 1
-        if not ray.is_initialized():
-            ray.init(include_dashboard=False, log_to_driver=False, **options)
+        self.ray: Any = ray
+        self.limit, self.cpus = jobs or 1000, resources.cpus or 1
+        if not self.ray.is_initialized():
+            self.ray.init(include_dashboard=False, log_to_driver=False, **options)
         given = {"num_cpus": self.cpus, "num_gpus": resources.gpus or 0}
         # a training whose machine is lost continues on another one, from its last checkpoint
-        self.train = ray.remote(**given, max_retries=10)(train_elsewhere)
+        self.train = self.ray.remote(**given, max_retries=10)(train_elsewhere)
 
     def begin(self, runs: Sequence[Run]) -> Sequence[Job]:
         return [self._job(run, self.train.remote(run, Path.cwd(), self.cpus)) for run in runs]
 
     def _job(self, run: Run, result: Any) -> Job:
-        def ended() -> bool:
-            return bool(self.ray.wait([result], timeout=0)[0])
-
-        return _ClusterJob(run.log, ended, partial(self.ray.get, result), partial(self.ray.cancel, result, force=True))
+        get, cancel = partial(self.ray.get, result), partial(self.ray.cancel, result, force=True)
+        return _ClusterJob(run.log, lambda: bool(self.ray.wait([result], timeout=0)[0]), get, cancel)
 
     def close(self) -> None:
         self.ray.shutdown()
 
 
-@dataclass(frozen=True)
 class _ClusterJob:
     """A training on a cluster, by functions of its library; `result` raises an error if the training was lost."""
 
-    log: Path
-    ended: Callable[[], bool]
-    result: Callable[[], int | str | None]
-    stop: Callable[[], object]
+    def __init__(self, log: Path, ended: Callable[[], bool], result: Callable[[], Any], stop: Callable[[], object]):
+        self.log, self.ended, self.result, self.stop = log, ended, result, stop
 
     def failure(self) -> str | None:
         try:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -43,9 +42,9 @@ def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> 
         def show(now: Mapping[Run, RunProgress], active: Sequence[Run]) -> None:
             if now:
                 bar.total, bar.n = amount(every, now, active)
-                running = [(run, now[run]) for run in active if run in now]
-                at = [f"{run.name} chunk {p.chunk}" + (f"/{p.chunks}" if p.chunks else "") for run, p in running]
-                bar.set_description(", ".join(at) or "starting", refresh=False)
+                at = ((run.name, now[run].chunk, now[run].chunks) for run in active if run in now)
+                told = (f"{name} chunk {chunk}" + (f"/{chunks}" if chunks else "") for name, chunk, chunks in at)
+                bar.set_description(", ".join(told) or "starting", refresh=False)
                 bar.update(0)
 
         try:
@@ -96,20 +95,23 @@ def execute(
         with _stoppable():
             while waiting or active:
                 ready: list[Run] = []
-                for run in _ready(waiting, active)[: engine.limit - len(active)]:
+                ahead = {*waiting, *active}
+                free = [run for run in waiting if run.start not in ahead]
+                for run in free[: engine.limit - len(active)]:
                     waiting.remove(run)
                     try:
                         ready.append(_prepared(run, outcome))
-                    except (OSError, ValueError) as error:
-                        outcome[run] = _with_place(error, run.folder)
+                    except (OSError, ValueError) as error:  # that of a full disk does not name the file
+                        silent = isinstance(error, OSError) and error.errno is not None and error.filename is None
+                        outcome[run] = f"{run.folder}: {error}" if silent else str(error)
                 active |= zip(ready, engine.begin(ready) if ready else [], strict=True)
                 begun += ready
                 time.sleep(0.2)
                 for run, job in list(active.items()):
                     if job.ended():
-                        outcome[run] = job.failure()
-                        if outcome[run] and run.start is not None and not run.branch:
-                            outcome[run] += f" {_WHOLE}"
+                        failure = job.failure()
+                        shared = failure and run.start is not None and not run.branch
+                        outcome[run] = f"{failure} {_WHOLE}" if shared else failure
                         del active[run]
                 now = {run: read_progress(run.folder) for run in begun}
                 show({run: progress for run, progress in now.items() if progress is not None}, list(active))
@@ -118,8 +120,7 @@ def execute(
     finally:
         for job in active.values():
             job.stop()
-    shared = [run.start for run in runs if run.start is not None and not run.branch]
-    _remove_starts({start.folder: start for start in shared}, outcome)
+    _remove_starts(runs, outcome)
     return {run: outcome[run] for run in runs}
 
 
@@ -128,12 +129,6 @@ def _unfinished(runs: Sequence[Run]) -> list[Run]:
     todo = [run for run in runs if not run.is_finished()]
     starts = dict.fromkeys(run.start for run in todo if run.start is not None)
     return [*(start for start in starts if not start.is_finished()), *todo]
-
-
-def _ready(waiting: Sequence[Run], active: Iterable[Run]) -> list[Run]:
-    """Return the runs that wait for no other."""
-    ahead = {*waiting, *active}
-    return [run for run in waiting if run.start is None or run.start not in ahead]
 
 
 def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
@@ -152,37 +147,29 @@ def _prepared(run: Run, outcome: Mapping[Run, str | None]) -> Run:
     return run
 
 
-def _remove_starts(starts: Mapping[Path, Run], outcome: Mapping[Run, str | None]) -> None:
+def _remove_starts(runs: Sequence[Run], outcome: Mapping[Run, str | None]) -> None:
     """Remove what shared starts leave, also of runs that had finished before, but not what some run may yet need."""
-    for folder, start in starts.items():
-        if start.kept and folder.is_dir():
-            (folder / _KEPT).touch()  # later comparisons leave it, too
-        needed = any(reason for run, reason in outcome.items() if run.start is not None and run.start.folder == folder)
-        if not needed and not (folder / _KEPT).exists():
-            (folder / MARKER).unlink(missing_ok=True)  # first, so that no run continues from an incomplete start
+    for start in {run.start.folder: run.start for run in runs if run.start is not None and not run.branch}.values():
+        if start.kept and start.folder.is_dir():
+            (start.folder / _KEPT).touch()  # later comparisons leave it, too
+        sharing = [run for run in outcome if run.start is not None and run.start.folder == start.folder]
+        if not any(outcome[run] for run in sharing) and not (start.folder / _KEPT).exists():
+            (start.folder / MARKER).unlink(missing_ok=True)  # first, so that no run continues from an incomplete start
             for checkpoint in start.products:
                 checkpoint.unlink(missing_ok=True)
-            remove_replay(folder)
-
-
-def _with_place(error: Exception, place: Path) -> str:
-    """Return the message of an error, with the path if it lacks one, as the error of a full disk does."""
-    silent = isinstance(error, OSError) and error.errno is not None and error.filename is None
-    return f"{place}: {error}" if silent else str(error)
+            remove_replay(start.folder)
 
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """Turn signals that would end this process at once into an exception, so that its children are stopped as well."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def leave(number: int, frame: Any) -> None:
         raise SystemExit(128 + number)
 
     ending = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
     heeded = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
+    heeded = heeded if threading.current_thread() is threading.main_thread() else []
     former = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -74,33 +75,45 @@ class Run:
 
     def recipe(self) -> dict[str, Any]:
         """Return the configuration that people have written."""
-        result: dict[str, Any] = {}
-        for layer in (*self.configs, self.extra):
-            result = merged(result, layer)
-        return result
+        return reduce(merged, (*self.configs, self.extra), {})
 
     def settings(self) -> dict[str, Any]:
         """Return the configuration of this run that comes on top of those of recipe and method."""
-        callbacks = [_callback("ReportProgress", path=str(self.folder / PROGRESS), needs=self.needs)]
-        callbacks += [_callback("SaveStarts", saves=dict(self.saves))] if self.saves else []
-        recipe, own = self.recipe(), {"seed_everything": self.seed}
-        if _takes_seed(recipe.get("data")):
+        recipe = self.recipe()
+        parts: list[Any] = [recipe.get("data"), recipe.get("trainer")]
+        data, trainer = (part if isinstance(part, dict) else {} for part in parts)  # of others the run reports an error
+        callbacks: dict[str, Any] = {"ReportProgress": {"path": str(self.folder / PROGRESS), "needs": self.needs}}
+        callbacks |= {"SaveStarts": {"saves": dict(self.saves)}} if self.saves else {}
+        own: dict[str, Any] = {"seed_everything": self.seed}
+        name, given = str(data.get("class_path", "")), data.get("init_args") or {}
+        if "." not in name or name.startswith("lightning_fire.") or "seed" in given:  # its data takes a seed
             own["data"] = {"init_args": {"seed": self.seed}}
         own["trainer"] = {
             "default_root_dir": str(self.folder),
             "enable_progress_bar": False,
             "enable_checkpointing": True,  # no other than `ReportProgress`
             "enable_model_summary": False,
-            "callbacks+": callbacks,
+            "callbacks+": [
+                {"class_path": f"lightning_fire.experiments.training.{callback}", "init_args": arguments}
+                for callback, arguments in callbacks.items()
+            ],
         }
         settings = merged(own, self.extra)
-        if self.branch:
+        if self.branch and self.checkpoint:
             done, _ = epochs_and_steps_of(self.checkpoint)
             _, epochs = phases_and_epochs(recipe)
             settings = merged(settings, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}})
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
-        ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
-        settings["trainer"]["logger"] = [ours, *_loggers(recipe.get("trainer"), self.name)]
+        settings["trainer"]["logger"] = [
+            {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
+        ]
+        loggers = trainer.get("logger")
+        for one in loggers if isinstance(loggers, list) else [loggers]:  # the recipe's own stay beside ours
+            spec = {"class_path": one} if isinstance(one, str) else one
+            if isinstance(spec, dict):
+                names = {"WandbLogger": "name", "MLFlowLogger": "run_name"}
+                key = names.get(str(spec.get("class_path")).rpartition(".")[2])
+                settings["trainer"]["logger"].append(merged({"init_args": {key: self.name}}, spec) if key else spec)
         return settings
 
     def fingerprint(self) -> str:
@@ -111,18 +124,19 @@ class Run:
         folder = Path("output", self.branch, self.method, f"seed{self.seed}")
         saves = {START: self.saves[START]} if START in self.saves else {}
         own = replace(self, folder=folder, saves=saves, needs="").settings()
-        texts = [*map(yaml.safe_dump, (*self.configs, own)), *([self.start.fingerprint()] if self.branch else [])]
+        texts = [*map(yaml.safe_dump, (*self.configs, own))]
+        texts += [self.start.fingerprint()] if self.branch and self.start else []
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
     def is_finished(self) -> bool:
         """Return whether it has finished before, with the recipe as it is now."""
-        marker, needed = self.folder / MARKER, [*self.products, *([self.checkpoint] if self.branch else [])]
-        return all(file.is_file() for file in needed) and self.is_marked_in(marker)
+        needed = [*self.products, *([self.checkpoint] if self.branch and self.checkpoint else [])]
+        return all(file.is_file() for file in needed) and self.is_marked_in(self.folder / MARKER)
 
     def is_marked_in(self, path: Path) -> bool:
         """Return whether a file was written by this training, with the recipe as it is now."""
         try:
-            return json.loads(path.read_text())["settings"] == self.fingerprint()
+            return bool(json.loads(path.read_text())["settings"] == self.fingerprint())
         except (OSError, ValueError):  # a full disk leaves half a file
             return False
 
@@ -160,7 +174,7 @@ def phases_and_epochs(config: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     return phases, epochs
 
 
-def epochs_and_steps_of(checkpoint: str | os.PathLike) -> tuple[int, int]:
+def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
     """Return after how many epochs and optimizer steps a checkpoint was written."""
     import torch
 
@@ -210,28 +224,3 @@ def merged(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
             value = [*base[key], *value]  # jsonargparse's way to append
         result[key] = value
     return result
-
-
-def _callback(name: str, **arguments: Any) -> dict[str, Any]:
-    return {"class_path": f"lightning_fire.experiments.training.{name}", "init_args": arguments}
-
-
-def _takes_seed(data: Any) -> bool:
-    """Return whether the seed of a run is also that of its data: where the recipe gives one, or the data is ours."""
-    if not isinstance(data, dict):
-        return True  # the run itself reports the error
-    name, arguments = str(data.get("class_path")), data.get("init_args") or {}
-    return "." not in name or name.startswith("lightning_fire.") or "seed" in arguments
-
-
-def _loggers(trainer: Any, name: str) -> list[Any]:
-    """Return the recipe's own loggers, which are added to ours; a missing run name is set to that of this run."""
-    given = trainer.get("logger") if isinstance(trainer, dict) else None
-    keys = {"WandbLogger": "name", "MLFlowLogger": "run_name"}
-    loggers = []
-    for logger in given if isinstance(given, list) else [given]:
-        spec = {"class_path": logger} if isinstance(logger, str) else logger
-        if isinstance(spec, dict):
-            key = keys.get(str(spec.get("class_path")).rpartition(".")[2])
-            loggers.append(merged({"init_args": {key: name}}, spec) if key else spec)
-    return loggers

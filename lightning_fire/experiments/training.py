@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states
+from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states, undeclared
 from lightning_fire.contracts import HasChunkAt, chunk_of, num_chunks_of, offers
 from lightning_fire.experiments.runs import MARKER, PARENT, PROGRESS, SETTINGS, START, Run, at_work_in
 from lightning_fire.recipe.continued_logs import first_new_step
@@ -22,7 +22,6 @@ from lightning_fire.recipe.recipe import BEST, as_yaml
 
 SAVE_SECONDS = "LIGHTNING_FIRE_SAVE_SECONDS"
 """Environment variable with the time between two checkpoints of a training that can be continued."""
-_LAST, _BEGUN = "last.ckpt", "begun.json"
 
 
 def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int | str | None:
@@ -31,7 +30,7 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
     Two processes with one folder wait for each other: the second finds the training finished.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
-    marker, begun, last = (run.folder / name for name in (MARKER, _BEGUN, _LAST))
+    marker, begun, last = (run.folder / name for name in (MARKER, "begun.json", "last.ckpt"))
     with at_work_in(run.folder, wait=True):
         if run.is_finished():
             return None
@@ -65,18 +64,15 @@ def perform(run: Run, fit: Callable[[Sequence[str]], int | str | None]) -> int |
 
 
 def make_room(folder: Path) -> None:
-    """Remove the files of an interrupted run, except its log, which the present run continues.
+    """Remove the files of an interrupted run, except its log and settings, which mark the folder as that of a run.
 
-    The settings file, which marks the folder as that of a run, stays. The marker of a finished run is removed first, so
-    that this can be interrupted at any time and repeated.
+    The marker of a finished run is removed first, so that this can be interrupted at any time and repeated.
     """
     (folder / MARKER).unlink(missing_ok=True)
     for path in folder.iterdir():
-        if path.name in (SETTINGS, "log.txt"):
-            continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:
+        elif path.name not in (SETTINGS, "log.txt"):
             path.unlink()
 
 
@@ -111,33 +107,48 @@ class ReportProgress(Checkpoint):
     A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
     comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
     last of all callbacks.
+
+    Args:
+        path: File of the progress; the checkpoint is beside it.
+        needs: Key that validation has to log, or training if it begins with `train/`; empty: none.
     """
 
-    def __init__(self, path: str | os.PathLike, needs: str = ""):
+    def __init__(self, path: str | Path, needs: str = ""):
         self.path, self.needs = Path(path), needs
         self.began, self.saves_random_states = 0, False
         self._random_states: dict[str, Any] | None = None
         self._saved = time.monotonic()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        _end_if_orphan(trainer)
+        """End at once if the comparison has been killed, or the process that started this one.
+
+        A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
+        """
+        parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
+        orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
+        if trainer.is_global_zero and (orphan or (comparison is not None and not comparison.is_alive())):
+            os._exit(1)  # without leaving anything more in the folder
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.setup(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the random states, in a checkpoint that the same training continues from."""
-        return {"random": _plain(random_states())} if self.saves_random_states else {}
+        if not self.saves_random_states:
+            return {}
+        states = random_states()
+        algorithm, keys, *rest = states["numpy"]
+        return {"random": {**states, "numpy": (algorithm, keys.tolist(), *rest)}}  # loads without unpickling
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._random_states = state_dict.get("random")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put the random states back, so that what draws from them, such as dropout, draws as in a whole training."""
+        """Restore the random states, so that dropout and the like continue as in an uninterrupted training."""
         self.began = trainer.current_epoch
         if self._random_states:
             set_random_states(self._random_states)
             draw_seeds_of_loaders(trainer)
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        _end_if_orphan(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and not self.needs.startswith("train/"):
@@ -160,7 +171,7 @@ class ReportProgress(Checkpoint):
         if trainer.strategy.broadcast(due):
             for logger in trainer.loggers:
                 logger.save()
-            save(trainer, self.path.with_name(_LAST))
+            save(trainer, self.path.with_name("last.ckpt"))
             self._saved = time.monotonic()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,27 +181,16 @@ class ReportProgress(Checkpoint):
         """Write; a reader sees the old file or the new one, never half of one."""
         if not trainer.is_global_zero:
             return
-        chunk, chunks = chunk_of(trainer.datamodule) or 0, num_chunks_of(trainer.datamodule) or 0
-        now = RunProgress(epoch, trainer.max_epochs, chunk + 1, chunks, ended, self.began)
-        unfinished = self.path.with_suffix(".new")
+        data, unfinished = undeclared(trainer).datamodule, self.path.with_suffix(".new")
+        chunk, chunks = (chunk_of(data) or 0) + 1, num_chunks_of(data) or 0
+        now = RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began)
         unfinished.write_text(json.dumps(now))
         unfinished.replace(self.path)
 
 
-def _end_if_orphan(trainer: Trainer) -> None:
-    """End at once if the comparison has been killed, or the process that started this one.
-
-    A fork server lives as long as its forks; their `multiprocessing.parent_process()` is the comparison.
-    """
-    parent, comparison = os.environ.get(PARENT), multiprocessing.parent_process()
-    orphan = os.name == "posix" and parent is not None and os.getppid() != int(parent)
-    if trainer.is_global_zero and (orphan or (comparison is not None and not comparison.is_alive())):
-        os._exit(1)  # without leaving anything more in the folder
-
-
 def save(trainer: Trainer, path: Path) -> None:
     """Save a checkpoint with the random states, to continue the same training; it is written in full or not at all."""
-    reports = [callback for callback in trainer.callbacks if isinstance(callback, ReportProgress)]
+    reports = [callback for callback in undeclared(trainer).callbacks if isinstance(callback, ReportProgress)]
     for report in reports:
         report.saves_random_states = True
     trainer.save_checkpoint(new := path.with_suffix(".new"))
@@ -200,12 +200,6 @@ def save(trainer: Trainer, path: Path) -> None:
         if path.is_dir():  # of a model that is sharded over processes
             shutil.rmtree(path)
         new.replace(path)
-
-
-def _plain(states: dict[str, Any]) -> dict[str, Any]:
-    """Return random states that load without unpickling."""
-    algorithm, keys, *rest = states["numpy"]
-    return {**states, "numpy": (algorithm, keys.tolist(), *rest)}
 
 
 class SaveStarts(Callback):
@@ -224,9 +218,10 @@ class SaveStarts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if START not in self.saves:
             return
-        if self.saves[START] is None and not offers(trainer.datamodule, HasChunkAt):
+        data = undeclared(trainer).datamodule
+        if self.saves[START] is None and not offers(data, HasChunkAt):
             raise MisconfigurationException(
-                f"{type(trainer.datamodule).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
+                f"{type(data).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
             )
         trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
@@ -234,21 +229,21 @@ class SaveStarts(Callback):
         self._validated = not trainer.sanity_checking
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data, done, folder = trainer.datamodule, trainer.current_epoch + 1, Path(trainer.default_root_dir)
+        data, done, best = undeclared(trainer).datamodule, trainer.current_epoch + 1, False
+        if BEST in self.saves.values() and self._validated:
+            if "val/loss" not in trainer.callback_metrics:
+                raise MisconfigurationException(
+                    "the best checkpoint is that of the lowest val/loss, which is not logged"
+                )
+            best = (loss := float(trainer.callback_metrics["val/loss"])) < self._lowest
+            self._lowest = min(self._lowest, loss)
         for name, when in self.saves.items():
             if name == START:
-                self._ends = done >= when if when else data.chunk_at(done) != data.chunk_at(done - 1)
+                self._ends = data.chunk_at(done) != data.chunk_at(done - 1) if when is None else done >= int(when)
                 trainer.should_stop = trainer.should_stop or self._ends
-            elif done == when or (when == BEST and self._validated and self._is_lowest(trainer)):
-                trainer.save_checkpoint(folder / name)
+            elif done == when or (when == BEST and best):
+                trainer.save_checkpoint(Path(trainer.default_root_dir, name))
         self._validated = False
-
-    def _is_lowest(self, trainer: Trainer) -> bool:
-        if "val/loss" not in trainer.callback_metrics:
-            raise MisconfigurationException("the best checkpoint is that of the lowest val/loss, which is not logged")
-        before, loss = self._lowest, float(trainer.callback_metrics["val/loss"])
-        self._lowest = min(before, loss)
-        return loss < before
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._ends:

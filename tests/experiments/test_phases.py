@@ -170,7 +170,7 @@ def test_start_and_overlay_of_a_run(recipe, tmp_path):
     checkpoint(first / "epoch=3.ckpt", 3)
     starts = {"best": "best", "late": 3}
     small = replace(find_recipe(recipe), starts=starts)
-    later = with_first_phases(plan(small, ["vanilla", "fire"], [0], tmp_path / "out"), small, starts)
+    later = with_first_phases(plan(small, ["vanilla", "fire"], [0], tmp_path / "out"), small)
     assert [run.name for run in later] == [
         "best vanilla seed 0",
         "best fire seed 0",
@@ -186,7 +186,7 @@ def test_start_and_overlay_of_a_run(recipe, tmp_path):
 
 def test_phase_1_has_its_full_length_for_any_start(recipe, tmp_path):
     small, extra = replace(find_recipe(recipe), starts={"early": 1}), {"data": {"init_args": {"epochs": [4, 1]}}}
-    (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path, extra), small, small.starts)
+    (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path, extra), small)
     assert run.start.settings()["data"]["init_args"] == {"seed": 0, "phases": [{"a": 1}], "epochs": [4]}
     assert run.start.products == [tmp_path / "first_phase" / "seed0" / "epoch=1.ckpt"]
 
@@ -197,7 +197,7 @@ def test_other_settings_of_phase_1_make_phase_2_outdated(recipe, tmp_path):
 
     def fingerprints(extra, starts):
         small = replace(find_recipe(recipe), starts=starts)
-        (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path / "out", extra), small, {"early": 1})
+        (run,) = with_first_phases(plan(small, ["fire"], [0], tmp_path / "out", extra), small, ["early"])
         assert run.settings()["data"]["init_args"]["epochs"] == [1, 2]
         return [each.fingerprint() for each in (run.start, run)]
 
