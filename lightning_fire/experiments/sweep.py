@@ -66,8 +66,16 @@ def main(args: Sequence[str] | None = None) -> Setting:
     try:
         recipe, output, seeds, extra = common(options, f"_{options.method}")
         example = plan(recipe, [options.method], [0], output, extra)[0]  # raises an error for an unknown method
-        space = read_space(options.space or _find(recipe), options.method)
-        _require_one_method(example, space)
+        beside = (folder / SEARCH_SPACE for folder in recipe.path.resolve().parents)
+        path = options.space or next(filter(Path.is_file, beside), None)
+        if path is None:
+            raise ValueError(f"no {SEARCH_SPACE} beside {recipe.path} or above it: name one with --space")
+        space = read_space(path, options.method)
+        methods = [overlay.get("method") for overlay in example.configs[1:]]
+        if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
+            raise ValueError(f"{options.method} is not one callback, whose arguments could be tried: {methods}")
+        if not _is_grid(space) and importlib.util.find_spec("optuna") is None:
+            raise ImportError("a space with ranges needs Optuna: pip install 'lightning-fire[sweep]'")
         engine = engine_for(recipe, options, output)
         if options.trials is None and not _is_grid(space):
             raise ValueError("a space with ranges has no end: say how many settings to try, --trials N")
@@ -114,7 +122,7 @@ class _Sweep:
             left -= len(trials)
             settings = [{name: _suggest(trial, name, of) for name, of in self.space.items()} for trial in trials]
             for trial, (score, dropped) in zip(trials, self._try(settings), strict=True):
-                if dropped:
+                if score is not None and dropped:
                     trial.report(score, step=0)
                     study.tell(trial, state=TrialState.PRUNED)
                 else:
@@ -124,39 +132,32 @@ class _Sweep:
         """Train settings; return the score of each, None if a run failed, and whether some seeds were left out."""
         rungs = [self.seeds[: n + 1] for n in range(len(self.seeds))] if self.options.prune else [self.seeds]
         labels = list(map(self._label, settings))
-        alive, scores = labels, {}
-        for rung in rungs:
-            scores |= self._train(alive, rung)
-            best_first = sorted((n for n in dict.fromkeys(alive) if scores[n] is not None), key=lambda n: -scores[n])
-            alive = best_first[: max(1, -(-len(best_first) // 2))]
+        alive, scores, best_first = labels, dict[str, float](), list[str]()
+        for rung in filter(lambda _: alive, rungs):
+            scores = {label: scores[label] for label in scores if label not in alive} | self._train(alive, rung)
+            best_first = sorted((label for label in dict.fromkeys(alive) if label in scores), key=lambda n: -scores[n])
+            alive = best_first[: -(-len(best_first) // 2)]
         self.scores |= {label: scores[label] for label in best_first}
-        return [(scores[label], label not in best_first and scores[label] is not None) for label in labels]
+        return [(scores.get(label), label not in best_first) for label in labels]
 
-    def _train(self, labels: Sequence[str], seeds: Sequence[int]) -> dict[str, float | None]:
-        """Train settings with some seeds, all at a time, and return the score of each; None if a run failed."""
-        if not labels:
-            return {}
+    def _train(self, labels: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
+        """Train settings with some seeds, all at a time, and return the score of each of which no run failed."""
         report, _ = train_and_read(self._runs(labels, seeds), self.engine, labels[0], self.options)
-        scores: dict[str, float | None] = dict.fromkeys(labels)
         if report is None:
-            return scores
+            return {}
         if self.options.measure not in report.numbers:
             raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
+        of_labels = {label: report.of("", label, self.options.measure).values() for label in labels}
         sign = -1 if self.options.mode == "min" else 1
-        for label in labels:
-            values = report.of("", label, self.options.measure)
-            if len(values) == len(seeds) and not math.isnan(total := sum(values.values())):
-                scores[label] = sign * total / len(values)
-        return scores
+        means = {label: sign * sum(of) / len(of) for label, of in of_labels.items() if len(of) == len(seeds)}
+        return {label: score for label, score in means.items() if not math.isnan(score)}
 
     def _runs(self, labels: Sequence[str], seeds: Sequence[int]) -> list[Run]:
-        base, *overlay = self.example.configs
-        own = overlay[0] if overlay else {}
+        base, own = (*self.example.configs, {})[:2]
         runs = []
         for label in dict.fromkeys(labels):
-            configs = base, merged(own, as_config(self.settings[label]))
-            example = replace(self.example, method=label, configs=configs)
-            runs += [replace(example, seed=seed, folder=self.output / label / f"seed{seed}") for seed in seeds]
+            run = replace(self.example, method=label, configs=(base, merged(own, as_config(self.settings[label]))))
+            runs += [replace(run, seed=seed, folder=self.output / label / f"seed{seed}") for seed in seeds]
         return with_shared_starts(runs)
 
     def _label(self, setting: Setting) -> str:
@@ -174,7 +175,8 @@ class _Sweep:
             raise SystemExit("no setting could be trained")
         best = best_first[0]
         report, _ = train_and_read(self._runs(best_first, self.seeds), self.engine, best, self.options)
-        report.publish(self.output, title_of(self.recipe))
+        if report is not None:
+            report.publish(self.output, title_of(self.recipe))
         own = merged(self.recipe.methods.get(self.options.method, {}), as_config(self.settings[best]))
         methods = {**self.recipe.methods, self.options.method: own}
         text = as_yaml({**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)})
@@ -193,7 +195,7 @@ def read_space(path: Path, method: str) -> dict[str, Any]:
     if not isinstance(spaces, Mapping) or not isinstance(spaces.get(method), Mapping) or not spaces[method]:
         known = sorted(map(str, spaces)) if isinstance(spaces, Mapping) else "none"
         raise ValueError(f"{path} has no search space for {method!r}; there are {known}")
-    space = {}
+    space: dict[str, Any] = {}
     for name, values in spaces[method].items():
         if not isinstance(name, str):
             raise ValueError(f"{path}: {method} has {name!r}, which is not a name of a hyper-parameter")
@@ -216,11 +218,10 @@ def _is_grid(space: Mapping[str, Any]) -> bool:
 
 
 def _is_range(bounds: Mapping[str, Any]) -> bool:
-    if not {"low", "high"} <= set(bounds) <= {"low", "high", "log"}:
+    low, high, log = bounds.get("low"), bounds.get("high"), bounds.get("log", False)
+    if type(low) not in (int, float) or type(high) not in (int, float) or set(bounds) - {"low", "high", "log"}:
         return False
-    low, high, log = bounds["low"], bounds["high"], bounds.get("log", False)
-    numbers = all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high))
-    return numbers and isinstance(log, bool) and low < high and (low > 0 or not log)
+    return isinstance(log, bool) and bool(low < high) and (low > 0 or not log)  # type: ignore[operator]
 
 
 def _number_of(value: Any) -> Any:
@@ -229,21 +230,6 @@ def _number_of(value: Any) -> Any:
         return float(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def _require_one_method(run: Run, space: Mapping[str, Any]) -> None:
-    methods = [overlay.get("method") for overlay in run.configs[1:]]
-    if any("." not in name for name in space) and not (methods and isinstance(methods[0], Mapping)):
-        raise ValueError(f"{run.method} is not one callback, whose arguments could be tried: {methods}")
-    if not _is_grid(space) and importlib.util.find_spec("optuna") is None:
-        raise ImportError("a space with ranges needs Optuna: pip install 'lightning-fire[sweep]'")
-
-
-def _find(recipe: Recipe) -> Path:
-    for place in recipe.path.resolve().parents:
-        if (place / SEARCH_SPACE).is_file():
-            return place / SEARCH_SPACE
-    raise ValueError(f"no {SEARCH_SPACE} beside {recipe.path} or above it: name one with --space")
 
 
 def _suggest(trial: Any, name: str, values: Any) -> Any:
