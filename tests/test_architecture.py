@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "experiments": {"_lightning", "callbacks", "experiments", "recipe", "when"},
     "checkpoints": {"functional", "where", "checkpoints", "cli"},
     "recipe": {
+        "_lightning",
         "callbacks",
         "checkpoints",
         "cli",

@@ -141,8 +141,9 @@ class ComparisonReport:
         values = self.of(start, method, column.measure)
         if column.show == "minus":
             return difference_cell(values, self.of(start, self.reference, column.measure), column.digits)
-        show = {"spread": with_spread, "mean": lambda v, d: number(mean(v), d), "reached": when_reached}[column.show]
-        return show(list(values.values()), column.digits)
+        if column.show == "mean":
+            return number(mean(values.values()), column.digits)
+        return (with_spread if column.show == "spread" else when_reached)(list(values.values()), column.digits)
 
     def summary(self) -> pd.DataFrame:
         """Return mean, standard deviation (n - 1) and difference to the reference of each number, a row each."""

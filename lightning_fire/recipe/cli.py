@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks import ChunkProgressBar, PlasticityCallback
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.cli import DESCRIPTION, is_ours
@@ -66,7 +67,7 @@ class RecipeCLI(LightningCLI):
             warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended")
             super().parse_arguments(parser, args)
         command = self.config.get("subcommand")
-        recipes = self._parser(command)
+        recipes: Any = self._parser(command)
         try:
             check_recipe((self.config[command] if command else self.config).as_dict(), recipes.empty)
         except (ValueError, OSError) as error:
@@ -127,7 +128,7 @@ def select(args: Sequence[str]) -> str:
         print(_SELECT_HELP)
         raise SystemExit(0 if args else 2)
     cli = RecipeCLI(_without_recipe([word for word in args if word != "--json"]), run=False)
-    methods = [callback for callback in cli.trainer.callbacks if isinstance(callback, MethodCallback)]
+    methods = [callback for callback in undeclared(cli.trainer).callbacks if isinstance(callback, MethodCallback)]
     if "--json" in args:
         chosen = [(m.title, m.method.selection) for m in methods if isinstance(m, PlasticityCallback)]
         choosing = [(name, where) for name, where in chosen if isinstance(where, Parameters | Weights)]

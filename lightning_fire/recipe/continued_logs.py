@@ -23,7 +23,7 @@ def first_new_step(checkpoint: Mapping[str, Any]) -> int:
             return int(part["environment_steps"]) + 1
     loops = checkpoint["loops"]["fit_loop"]
     batches = loops["epoch_loop.batch_progress"]["total"]
-    lag = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
+    lag: int = batches["processed"] - batches["completed"]  # 1 where it was saved after a batch, or in validation
     return int(loops["epoch_loop.state_dict"]["_batches_that_stepped"]) + lag
 
 

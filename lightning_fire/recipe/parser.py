@@ -1,10 +1,9 @@
 """Parser of recipes: Lightning's, with strict YAML and short error messages."""
 
-import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import get_loader, set_loader
@@ -40,7 +39,7 @@ class RecipeParser(LightningArgumentParser):
         super().__init__(*args, **{"parser_mode": _MODE, "allow_abbrev": False, **options})
         self.empty: list[tuple[str, ...]] = []
 
-    def parse_path(self, path: Any, *args: Any, **options: Any) -> argparse.Namespace:
+    def parse_path(self, path: Any, *args: Any, **options: Any) -> Any:
         """Parse a file."""
         if Path(path).is_file():
             try:
@@ -52,9 +51,9 @@ class RecipeParser(LightningArgumentParser):
                 self.error(f"{path} must hold keys with values, got {content!r}")
         return super().parse_path(path, *args, **options)
 
-    def parse_string(self, *args: Any, **options: Any) -> argparse.Namespace:
+    def parse_string(self, *args: Any, **options: Any) -> Any:
         """Parse a text, also that of a file."""
-        text = args[0] if args else options.get("content", options.get("cfg_str"))
+        text = args[0] if args else options["content"] if "content" in options else options["cfg_str"]
         if isinstance(content := _load(text), dict):
             self.empty += _empty(content)
         return super().parse_string(*args, **options)
@@ -65,7 +64,7 @@ class RecipeParser(LightningArgumentParser):
         words = reason or "\n".join(line for line in message.splitlines() if line.strip())
         super().error(printable(words), *args, **options)
 
-    def print_usage(self, file: IO[str] | None = None) -> None:
+    def print_usage(self, file: Any = None) -> None:
         """Print one line instead of all keys; argparse calls it before an error."""
         if self._subcommands_action:
             return super().print_usage(file)

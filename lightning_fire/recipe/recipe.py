@@ -139,10 +139,11 @@ def _read(path: Path) -> Recipe:
     for key, names in (("methods", methods), ("starts", starts)):
         for name in names:
             check_name(str(name), f"`{key}` in {path}")
-    layers = {}
+    layers: dict[str, Mapping[str, Any]] = {}
     for name, layer in methods.items():
         if not isinstance(layer, dict | list | None):
             raise ValueError(f"{path}: the method {name} must be a class_path with init_args, or keys, got {layer!r}")
-        short = isinstance(layer, list) or "class_path" in (layer or {})  # of `method: …`
-        layers[str(name)] = {"method": layer} if short else layer or {}
+        if isinstance(layer, list) or "class_path" in (layer or {}):  # short for `method: …`
+            layer = {"method": layer}
+        layers[str(name)] = layer or {}
     return Recipe(path, content, layers, {str(name): when for name, when in starts.items()}, resources)
