@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from pages import PAGES, ROOT, blocks_of, names_of_the_reader, pages_with, undefined_names
 from small_training import GrowingData, PlainData, PlainModule
 
-from lightning_fire.recipe.method_keys import add_method_keys
+from lightning_fire.recipe.parser import add_method_keys
 
 OWN_TEST = {"huggingface", "your_own_training"}  # in tests/examples
 REPOSITORY = "lightning-fire/lightning-fire"

@@ -48,7 +48,7 @@ def _idle_epochs(run: Run) -> float | None:
     0 if the run is not the base with methods alone, or if this is unknown.
     """
     from lightning_fire.callbacks.base.method import MethodCallback
-    from lightning_fire.recipe.method_keys import METHOD_KEYS, callbacks_in
+    from lightning_fire.recipe.parser import METHOD_KEYS, callbacks_in
     from lightning_fire.when import Horizon
 
     base, *overlays = run.configs

@@ -25,12 +25,27 @@ def check_recipe(config: Mapping[str, Any], empty: Sequence[Sequence[str]]) -> N
     built = list(_built(config))
     if bases := [place for place, kind, _ in built if kind in _BASES]:
         raise ValueError(f"{', '.join(bases)} must name a class with class_path, and not one that does nothing")
-    nulls = [f"{place}.init_args.{name}" for place, kind, given in built for name in _impossible_nulls(kind, given)]
-    if nulls := [*nulls, *(f"trainer.{name}" for name in _impossible_nulls(Trainer, trainer))]:
+    given = [(f"{place}.init_args", kind, arguments) for place, kind, arguments in built] + [
+        ("trainer", Trainer, trainer)
+    ]
+    if nulls := [
+        f"{place}.{name}"  # jsonargparse does not check this
+        for place, kind, arguments in given
+        for name, value in arguments.items()
+        if value is None and not _takes_null(kind, name)
+    ]:
         raise ValueError(f"null, or nothing after the colon, is not a value of {', '.join(nulls)}")
     if not isinstance(seed, bool | None) and not 0 <= seed <= _LARGEST_SEED:
         raise ValueError(f"seed_everything must be between 0 and {_LARGEST_SEED}, got {seed}")
-    _check_checkpoint(config.get("ckpt_path"), config.get("weights_only"))
+    path = config.get("ckpt_path")
+    if path in (None, "best", "last", "hpc") or ":" in str(path):  # the Trainer resolves names and URLs
+        return
+    if not Path(path).exists():
+        raise FileNotFoundError(f"ckpt_path: {path} does not exist")
+    if not Path(path).is_file() and not Path(path, ".metadata").is_file():
+        raise ValueError(f"ckpt_path: {path} is not a checkpoint")
+    if Path(path).is_file() and config.get("weights_only") is not False:
+        load_pickled(Path(path))  # raises an error if it is broken, or would run code
 
 
 def _arrived(config: Any, key: Sequence[str]) -> bool:
@@ -49,18 +64,17 @@ def _arrived(config: Any, key: Sequence[str]) -> bool:
 def _built(value: Any, place: str = "") -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
     """Yield all objects to be built: the dotted key, the class, and its arguments."""
     if isinstance(value, Mapping):
-        if isinstance(value.get("class_path"), str):
-            yield place, _imported(value["class_path"]), value.get("init_args") or {}
+        if isinstance(path := value.get("class_path"), str):
+            try:
+                kind = getattr(importlib.import_module(path.rpartition(".")[0]), path.rpartition(".")[2])
+            except (ImportError, AttributeError, ValueError):  # a class inside a class
+                kind = None
+            yield place, kind, value.get("init_args") or {}
         for key, inner in value.items():
             yield from _built(inner, ".".join(filter(None, (place, str(key)))))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
             yield from _built(inner, f"{place}[{number}]")
-
-
-def _impossible_nulls(kind: Any, arguments: Mapping[str, Any]) -> list[str]:
-    """Return the arguments that are None and must not be; jsonargparse does not check this."""
-    return [name for name, value in arguments.items() if value is None and not _takes_null(kind, name)]
 
 
 def _takes_null(source: Any, name: str) -> bool:
@@ -76,23 +90,3 @@ def _takes_null(source: Any, name: str) -> bool:
             free = any(kind in (None, type(None), Any, object) for kind in (hint, *get_args(hint)))
             return free or parameter.default is None or isinstance(hint, TypeVar)
     return True
-
-
-def _imported(class_path: str) -> Any:
-    module, _, name = class_path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError):  # a class inside a class
-        return None
-
-
-def _check_checkpoint(path: str | None, weights_only: bool | None) -> None:
-    """Raise an error if a checkpoint is missing, broken, or would run code; the Trainer resolves names and URLs."""
-    if path is None or path in ("best", "last", "hpc") or ":" in str(path):
-        return
-    if not Path(path).exists():
-        raise FileNotFoundError(f"ckpt_path: {path} does not exist")
-    if not Path(path).is_file() and not Path(path, ".metadata").is_file():
-        raise ValueError(f"ckpt_path: {path} is not a checkpoint")
-    if Path(path).is_file() and weights_only is not False:
-        load_pickled(Path(path))

@@ -24,8 +24,7 @@ from lightning_fire.cli import DESCRIPTION, is_ours
 from lightning_fire.contracts import num_chunks_of
 from lightning_fire.recipe.check import check_recipe
 from lightning_fire.recipe.continued_logs import continue_logs, keep_rows
-from lightning_fire.recipe.method_keys import METHOD_KEYS, add_method_keys, callbacks_of
-from lightning_fire.recipe.parser import RecipeParser
+from lightning_fire.recipe.parser import METHOD_KEYS, RecipeParser, add_method_keys, callbacks_of
 from lightning_fire.recipe.recipe import VANILLA, as_yaml, extended, find_recipe
 from lightning_fire.where import Parameters, Weights
 
@@ -91,7 +90,7 @@ class RecipeCLI(LightningCLI):
         except Exception as error:  # a constructor may raise anything
             if "JSONARGPARSE_DEBUG" in os.environ:
                 raise
-            self._parser(self.subcommand).error(_refusal(_root_cause(error)))
+            self._parser(self.subcommand).error(_reason(error))
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Make the Trainer with the method, and with the length of the data."""
@@ -105,7 +104,8 @@ class RecipeCLI(LightningCLI):
         if changes and config["reload_dataloaders_every_n_epochs"] == 0:
             kwargs["reload_dataloaders_every_n_epochs"] = 1
         given = (self._get(self.config_init, key) for key in METHOD_KEYS)
-        callbacks = _as_list(config["callbacks"] or [])
+        callbacks = config["callbacks"] or []
+        callbacks = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
         kwargs["callbacks"] = [*callbacks, *callbacks_of(*given)]
         if config["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             kwargs["callbacks"].append(ChunkProgressBar())
@@ -130,22 +130,18 @@ def select(args: Sequence[str]) -> str:
     cli = RecipeCLI(_without_recipe([word for word in args if word != "--json"]), run=False)
     methods = [callback for callback in undeclared(cli.trainer).callbacks if isinstance(callback, MethodCallback)]
     if "--json" in args:
-        chosen = [(m.title, m.method.selection) for m in methods if isinstance(m, PlasticityCallback)]
-        choosing = [(name, where) for name, where in chosen if isinstance(where, Parameters | Weights)]
-        rows = {name: where.select(cli.model).rows for name, where in choosing}
+        chosen = {m.title: m.method.selection for m in methods if isinstance(m, PlasticityCallback)}
         every = [
             {"method": name, "name": row.name, "shape": row.shape, "matrices": row.views, "reason": row.reason}
-            for name, of in rows.items()
-            for row in of
+            for name, where in chosen.items()
+            if isinstance(where, Parameters | Weights)
+            for row in where.select(cli.model).rows
         ]
         text = json.dumps(every, indent=1)
-        print(text)
-        return text
-    tables = [table for method in methods if (table := method.show_selection(cli.model))]
-    if not tables:
+    elif not (text := "\n\n".join(filter(None, (method.show_selection(cli.model) for method in methods)))):
         cli.parser.error("the recipe has no method that selects weights: add one, such as --method fire")
-    print("\n\n".join(tables))
-    return "\n\n".join(tables)
+    print(text)
+    return text
 
 
 def run(words: Sequence[str]) -> RecipeCLI:
@@ -173,12 +169,10 @@ def _without_recipe(words: Sequence[str]) -> list[str]:
     return [*layers, *others]
 
 
-def _as_list(one_or_several: Any) -> list[Any]:
-    return list(one_or_several) if isinstance(one_or_several, list | tuple) else [one_or_several]
-
-
-def _refusal(error: BaseException) -> str:
-    """Return the message of an error; of errors from other code also the object being built, and its arguments."""
+def _reason(error: BaseException) -> str:
+    """Return the message of an error's first cause; of other code also the object being built, and its arguments."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     refused = isinstance(error, ValueError | TypeError) and frames and is_ours(frames[-1].f_code.co_filename)
     if refused or isinstance(error, MisconfigurationException):
@@ -187,17 +181,11 @@ def _refusal(error: BaseException) -> str:
     problem = f"{type(error).__name__}: {message} (JSONARGPARSE_DEBUG=true shows where)"
     for places in (frame.f_locals for frame in reversed(frames)):
         if isinstance(kind := places.get("class_type"), type):  # of jsonargparse, which calls constructors
-            given = ", ".join(f"{name}={_brief(value)}" for name, value in places.get("kwargs", {}).items())
+            plain = str | int | float | list | tuple | dict | None
+            words = {
+                k: reprlib.repr(v) if isinstance(v, plain) else type(v).__name__
+                for k, v in places.get("kwargs", {}).items()
+            }
+            given = ", ".join(f"{name}={word}" for name, word in words.items())
             return f"{kind.__qualname__}({given}) cannot be built: {problem}"
     return problem
-
-
-def _brief(value: Any) -> str:
-    plain = isinstance(value, str | int | float | list | tuple | dict | None)
-    return reprlib.repr(value) if plain else type(value).__name__
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
