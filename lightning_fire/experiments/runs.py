@@ -82,8 +82,8 @@ class Run:
         recipe = self.recipe()
         parts: list[Any] = [recipe.get("data"), recipe.get("trainer")]
         data, trainer = (part if isinstance(part, dict) else {} for part in parts)  # of others the run reports an error
-        callbacks: dict[str, Any] = {"ReportProgress": {"path": str(self.folder / PROGRESS), "needs": self.needs}}
-        callbacks |= {"SaveStarts": {"saves": dict(self.saves)}} if self.saves else {}
+        report: dict[str, Any] = {"path": str(self.folder / PROGRESS), "needs": self.needs}
+        report |= {"saves": dict(self.saves)} if self.saves else {}
         own: dict[str, Any] = {"seed_everything": self.seed}
         name, given = str(data.get("class_path", "")), data.get("init_args") or {}
         if "." not in name or name.startswith("lightning_fire.") or "seed" in given:  # its data takes a seed
@@ -93,10 +93,7 @@ class Run:
             "enable_progress_bar": False,
             "enable_checkpointing": True,  # no other than `ReportProgress`
             "enable_model_summary": False,
-            "callbacks+": [
-                {"class_path": f"lightning_fire.experiments.training.{callback}", "init_args": arguments}
-                for callback, arguments in callbacks.items()
-            ],
+            "callbacks+": [{"class_path": "lightning_fire.experiments.training.ReportProgress", "init_args": report}],
         }
         settings = merged(own, self.extra)
         if self.branch and self.checkpoint:

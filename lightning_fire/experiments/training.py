@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 
 from lightning_fire._lightning import draw_seeds_of_loaders, random_states, set_random_states, undeclared
@@ -102,22 +102,25 @@ def read_progress(folder: Path) -> RunProgress | None:
 
 
 class ReportProgress(Checkpoint):
-    """Write a `RunProgress` at the end of each epoch and of the fit, and now and then a checkpoint to continue from.
+    """Write a `RunProgress` at the end of each epoch and of the fit, and checkpoints to continue from.
 
     A fit that is stopped from outside is not marked as ended, though its process may exit with code 0. A training whose
     comparison has died ends at its next batch, as no process would stop it or wait for it. As a `Checkpoint` it comes
     last of all callbacks.
 
     Args:
-        path: File of the progress; the checkpoint is beside it.
+        path: File of the progress. Checkpoints are beside it, `last.ckpt` for this training about once a minute.
         needs: Key that validation has to log, or training if it begins with `train/`; empty: none.
+        saves: Checkpoints that other trainings continue from, by name of the file: after how many epochs each is saved;
+            `best`, with the lowest `val/loss`; None, those of the first chunk of data. That of `START` ends the
+            training: it is saved after all that the end of an epoch brings, and with the random states.
     """
 
-    def __init__(self, path: str | Path, needs: str = ""):
-        self.path, self.needs = Path(path), needs
-        self.began, self.saves_random_states = 0, False
+    def __init__(self, path: str | Path, needs: str = "", saves: dict[str, int | str | None] | None = None):
+        self.path, self.needs, self.saves = Path(path), needs, saves or {}
+        self.began, self._saved, self._with_random_states = 0, time.monotonic(), False
         self._random_states: dict[str, Any] | None = None
-        self._saved = time.monotonic()
+        self._lowest, self._validated, self._ends = float("inf"), False, False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """End at once if the comparison has been killed, or the process that started this one.
@@ -133,25 +136,33 @@ class ReportProgress(Checkpoint):
         self.setup(trainer, pl_module, "fit")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the random states, in a checkpoint that the same training continues from."""
-        if not self.saves_random_states:
-            return {}
+        """Return the random states, in a checkpoint that the same training continues from, and the lowest loss."""
+        state = {"lowest": self._lowest} if BEST in self.saves.values() else {}
+        if not self._with_random_states:
+            return state
         states = random_states()
         algorithm, keys, *rest = states["numpy"]
-        return {"random": {**states, "numpy": (algorithm, keys.tolist(), *rest)}}  # loads without unpickling
+        return {**state, "random": {**states, "numpy": (algorithm, keys.tolist(), *rest)}}  # loads without unpickling
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._random_states = state_dict.get("random")
+        self._random_states, self._lowest = state_dict.get("random"), state_dict.get("lowest", self._lowest)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Restore the random states, so that dropout and the like continue as in an uninterrupted training."""
-        self.began = trainer.current_epoch
+        self.began, data = trainer.current_epoch, undeclared(trainer).datamodule
         if self._random_states:
             set_random_states(self._random_states)
             draw_seeds_of_loaders(trainer)
+        if START in self.saves:
+            if self.saves[START] is None and not offers(data, HasChunkAt):
+                raise MisconfigurationException(
+                    f"{type(data).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
+                )
+            trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and not self.needs.startswith("train/"):
+        self._validated = not trainer.sanity_checking
+        if self._validated and not self.needs.startswith("train/"):
             self._require_metric(trainer, pl_module, "validation")
 
     def _require_metric(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -164,72 +175,21 @@ class ReportProgress(Checkpoint):
             )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        done = trainer.current_epoch + 1
+        self._save_starts(trainer, done)
         if self.needs.startswith("train/"):
             self._require_metric(trainer, pl_module, "training")
-        self._write(trainer, trainer.current_epoch + 1, ended=False)
+        self._write(trainer, done, ended=False)
         due = time.monotonic() - self._saved >= float(os.environ.get(SAVE_SECONDS, 60))
         if trainer.strategy.broadcast(due):
             for logger in trainer.loggers:
                 logger.save()
-            save(trainer, self.path.with_name("last.ckpt"))
+            self._save(trainer, "last.ckpt")
             self._saved = time.monotonic()
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._write(trainer, trainer.current_epoch, ended=True)
-
-    def _write(self, trainer: Trainer, epoch: int, ended: bool) -> None:
-        """Write; a reader sees the old file or the new one, never half of one."""
-        if not trainer.is_global_zero:
-            return
-        data, unfinished = undeclared(trainer).datamodule, self.path.with_suffix(".new")
-        chunk, chunks = (chunk_of(data) or 0) + 1, num_chunks_of(data) or 0
-        now = RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began)
-        unfinished.write_text(json.dumps(now))
-        unfinished.replace(self.path)
-
-
-def save(trainer: Trainer, path: Path) -> None:
-    """Save a checkpoint with the random states, to continue the same training; it is written in full or not at all."""
-    reports = [callback for callback in undeclared(trainer).callbacks if isinstance(callback, ReportProgress)]
-    for report in reports:
-        report.saves_random_states = True
-    trainer.save_checkpoint(new := path.with_suffix(".new"))
-    for report in reports:
-        report.saves_random_states = False
-    if trainer.is_global_zero:
-        if path.is_dir():  # of a model that is sharded over processes
-            shutil.rmtree(path)
-        new.replace(path)
-
-
-class SaveStarts(Callback):
-    """Save the checkpoints that other trainings continue from, in `trainer.default_root_dir`.
-
-    Args:
-        saves: After how many epochs each is saved, by name of its file: a number; `best`, with the lowest `val/loss`;
-            None, those of the first chunk of data. That of `START` ends the training: it is saved after all that the
-            end of an epoch brings, and with the random states.
-    """
-
-    def __init__(self, saves: dict[str, int | str | None]):
-        self.saves = saves
-        self._lowest, self._validated, self._ends = float("inf"), False, False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if START not in self.saves:
-            return
-        data = undeclared(trainer).datamodule
-        if self.saves[START] is None and not offers(data, HasChunkAt):
-            raise MisconfigurationException(
-                f"{type(data).__name__} has no chunk_at(epoch), which returns where its first chunk ends"
-            )
-        trainer.fit_loop.min_epochs = trainer.fit_loop.epoch_loop.min_steps = None  # they are of the whole training
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._validated = not trainer.sanity_checking
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        data, done, best = undeclared(trainer).datamodule, trainer.current_epoch + 1, False
+    def _save_starts(self, trainer: Trainer, done: int) -> None:
+        """Save the checkpoints of `saves` that are due after so many epochs; note whether this one is the last."""
+        best = False
         if BEST in self.saves.values() and self._validated:
             if "val/loss" not in trainer.callback_metrics:
                 raise MisconfigurationException(
@@ -239,19 +199,35 @@ class SaveStarts(Callback):
             self._lowest = min(self._lowest, loss)
         for name, when in self.saves.items():
             if name == START:
-                self._ends = data.chunk_at(done) != data.chunk_at(done - 1) if when is None else done >= int(when)
+                at = undeclared(trainer).datamodule.chunk_at if when is None else None
+                self._ends = at(done) != at(done - 1) if at else done >= int(when or 0)
                 trainer.should_stop = trainer.should_stop or self._ends
             elif done == when or (when == BEST and best):
-                trainer.save_checkpoint(Path(trainer.default_root_dir, name))
+                trainer.save_checkpoint(self.path.with_name(name))
         self._validated = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._ends:
-            save(trainer, Path(trainer.default_root_dir, START))
+            self._save(trainer, START)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the lowest loss, for a training that is continued."""
-        return {"lowest": self._lowest} if BEST in self.saves.values() else {}
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._write(trainer, trainer.current_epoch, ended=True)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._lowest = state_dict["lowest"]
+    def _write(self, trainer: Trainer, epoch: int, ended: bool) -> None:
+        """Write the progress; a reader sees the old file or the new one, never half of one."""
+        if trainer.is_global_zero:
+            data, unfinished = undeclared(trainer).datamodule, self.path.with_suffix(".new")
+            chunk, chunks = (chunk_of(data) or 0) + 1, num_chunks_of(data) or 0
+            now = RunProgress(epoch, undeclared(trainer).max_epochs, chunk, chunks, ended, self.began)
+            unfinished.write_text(json.dumps(now))
+            unfinished.replace(self.path)
+
+    def _save(self, trainer: Trainer, name: str) -> None:
+        """Save a checkpoint of this very training, with the random states, in full or not at all."""
+        path, self._with_random_states = self.path.with_name(name), True
+        trainer.save_checkpoint(new := path.with_suffix(".new"))
+        self._with_random_states = False
+        if trainer.is_global_zero:
+            if path.is_dir():  # of a model that is sharded over processes
+                shutil.rmtree(path)
+            new.replace(path)

@@ -181,7 +181,7 @@ def _reason(error: BaseException) -> str:
     problem = f"{type(error).__name__}: {message} (JSONARGPARSE_DEBUG=true shows where)"
     for places in (frame.f_locals for frame in reversed(frames)):
         if isinstance(kind := places.get("class_type"), type):  # of jsonargparse, which calls constructors
-            plain = str | int | float | list | tuple | dict | None
+            plain = (str, int, float, list, tuple, dict, type(None))
             words = {
                 k: reprlib.repr(v) if isinstance(v, plain) else type(v).__name__
                 for k, v in places.get("kwargs", {}).items()

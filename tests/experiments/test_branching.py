@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, assert_same_weights, fitted
 
 from lightning_fire import FIRECallback, OptimizerReset, PlasticityCallback
-from lightning_fire.experiments.training import SAVE_SECONDS, ReportProgress, RunProgress, SaveStarts, read_progress
+from lightning_fire.experiments.training import SAVE_SECONDS, ReportProgress, RunProgress, read_progress
 
 SAVING = {"enable_checkpointing": True}
 FIRST_CHUNK = {"start.ckpt": None}
@@ -66,8 +66,7 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
     first = {**options, **SAVING, "default_root_dir": tmp_path}
     start = fitted(
         PlasticityCallback(OptimizerReset()),
-        ReportProgress(report),
-        SaveStarts(FIRST_CHUNK),
+        ReportProgress(report, saves=FIRST_CHUNK),
         data=Data(),
         module=built(),
         **first,
@@ -83,7 +82,7 @@ def test_two_parts_are_one_training(tmp_path, kind, options):
 def test_random_numbers_continue_and_do_not_restart(tmp_path):
     path, report = str(tmp_path / "start.ckpt"), tmp_path / "progress.json"
     saving = {**SAVING, "default_root_dir": tmp_path}
-    start = fitted(ReportProgress(report), SaveStarts(FIRST_CHUNK), data=Data(), module=Draws(), **saving)
+    start = fitted(ReportProgress(report, saves=FIRST_CHUNK), data=Data(), module=Draws(), **saving)
     options = {"data": Data(), "ckpt_path": path, **SAVING}
     resumed = [fitted(ReportProgress(report), module=Draws(), seed=seed, **options) for seed in (0, 99)]
     assert resumed[0].drawn == resumed[1].drawn
@@ -94,7 +93,7 @@ def test_random_numbers_continue_and_do_not_restart(tmp_path):
 
 def test_data_that_does_not_say_where_its_chunks_are():
     with pytest.raises(Exception, match=r"GrowingData has no chunk_at\(epoch\)"):
-        fitted(SaveStarts(FIRST_CHUNK))
+        fitted(ReportProgress("progress.json", saves=FIRST_CHUNK), **SAVING)
 
 
 class Stops(Callback):

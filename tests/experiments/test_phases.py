@@ -20,7 +20,7 @@ from lightning_fire.experiments.branching import with_first_phases
 from lightning_fire.experiments.phases import PhaseReport
 from lightning_fire.experiments.pictures import draw
 from lightning_fire.experiments.runs import plan
-from lightning_fire.experiments.training import SaveStarts
+from lightning_fire.experiments.training import ReportProgress
 from lightning_fire.modules import LanguageModel
 from lightning_fire.nets import GPT
 from lightning_fire.recipe.recipe import find_recipe
@@ -136,9 +136,9 @@ class WithValidation(PlainData):
 
 def test_the_best_is_that_of_the_lowest_loss(tmp_path):
     fit = trainer(
-        SaveStarts({"best.ckpt": "best", "epoch=2.ckpt": 2, "epoch=5.ckpt": 5}),
+        ReportProgress(tmp_path / "p.json", saves={"best.ckpt": "best", "epoch=2.ckpt": 2, "epoch=5.ckpt": 5}),
         max_epochs=6,
-        default_root_dir=tmp_path,
+        enable_checkpointing=True,
         num_sanity_val_steps=0,
     )
     fit.fit(Losses([5.0, 3.0, 4.0, 2.0, 2.0, 3.0]), WithValidation())
@@ -154,8 +154,9 @@ class LogsNothing(Losses):
 
 
 def test_the_best_needs_a_loss(tmp_path):
+    report = ReportProgress(tmp_path / "p.json", saves={"best.ckpt": "best"})
     with pytest.raises(MisconfigurationException, match="lowest val/loss, which is not logged"):
-        trainer(SaveStarts({"best.ckpt": "best"}), default_root_dir=tmp_path).fit(LogsNothing([]), WithValidation())
+        trainer(report, enable_checkpointing=True).fit(LogsNothing([]), WithValidation())
 
 
 def checkpoint(path, epochs):
