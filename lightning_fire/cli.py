@@ -16,39 +16,32 @@ from lightning_fire.printable import printable
 Result = TypeVar("Result")
 
 # command: module and function, and summary
-_RECIPE = "lightning_fire.recipe.cli"
 COMMANDS = {
-    "init": ("lightning_fire.recipe.shipped:init", "write a recipe to begin with, for your own data and network"),
-    "recipes": ("lightning_fire.recipe.shipped:recipes", "list the recipes that come with the package"),
-    "recipe": ("lightning_fire.recipe.shipped:recipe", "print the file of a recipe that comes with the package"),
-    "fit": (f"{_RECIPE}:run", "train a recipe with one of its methods"),
-    "validate": (f"{_RECIPE}:run", "evaluate a model of a recipe on the validation data"),
-    "test": (f"{_RECIPE}:run", "evaluate a model of a recipe on the test data"),
-    "select": (f"{_RECIPE}:select", "show which weights a recipe's method would act on, and the reason for the others"),
+    "init": ("recipe.shipped:init", "write a recipe to begin with, for your own data and network"),
+    "recipes": ("recipe.shipped:recipes", "list the recipes that come with the package"),
+    "recipe": ("recipe.shipped:recipe", "print the file of a recipe that comes with the package"),
+    "fit": ("recipe.cli:run", "train a recipe with one of its methods"),
+    "validate": ("recipe.cli:run", "evaluate a model of a recipe on the validation data"),
+    "test": ("recipe.cli:run", "evaluate a model of a recipe on the test data"),
+    "select": ("recipe.cli:select", "show which weights a recipe's method would act on, and the reason for the others"),
     "compare": (
-        "lightning_fire.experiments.compare:main",
+        "experiments.compare:main",
         "run a recipe with several methods and seeds; print a table, draw a figure",
     ),
-    "sweep": (
-        "lightning_fire.experiments.sweep:main",
-        "try the hyper-parameters of a method",
-    ),
+    "sweep": ("experiments.sweep:main", "try the hyper-parameters of a method"),
     "aggregate": (
-        "lightning_fire.experiments.aggregate:main",
+        "experiments.aggregate:main",
         "sum up comparisons on several tasks: interquartile means, stratified bootstrap intervals",
     ),
     "diagnose": (
-        "lightning_fire.checkpoints.diagnose:main",
+        "checkpoints.diagnose:main",
         "show metrics of the weights of a checkpoint, and how much FIRE would change them",
     ),
     "reinit": (
-        "lightning_fire.checkpoints.reinit:main",
+        "checkpoints.reinit:main",
         "reinitialise the weights of a checkpoint by FIRE, or towards initial values, into a new one",
     ),
-    "prepare-text": (
-        "lightning_fire.prepare_text:main",
-        "tokenise texts into the files that language models train on",
-    ),
+    "prepare-text": ("prepare_text:main", "tokenise texts into the files that language models train on"),
 }
 _WITH_NAME = {"fit", "validate", "test"}
 DESCRIPTION = f"""Keep networks able to learn when their data grows or changes.
@@ -89,7 +82,9 @@ def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
         )
         raise SystemExit(2)
     module, _, function = COMMANDS[words[0]][0].partition(":")
-    return getattr(importlib.import_module(module), function), words if words[0] in _WITH_NAME else words[1:]
+    return getattr(importlib.import_module(f"lightning_fire.{module}"), function), words if words[
+        0
+    ] in _WITH_NAME else words[1:]
 
 
 def run(

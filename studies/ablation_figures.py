@@ -18,14 +18,7 @@ from matplotlib.axes import Axes
 
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import Metric
-from lightning_fire.experiments.compare import (
-    add_common_arguments,
-    common,
-    engine_for,
-    title_of,
-    train_and_read,
-    with_monitor,
-)
+from lightning_fire.experiments.compare import add_common_arguments, common, engine_for, train_and_read, with_monitor
 from lightning_fire.experiments.pictures import save
 from lightning_fire.experiments.report import MINUS, Column, ComparisonReport
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan, reference_of
@@ -65,10 +58,7 @@ def parser() -> argparse.ArgumentParser:
         f" {' '.join(_METHODS['steps'])}; with coefficients {' '.join(_METHODS['coefficients'])})",
     )
     parser.add_argument(
-        "--steps",
-        nargs="+",
-        type=_steps,
-        help="numbers of Newton–Schulz steps, or exact (default: 1 2 3 5 10 20)",
+        "--steps", nargs="+", type=_steps, help="numbers of Newton–Schulz steps, or exact (default: 1 2 3 5 10 20)"
     )
     add_common_arguments(parser, output="runs/<recipe>_ablation")
     return parser
@@ -98,11 +88,11 @@ def main(args: Sequence[str] | None = None) -> pd.DataFrame:
     if failed or report is None:
         raise SystemExit(f"{failed} of {len(every)} runs failed")
     if what != "steps":
-        report.publish(output, title_of(recipe))
+        report.publish(output, recipe.title)
         return report.numbers
     by_method = {method: method for method in options.methods}
     by_steps = {str(steps): of_steps[0].method for steps, of_steps in variants.items()}
-    publish(report, by_method, by_steps, output, title_of(recipe))
+    publish(report, by_method, by_steps, output, recipe.title)
     return report.numbers
 
 
@@ -135,10 +125,7 @@ def publish(
     """Write everything and print the tables: `by_method` and `by_steps` are their rows, and the methods they show."""
     tables = [table(report, head, rows) for head, rows in (("method", by_method), ("steps", by_steps))]
     results = partial(report.numbers.droplevel("start").to_csv, float_format="%.6g")
-    files = {
-        "results.csv": results,
-        **figures("ablation", partial(draw, report, by_method, by_steps, title=title)),
-    }
+    files = {"results.csv": results, **figures("ablation", partial(draw, report, by_method, by_steps, title=title))}
     metric = metric_of(report)
     note = f"{metric.name}: {metric.origin}; {_NOTE}\n{MINUS}; steps: of FIRE"
     deliver(output, tables, files, note, name="ablation")

@@ -73,11 +73,7 @@ class Counting(Images):
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     ("kind", "words", "loads"),
-    [
-        ("Monthly", [], 4),
-        ("Monthly", ["--trainer.reload_dataloaders_every_n_epochs", "2"], 2),
-        ("Counting", [], 4),
-    ],
+    [("Monthly", [], 4), ("Monthly", ["--trainer.reload_dataloaders_every_n_epochs", "2"], 2), ("Counting", [], 4)],
 )
 def test_own_data_that_announces_chunks_is_loaded_in_every_epoch(kind, words, loads, recipe, tmp_path, monkeypatch):
     (tmp_path / "monthly.py").write_text(OWN_DATA)
@@ -314,10 +310,7 @@ def test_select_shows_the_weights_of_a_recipe_and_trains_nothing(recipe, capsys,
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--when", "AtEpochs", "--when.epochs", "[500]"],
-            r"can never act: training ends after",
-        ),
+        (["--when", "AtEpochs", "--when.epochs", "[500]"], r"can never act: training ends after"),
         (["--method.where.include", '["layer9"]'], r"`include` has 'layer9', which matches no weight"),
         (["--data.protocol.num_chunks", "20000"], "chunks"),
         (["--trainer.max_epochs", "5"], "takes 6 epochs in all, but the Trainer has max_epochs=5"),
@@ -466,7 +459,7 @@ def test_a_template_with_ones_own_images_is_compared(tmp_path, monkeypatch, caps
 def test_every_command_can_be_imported():
     for place, _ in program.COMMANDS.values():
         module, function = place.split(":")
-        assert callable(getattr(importlib.import_module(module), function))
+        assert callable(getattr(importlib.import_module(f"lightning_fire.{module}"), function))
 
 
 def test_select_prints_its_usage(capsys):

@@ -84,13 +84,9 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds (default: 3)")
     parser.add_argument("--first-seed", type=int, default=0, help="the first of them; the others follow (default: 0)")
     parser.add_argument("--output", type=Path, help=f"folder for logs and results (default: {output})")
+    pairs: dict[str, Any] = {"nargs": "*", "action": "extend", "default": [], "metavar": "KEY=VALUE"}
     parser.add_argument(
-        "--set",
-        nargs="*",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override recipe keys in every run; keys under `method` only where every method has them",
+        "--set", help="override recipe keys in every run; keys under `method` only where every method has them", **pairs
     )
     parser.add_argument(
         "--config",
@@ -113,10 +109,7 @@ def add_common_arguments(parser: argparse.ArgumentParser, output: str = "runs/<r
     )
     where.add_argument(
         "--engine-set",
-        nargs="*",
-        action="extend",
-        default=[],
-        metavar="KEY=VALUE",
+        **pairs,
         help="for Slurm what sbatch takes, as partition=gpu (cluster=local: no Slurm, to try); for Ray what ray.init"
         " takes, as address=auto",
     )
@@ -183,7 +176,7 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         if report is None:
             raise SystemExit("no run finished")
         if not options.no_report:
-            report.publish(output, title_of(recipe))
+            report.publish(output, recipe.title)
         if options.json:
             for row in report.numbers.reset_index().to_dict("records"):
                 print(json.dumps({key: None if value != value else value for key, value in row.items()}))
@@ -288,11 +281,6 @@ def declared_report(run: Run) -> str:
         known = ", ".join(_REPORTS)
         raise ValueError(f"{path}.report must be one of {known}, as an attribute of the class, got {report!r}")
     return str(report)
-
-
-def title_of(recipe: Recipe) -> str:
-    """Return the title of a figure."""
-    return " / ".join(recipe.name.parts).replace("_", " ")
 
 
 def nested(assignments: Sequence[str], option: str = "--set") -> dict[str, Any]:

@@ -14,14 +14,7 @@ from typing import Any
 import yaml
 
 from lightning_fire.experiments.branching import with_shared_starts
-from lightning_fire.experiments.compare import (
-    add_common_arguments,
-    common,
-    engine_for,
-    title_of,
-    train_and_read,
-    with_monitor,
-)
+from lightning_fire.experiments.compare import add_common_arguments, common, engine_for, train_and_read, with_monitor
 from lightning_fire.experiments.runs import Run, at_work_in, merged, plan
 from lightning_fire.printable import printable
 from lightning_fire.recipe.recipe import SEARCH_SPACE, Recipe, as_yaml
@@ -176,7 +169,7 @@ class _Sweep:
         best = best_first[0]
         report, _ = train_and_read(self._runs(best_first, self.seeds), self.engine, best, self.options)
         if report is not None:
-            report.publish(self.output, title_of(self.recipe))
+            report.publish(self.output, self.recipe.title)
         own = merged(self.recipe.methods.get(self.options.method, {}), as_config(self.settings[best]))
         methods = {**self.recipe.methods, self.options.method: own}
         text = as_yaml({**self.recipe.base, "methods": methods, "starts": dict(self.recipe.starts)})

@@ -18,19 +18,8 @@ import lightning_fire
 from lightning_fire import callbacks, data, methods, modules, nets, optim, when, where
 
 _ROOMS = (lightning_fire, callbacks, methods, data, modules, nets, optim, when, where, of_lightning, torch.optim)
-_KEYS = (
-    "model",
-    "data",
-    "trainer",
-    "method",
-    "when",
-    "start_chunk",
-    "log",
-    "optimizer",
-    "lr_scheduler",
-    "seed_everything",
-    "ckpt_path",
-)
+_OF_METHODS = ("method", "when", "start_chunk", "log")
+_KEYS = (*_OF_METHODS, "model", "data", "trainer", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path")
 
 
 def hint(message: str) -> str | None:

@@ -49,6 +49,11 @@ class Recipe:
         parts = self.path.resolve().with_suffix("").parts
         return Path(*(parts[parts.index("recipes") + 1 :] if "recipes" in parts else parts[-1:]))
 
+    @property
+    def title(self) -> str:
+        """Title of figures."""
+        return " / ".join(self.name.parts).replace("_", " ")
+
     def layers(self, method: str) -> list[Mapping[str, Any]]:
         """Return the configuration of all runs and what a method adds to it; later ones override."""
         if method not in self.methods and method != VANILLA:

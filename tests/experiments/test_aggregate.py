@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from lightning_fire.cli import main
-from lightning_fire.experiments.statistics import (
-    interquartile_mean,
-    percentiles,
-    probability_of_improvement,
-    resampled,
-)
+from lightning_fire.experiments.statistics import interquartile_mean, percentiles, probability_of_improvement, resampled
 
 SHAPES = [(1, 1), (2, 1), (3, 2), (5, 3), (10, 7)]
 

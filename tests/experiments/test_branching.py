@@ -51,9 +51,7 @@ class WithPlateau(PlainModule):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [PlainModule, ChangesAtTheEndOfAnEpoch, WithSchedule, WithPlateau],
-    ids=lambda kind: kind.__name__,
+    "kind", [PlainModule, ChangesAtTheEndOfAnEpoch, WithSchedule, WithPlateau], ids=lambda kind: kind.__name__
 )
 @pytest.mark.parametrize("options", [{}, {"min_epochs": 6}], ids=str)
 def test_two_parts_are_one_training(tmp_path, kind, options):

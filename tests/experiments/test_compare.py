@@ -282,10 +282,7 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--methods", "fier"],
-            r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken",
-        ),
+        (["--methods", "fier"], r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken"),
         (["--seeds", "0"], "must be at least 1"),
         (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
@@ -571,11 +568,7 @@ def test_the_summary_holds_mean_spread_and_difference(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "methods", "expected"),
-    [
-        (None, ["fire", "vanilla"], "vanilla"),
-        (None, ["fire", "dash"], "fire"),
-        ("dash", ["vanilla", "dash"], "dash"),
-    ],
+    [(None, ["fire", "vanilla"], "vanilla"), (None, ["fire", "dash"], "fire"), ("dash", ["vanilla", "dash"], "dash")],
 )
 def test_the_reference_is_the_one_named_or_vanilla_or_the_first(name, methods, expected):
     assert runs.reference_of(name, methods) == expected

@@ -62,9 +62,7 @@ FILES = {
     "TinyImageNetDataModule": write_tiny_imagenet,
 }
 STREAMS = {"quick_start", "permuted_inputs", "permuted_labels"}
-pytestmark = [
-    pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning"),
-]
+pytestmark = [pytest.mark.filterwarnings(r"ignore:The .* does not have many workers:UserWarning")]
 
 
 @pytest.fixture
@@ -286,9 +284,7 @@ def test_the_search_space_is_that_of_the_paper():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("path", "method"),
-    diagonal(OF_IMAGES),
-    ids=lambda value: value if isinstance(value, str) else name_of(value),
+    ("path", "method"), diagonal(OF_IMAGES), ids=lambda value: value if isinstance(value, str) else name_of(value)
 )
 def test_recipes_and_methods_run_two_batches(path, method, tmp_path, monkeypatch, image_files):
     data, arguments = settings_of(path)
