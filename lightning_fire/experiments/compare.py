@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from lightning_fire.experiments.engines import Engine
     from lightning_fire.experiments.report import ComparisonReport
 
-_REPORTS = ("accuracy", "loss", "return")
 # what the table needs, if a recipe has none: it logs metrics of the weights, at the end of each epoch
 _MONITOR = {"class_path": "lightning_fire.callbacks.PlasticityMonitor", "init_args": {"data_every_n_steps": None}}
 
@@ -267,8 +266,7 @@ def declared_report(run: Run) -> str:
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):
         return "accuracy"  # the run itself reports it
-    here = os.getcwd()
-    sys.path.insert(0, here)  # as the program that trains has it
+    sys.path.insert(0, here := os.getcwd())  # as the program that trains has it
     try:
         ours = importlib.import_module("lightning_fire.data")
         kind = pkgutil.resolve_name(path) if "." in path else getattr(ours, path, None)
@@ -277,9 +275,10 @@ def declared_report(run: Run) -> str:
     finally:
         sys.path.remove(here)
     report = getattr(kind, "report", "accuracy")
-    if report not in _REPORTS:
-        known = ", ".join(_REPORTS)
-        raise ValueError(f"{path}.report must be one of {known}, as an attribute of the class, got {report!r}")
+    if report not in ("accuracy", "loss", "return"):
+        raise ValueError(
+            f"{path}.report must be one of accuracy, loss, return, as an attribute of the class, got {report!r}"
+        )
     return str(report)
 
 

@@ -63,16 +63,14 @@ def amount(todo: Sequence[Run], now: Mapping[Run, RunProgress], active: Iterable
     A run of unknown length counts as the mean of the others of its kind; the length of a start is known when it ends.
     """
     done = sum(progress.epoch - progress.began for progress in now.values())
-    active, total = set(active), 0.0
-    for kind in ([run for run in todo if run.saves], [run for run in todo if not run.saves]):
-        known = [
-            (progress.epoch if run.saves else progress.epochs) - progress.began
-            for run, progress in now.items()
-            if run in kind and not (run.saves and run in active) and progress.epochs >= 0
-        ]
-        if kind and not known:
+    ended, total = set(now) - set(active), 0.0
+    starts, others = ([run for run in todo if bool(run.saves) == saves] for saves in (True, False))
+    of_starts = [now[run].epoch - now[run].began for run in starts if run in ended]
+    of_others = [now[run].epochs - now[run].began for run in others if run in now and now[run].epochs >= 0]
+    for kind, lengths in ((starts, of_starts), (others, of_others)):
+        if kind and not lengths:
             return None, done
-        total += len(kind) * sum(known) / max(1, len(known))
+        total += len(kind) * sum(lengths) / max(1, len(lengths))
     return round(total), done
 
 
