@@ -198,22 +198,6 @@ trainer:
     assert {"OptimizerReset", "FIRECallback"} <= acting(cli.trainer).keys()
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--method.init_args.step", "5"], "step"),
-        (["--method.init_args.steps", "0"], "`steps` must be an integer of at least 1, or 'exact', got 0"),
-        (["--method.init_args.scale", "kaiming"], "kaiming"),
-        (["--when.class_path", "AtNoon"], "AtNoon"),
-        (["--trainer.max_epoch", "5"], "max_epoch"),
-        (["--data.init_args.protocol.init_args.num_chunk", "5"], "num_chunk"),
-        (["-c", "absent.yaml"], "absent.yaml"),
-    ],
-)
-def test_what_is_misspelt_or_out_of_range_is_an_error_that_names_it(recipe, words, message, capsys):
-    assert message in error_of([*recipe, *words], capsys)
-
-
 def test_a_schedule_by_a_metric_in_yaml(recipe):
     Path("when.yaml").write_text(
         "when: {class_path: WhenMetric, init_args: {metric: val/accuracy, below: 2.0}}\n"
@@ -223,11 +207,6 @@ def test_a_schedule_by_a_metric_in_yaml(recipe):
     assert callback_of(cli).when == WhenMetric("val/accuracy", below=2.0)
     assert callback_of(cli).num_events == 1  # never back at 2
     assert 0 <= cli.trainer.callback_metrics["plasticity/dormant_fraction"] <= 1
-
-
-def test_a_misspelt_key_in_yaml_is_an_error(recipe, capsys):
-    Path("typo.yaml").write_text("interventon: {class_path: FIRECallback}\n")
-    assert "interventon" in error_of(["fit", "-c", "base.yaml", "-c", "typo.yaml"], capsys)
 
 
 @pytest.mark.parametrize(("kind", "others"), [("FIRE", ()), ("FIRECallback", ("when", "log"))])

@@ -40,13 +40,9 @@ def test_statistics_are_those_written_out(shape):
     assert probability_of_improvement(own, others) == pytest.approx(slow_probability_of_improvement(own, others))
 
 
-def test_interquartile_means_of_many_resamples_are_those_of_each():
-    drawn = resampled(scores((5, 3)), 20)
-    assert interquartile_mean(drawn).tolist() == pytest.approx([float(interquartile_mean(one)) for one in drawn])
-
-
-def test_the_probability_of_improvement_of_many_resamples_is_that_of_each():
+def test_statistics_of_many_resamples_are_those_of_each():
     own, others = resampled(scores((5, 3)), 20), resampled(scores((4, 3), seed=1), 20)
+    assert interquartile_mean(own).tolist() == pytest.approx([float(interquartile_mean(one)) for one in own])
     expected = [float(probability_of_improvement(*pair)) for pair in zip(own, others, strict=True)]
     assert probability_of_improvement(own, others).tolist() == pytest.approx(expected)
     assert probability_of_improvement(others, own).tolist() == pytest.approx([1 - p for p in expected])
@@ -136,17 +132,20 @@ def test_fewer_than_ten_runs_have_no_bootstrap_interval(tmp_path, capsys):
     assert main(["aggregate", *folders, "--output", str(tmp_path / "out")])["fire"][0].low > 1
 
 
-def test_one_seed_has_no_interval(tmp_path):
-    folder = write_scores(tmp_path / "one", {"reset": [1.0], "fire": [2.0]})
-    result = main(["aggregate", str(folder), "--output", str(tmp_path / "out")])
-    assert result["fire"][0].value == 2 and np.isnan(result["fire"][0].low)
-    assert result["fire"][1].value == 1 and np.isnan(result["reset"][1].value)  # the first, for vanilla
-
-
-def test_methods_may_have_other_numbers_of_seeds_than_each_other(tmp_path):
-    folder = write_scores(tmp_path / "task", {"vanilla": [1.0, 2.0], "fire": [2.0, 3.0, 4.0]})
-    result = main(["aggregate", str(folder), "--output", str(tmp_path / "out"), "--reference", "fire"])
-    assert result["vanilla"][1].value == pytest.approx(0.5 / 6)
+@pytest.mark.parametrize(
+    ("scores", "reference", "better", "expected"),
+    [
+        ({"reset": [1.0], "fire": [2.0]}, [], "fire", 1),  # one seed has no interval; the first, for vanilla
+        ({"vanilla": [1.0, 2.0], "fire": [2.0, 3.0, 4.0]}, ["--reference", "fire"], "vanilla", 0.5 / 6),
+    ],
+)
+def test_methods_are_compared_with_the_reference_for_any_numbers_of_seeds(
+    tmp_path, scores, reference, better, expected
+):
+    result = main(["aggregate", str(write_scores(tmp_path / "a", scores)), "--output", str(tmp_path), *reference])
+    other = next(method for method in scores if method != better)
+    assert result[better][1].value == pytest.approx(expected) and np.isnan(result[better][1].low)
+    assert np.isnan(result[other][1].value)
 
 
 @pytest.mark.parametrize("name", ["vanilla\x1b[2J", "=cmd|calc!A0", "../up"])

@@ -10,16 +10,15 @@ from tiny_recipe import error_of, tiny_recipe
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--method.class_path", "FireCallback"], "unknown class FireCallback; did you mean FIRECallback?"),
-        (["--method.class_path", "FIRECallback", "--method.step", "3"], "has no argument step; did you mean steps?"),
         (["--method.class_path", "Fire"], "unknown class Fire; did you mean FIRE?"),
         (["--method.class_path", "FIRE", "--method.step", "3"], "FIRE has no argument step; did you mean steps?"),
         (["--method.class_path", "FIRE", "--when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
-        (["--method.class_path", "FIRECallback", "--method.when", "AtEpoch"], "AtEpoch; did you mean AtEpochs?"),
         (
             ["--method.class_path", "FIRECallback", "--method.scale", "procrustess"],
             "or 'auto', got procrustess; did you",
         ),
+        (["--method.class_path", "FIRE", "--method.steps", "0"], "at least 1, or 'exact', got 0"),
+        (["-c", "absent.yaml"], "absent.yaml"),
         (["--trainer.max_epochs", "x"], "trainer.max_epochs must be int or null, got x"),
         (["--trainer.max_epoch", "3"], "unknown key trainer.max_epoch; did you mean trainer.max_epochs?"),
         (["-c", "odd.yaml"], "unknown key trainer.:; did you mean trainer?"),
