@@ -195,9 +195,8 @@ def train_and_read(
     from lightning_fire.experiments.streams import report_of_chunks
 
     declared = "phases" if runs[0].branch else declared_report(runs[0])
-    if declared == "loss" and options.metric is None:
-        options.metric, options.mode = "val/loss", "min"
-    metric = Metric(options.metric or "val/accuracy", options.mode)
+    loss = declared == "loss" and options.metric is None
+    metric = Metric("val/loss", "min") if loss else Metric(options.metric or "val/accuracy", options.mode)
     needs = {"phases": phases.NEEDS, "return": returns.NEEDS}.get(declared, metric.needs)
     if declared in ("accuracy", "loss"):
         runs = [
@@ -218,17 +217,21 @@ def train_and_read(
         print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:
         return None, len(failed)
-    if declared == "return":
-        return returns.ReturnReport(curves, reference), len(failed)
-    if declared != "phases":
-        return report_of_chunks(curves, reference, metric), len(failed)
     first: dict[int, Curves] = {}
     taken: dict[str, dict[int, int]] = {}
     for run in runs:
-        if run not in failed and run.start and run.checkpoint:
+        if declared == "phases" and run not in failed and run.start and run.checkpoint:
             first[run.seed] = read_curves(run.start.folder)
             taken.setdefault(run.branch, {})[run.seed] = epochs_and_steps_of(run.checkpoint)[1]
-    return phases.PhaseReport(curves, reference, first, taken), len(failed)
+    report: ComparisonReport
+    if declared == "phases":
+        report = phases.PhaseReport(curves, reference, first, taken)
+    elif declared == "return":
+        report = returns.ReturnReport(curves, reference)
+    else:
+        report = report_of_chunks(curves, reference, metric)
+    report.mode = metric.mode
+    return report, len(failed)
 
 
 def with_monitor(runs: Sequence[Run]) -> list[Run]:

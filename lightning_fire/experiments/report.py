@@ -66,6 +66,7 @@ class ComparisonReport:
     of_events: Sequence[Column] = ()  # columns of a second table, on the events
     acts_on: Sequence[str]  # curves that equal those of vanilla, bit for bit, if a method never acts
     side_by_side = False  # the panels of the figure
+    mode = "max"  # `"min"` where less of the compared metric is better
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference

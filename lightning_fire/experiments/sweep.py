@@ -141,7 +141,7 @@ class _Sweep:
         if self.options.measure not in report.numbers:
             raise SystemExit(f"results.csv has no column {self.options.measure}; it has {', '.join(report.numbers)}")
         of_labels = {label: report.of("", label, self.options.measure).values() for label in labels}
-        sign = -1 if self.options.mode == "min" else 1
+        sign = -1 if report.mode == "min" else 1
         means = {label: sign * sum(of) / len(of) for label, of in of_labels.items() if len(of) == len(seeds)}
         return {label: score for label, score in means.items() if not math.isnan(score)}
 

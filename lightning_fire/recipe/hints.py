@@ -5,6 +5,7 @@ import pkgutil
 import re
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,7 @@ def hint(message: str) -> str | None:
         if option[1].rpartition(".")[2] == "class_path":
             given = f", got {value[1]}" if value else ""
             return f"{place}the arguments of a class belong under init_args, beside its class_path{given}"
-        arguments = _arguments(_class(found[1]))
-        return f"{place}{name} has no argument {option[1]}" + _nearest(option[1], arguments)
+        return f"{place}{name} has no argument {option[1]}" + _nearest(option[1], _arguments(found[1]))
     if found := re.search(r"Expected a dot import path string: (\w+)$", message, re.MULTILINE):
         known = [name for room in _ROOMS for name, kind in vars(room).items() if inspect.isclass(kind)]
         return f"{place}unknown class {found[1]}" + _nearest(found[1], known)
@@ -60,20 +60,14 @@ def hint(message: str) -> str | None:
     return None
 
 
-def _class(path: str) -> Any:
-    """Return a class of this package or another by its short name, or any by its path; None if there is none."""
+def _arguments(path: str) -> list[str]:
+    """Return the arguments of a class or function by its short name or path, with those its `**options` stand for."""
     module, _, name = path.rpartition(".")
-    short = next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
-    try:
-        return pkgutil.resolve_name(path) if module else short
-    except (ImportError, AttributeError, ValueError):
-        return short
-
-
-def _arguments(kind: Any) -> list[str]:
-    """Return the names of the arguments of a class or function, with those that its `**options` are handed on to."""
+    kind = next((vars(room)[name] for room in _ROOMS if name in vars(room)), None)
+    with suppress(ImportError, AttributeError, ValueError):
+        kind = pkgutil.resolve_name(path) if module else kind
     parser = ArgumentParser()
-    add = parser.add_class_arguments if inspect.isclass(kind) else parser.add_function_arguments
+    add: Any = parser.add_class_arguments if inspect.isclass(kind) else parser.add_function_arguments
     try:
         return list(add(kind, fail_untyped=False))
     except ValueError:  # neither of them

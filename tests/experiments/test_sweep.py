@@ -144,6 +144,12 @@ def test_a_setting_that_was_not_measured_is_not_the_best(recipe, monkeypatch):
     assert tune(recipe, "--method", "two") == {"strength": 0.4, "seed": 2}
 
 
+def test_less_of_a_loss_is_better(recipe, monkeypatch):
+    Scores(monkeypatch, lambda strength, seed: strength + seed)
+    monkeypatch.setattr(Known, "mode", "min")
+    assert tune(recipe, "--method", "two", "--prune") == {"strength": 0.2, "seed": 1}
+
+
 def test_numbers_that_yaml_takes_for_strings(recipe, monkeypatch):
     scores = Scores(monkeypatch, lambda strength, seed: strength)
     tune(recipe, "--method", "strings", "--trials", "3")
