@@ -934,27 +934,25 @@ def local():
     return engines.Local(1, engines.Resources())
 
 
-def test_comments_and_layout_of_a_recipe_train_nothing(recipe, tmp_path, instantaneous):
-    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert runner.execute([run], Instantaneous()) == {run: None}
+def test_a_training_is_another_one_if_its_settings_are(recipe, tmp_path):
+    """Not by comments, the layout of the recipe, the order of keys, or another name of its folder."""
     text = recipe.read_text()
+
+    def fingerprint(text=text, extra=None, output=tmp_path / "out"):
+        recipe.write_text(text)
+        (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], output, extra)
+        return run.fingerprint()
+
+    as_it_is = fingerprint()
     for same in (f"# what came of it\n{text}\n", yaml.safe_dump(yaml.safe_load(text), sort_keys=False, indent=6)):
-        assert same != text
-        recipe.write_text(same)
-        (again,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert again.is_finished()
+        assert same != text and fingerprint(same) == as_it_is
+    assert fingerprint(output=Path("out")) == as_it_is
     for new in ("steps: 6", "steps: '5'", ""):
         other = text.replace("steps: 5", new)
-        assert other != text
-        recipe.write_text(other)
-        (changed,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-        assert not changed.is_finished()
-
-
-def test_finished_runs_are_known_under_another_name_of_their_folder(recipe, tmp_path):
-    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    (elsewhere,) = runs.plan(find_recipe(recipe), ["fire"], [0], Path("out"))
-    assert run.fingerprint() == elsewhere.fingerprint()
+        assert other != text and fingerprint(other) != as_it_is
+    keys = {"trainer": {"max_epochs": 3, "precision": 32}, "ckpt_path": None}
+    turned = {"ckpt_path": None, "trainer": {"precision": 32, "max_epochs": 3}}
+    assert fingerprint(extra=keys) == fingerprint(extra=turned) != as_it_is
 
 
 def test_recipes_of_one_name_have_folders_of_their_own(tmp_path):
@@ -1106,13 +1104,3 @@ def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
     assert idle(base) is None
     assert idle("{}", texts["epochs"]) == 0  # the length of training is not known
     assert idle("{}", FIRE) == math.inf
-
-
-def test_the_order_of_keys_does_not_change_a_training(recipe, tmp_path):
-    def fingerprint(extra):
-        (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out", extra)
-        return run.fingerprint()
-
-    keys = {"trainer": {"max_epochs": 3, "precision": 32}, "ckpt_path": None}
-    turned = {"ckpt_path": None, "trainer": {"precision": 32, "max_epochs": 3}}
-    assert fingerprint(keys) == fingerprint(turned) != fingerprint({})
