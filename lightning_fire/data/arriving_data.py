@@ -2,21 +2,23 @@
 
 from abc import ABC, abstractmethod
 from math import ceil
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from lightning_fire._lightning import begin_next_epoch
-from lightning_fire.data.epoch_plan import EpochPlan
+from lightning_fire._lightning import begin_next_epoch, undeclared
+from lightning_fire.data.protocols import EpochPlan
 from lightning_fire.data.resumable_loader import ResumableLoader, ranks_of
 
+Plan = TypeVar("Plan", bound=EpochPlan)
 
-class ArrivingData(LightningDataModule, ABC):
+
+class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
     """Base class of data that arrives by a plan: a changed `chunk` announces new data."""
 
-    def __init__(self, protocol: EpochPlan):
+    def __init__(self, protocol: Plan):
         super().__init__()
         self.protocol = protocol
         self._last_chunk: int | None = None  # the last whose training data was loaded
@@ -70,8 +72,8 @@ class ArrivingData(LightningDataModule, ABC):
 
     def steps_per_chunk(self) -> list[int]:
         """Return the optimizer steps of each chunk, over all its epochs, as the attached Trainer will count them."""
-        limit = 1.0 if self.trainer is None else self.trainer.limit_train_batches
-        window = 1 if self.trainer is None else self.trainer.accumulate_grad_batches
+        trainer = undeclared(self.trainer)
+        limit, window = (1.0, 1) if trainer is None else (trainer.limit_train_batches, trainer.accumulate_grad_batches)
         steps = []
         for chunk, epochs in enumerate(self.epochs_per_chunk):
             with ranks_of(self.trainer):
@@ -87,12 +89,13 @@ class ArrivingData(LightningDataModule, ABC):
             stage: `fit`, `validate`, `test` or None.
         """
         self._tested_chunk = None if stage == "fit" else self._last_chunk
-        if stage == "fit" and self.trainer is not None and not self.trainer.fast_dev_run:
-            self._check(self.trainer)
+        trainer = undeclared(self.trainer)
+        if stage == "fit" and trainer is not None and not trainer.fast_dev_run:
+            self._check(trainer)
         self._load_once()
         self._train_loader = self._test_loader = None
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: Any) -> None:
         reload_every = trainer.reload_dataloaders_every_n_epochs
         if self.num_chunks > 1 and reload_every != 1:
             raise MisconfigurationException(
@@ -120,7 +123,7 @@ class ArrivingData(LightningDataModule, ABC):
                 self._train_loader = chunk, self._make_train_loader(chunk)
         loader = self._train_loader[1]
         if self.trainer is not None:
-            loader.sampler.set_epoch(self.trainer.current_epoch)
+            loader.epoch_sampler.set_epoch(self.trainer.current_epoch)
             begin_next_epoch(self.trainer)
         return loader
 

@@ -14,7 +14,7 @@ from lightning_fire.data.samples import TensorSubset, Transformed, is_tensors, l
 from lightning_fire.data.streams import Stream
 
 
-class ChunkedDataModule(ArrivingData):
+class ChunkedDataModule(ArrivingData[Protocol]):
     """Training data that arrives in chunks; one `trainer.fit` trains on all of them.
 
     The Trainer must have `max_epochs` equal to `total_epochs`, and `reload_dataloaders_every_n_epochs=1`: the training
@@ -51,8 +51,8 @@ class ChunkedDataModule(ArrivingData):
 
     def __init__(
         self,
-        train: Dataset | None = None,
-        test: Dataset | None = None,
+        train: Dataset[Any] | None = None,
+        test: Dataset[Any] | None = None,
         protocol: Protocol = warm_start,
         batch_size: int = 256,
         seed: int = 0,
@@ -67,16 +67,17 @@ class ChunkedDataModule(ArrivingData):
         for name, size in (("batch_size", batch_size), ("test_batch_size", test_batch_size)):
             if size is not None and size < 1:
                 raise ValueError(f"`{name}` must be at least 1, got {size}")
-        if (mean is None) != (std is None) or (mean is not None and len(mean) != len(std)):
+        if len(mean or ()) != len(std or ()):
             raise ValueError(f"`mean` and `std` must have one number per channel each, got {mean} and {std}")
-        self.train_set, self.test_set = train, test
+        self.train_set: Any = train
+        self.test_set: Any = test
         self.batch_size, self.seed, self.num_workers = batch_size, seed, num_workers
         self.test_batch_size = batch_size if test_batch_size is None else test_batch_size
         self.transform, self.mean, self.std, self.num_classes = transform, mean, std, num_classes
-        self._indices: list[Tensor] | None = None
+        self._indices: list[Tensor] = []  # empty until the data is loaded
         self._task: tuple[int, TensorDataset, TensorDataset] | None = None  # the data of a stream's last task
 
-    def load(self) -> tuple[Dataset, Dataset]:
+    def load(self) -> tuple[Dataset[Any], Dataset[Any]]:
         """Return the training set and the test set; called once per process, before training or testing."""
         for name, dataset in (("train", self.train_set), ("test", self.test_set)):
             if not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
@@ -98,7 +99,7 @@ class ChunkedDataModule(ArrivingData):
         self._load_once()
         return self._indices[chunk]
 
-    def datasets(self, chunk: int) -> tuple[Dataset, Dataset]:
+    def datasets(self, chunk: int) -> tuple[Dataset[Any], Dataset[Any]]:
         """Return the training and the test samples of a chunk; loads the data if necessary."""
         indices = self.train_indices(chunk)
         if not isinstance(self.protocol, Stream):
@@ -109,9 +110,10 @@ class ChunkedDataModule(ArrivingData):
             for name, dataset in (("train", self.train_set), ("test", self.test_set)):
                 if not is_tensors(dataset) or len(dataset.tensors) != 2:
                     raise ValueError(f"`{name}` must be a TensorDataset of inputs and targets on a stream: {dataset}")
-            samples = TensorSubset(self.train_set, indices)[:]
-            task = self.protocol.task(chunk, samples, self.test_set.tensors, self.num_classes, self.seed)
-            self._task = chunk, *(TensorDataset(*tensors) for tensors in task)
+            inputs, targets = TensorSubset(self.train_set, indices)[:]
+            tests = self.test_set.tensors
+            train, test = self.protocol.task(chunk, (inputs, targets), tests, self.num_classes, self.seed)
+            self._task = chunk, TensorDataset(*train), TensorDataset(*test)
         return self._task[1:]
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
@@ -124,7 +126,7 @@ class ChunkedDataModule(ArrivingData):
         return [images, *batch[1:]]
 
     def _load_once(self) -> None:
-        if self._indices is not None:
+        if self._indices:
             return
         self.train_set, self.test_set = self.load()
         labels = labels_of(self.train_set) if self.protocol.by_class or self.num_classes is None else None
@@ -155,7 +157,7 @@ class ChunkedDataModule(ArrivingData):
     def _make_test_loader(self, chunk: int) -> ResumableLoader:
         return self._loader(self.datasets(chunk)[1], self.test_batch_size, shuffle=False)
 
-    def _loader(self, dataset: Dataset, batch_size: int, shuffle: bool) -> ResumableLoader:
+    def _loader(self, dataset: Dataset[Any], batch_size: int, shuffle: bool) -> ResumableLoader:
         if is_tensors(dataset):
             dataset = TensorSubset(dataset, torch.arange(len(dataset)))
         by_batch = isinstance(dataset, TensorSubset)

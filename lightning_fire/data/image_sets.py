@@ -19,7 +19,7 @@ from torchvision.datasets.utils import check_integrity, download_url
 from lightning_fire.data.chunked import ChunkedDataModule
 
 Sets = tuple[TensorDataset, TensorDataset]  # training and test images, uint8 (N, C, H, W), and labels, int64 (N,)
-_FASHION_MNIST = {"mean": (0.2860,), "std": (0.3530,), "num_classes": 10}  # of the 60,000 training images
+_FASHION_MEAN, _FASHION_STD = (0.2860,), (0.3530,)  # of the 60,000 training images
 _TINY = "tiny-imagenet-200"
 
 
@@ -119,7 +119,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
     def __init__(
         self, root: str = "data", download: bool = False, subset: int | None = None, pad: int = 0, **options: Any
     ):
-        super().__init__(root, download, **_FASHION_MNIST, **options)
+        super().__init__(root, download, mean=_FASHION_MEAN, std=_FASHION_STD, num_classes=10, **options)
         if subset is not None and subset < 1:
             raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
         if pad < 0:
@@ -152,7 +152,7 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
     """
 
     def __init__(self, **options: Any):
-        super().__init__(train=None, test=None, **_FASHION_MNIST, **options)
+        super().__init__(train=None, test=None, mean=_FASHION_MEAN, std=_FASHION_STD, num_classes=10, **options)
 
     def load(self) -> Sets:
         """Return the training set and the test set."""
@@ -188,7 +188,9 @@ class DigitsDataModule(ChunkedDataModule):
         except ImportError as error:
             raise ImportError("DigitsDataModule needs scikit-learn: pip install scikit-learn") from error
         pixels, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-        order = torch.randperm(len(labels), device="cpu", generator=torch.Generator().manual_seed(0))  # the same in each run
+        order = torch.randperm(
+            len(labels), device="cpu", generator=torch.Generator().manual_seed(0)
+        )  # the same in each run
         images = (pixels * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)[order]
         labels = labels.to(torch.int64)[order]
         return TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])

@@ -81,5 +81,5 @@ def _split(text: bytes, train_bytes: int, what: str) -> TokenSource:
     if len(text) < needed:
         raise ValueError(f"{what} has {len(text)} bytes, but {needed} are needed")
     tokens = np.frombuffer(text, dtype=np.uint8)
-    parts = tokens[:train_bytes], tokens[train_bytes:needed]
-    return TokenSource(*(Tokens(part, "uint8") for part in parts), vocab_size=256, tokenizer="bytes")
+    train, val = Tokens(tokens[:train_bytes], "uint8"), Tokens(tokens[train_bytes:needed], "uint8")
+    return TokenSource(train, val, vocab_size=256, tokenizer="bytes")

@@ -6,16 +6,49 @@ state as it was.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_fire.data.epoch_plan import EpochPlan
-
 Access = Literal["cumulative", "current"]
+
+
+class EpochPlan:
+    """Chunks of data, one after another, each trained on for a number of epochs; both are counted from 0.
+
+    Attributes:
+        num_chunks: Number of chunks.
+        epochs: Epochs of each chunk: one number for all, or one per chunk.
+    """
+
+    num_chunks: int
+    epochs: int | tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.epochs, Sequence):
+            object.__setattr__(self, "epochs", tuple(self.epochs))
+        if len(self.epochs_per_chunk) != self.num_chunks:
+            raise ValueError(f"`epochs` must be one number or one per chunk ({self.num_chunks}), got {self.epochs!r}")
+        if min(self.epochs_per_chunk) < 1:
+            raise ValueError(f"`epochs` must be at least 1, got {self.epochs!r}")
+
+    @property
+    def epochs_per_chunk(self) -> tuple[int, ...]:
+        """Epochs of each chunk, one number per chunk."""
+        return self.epochs if isinstance(self.epochs, tuple) else (self.epochs,) * self.num_chunks
+
+    def first_epoch(self, chunk: int) -> int:
+        """Return the first epoch of a chunk."""
+        return sum(self.epochs_per_chunk[:chunk])
+
+    def chunk_at(self, epoch: int) -> int:
+        """Return the chunk of an epoch; the last chunk for any epoch after the end."""
+        ends = accumulate(self.epochs_per_chunk)
+        return min(sum(end <= epoch for end in ends), self.num_chunks - 1)
 
 
 class Protocol(EpochPlan, ABC):
@@ -84,7 +117,7 @@ class WarmStart(Protocol):
     fraction: float = 0.1
     epochs: int | tuple[int, ...] = (1000, 100)
     access: Access = "cumulative"
-    num_chunks: ClassVar[int] = 2
+    num_chunks: ClassVar[int] = 2  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if not 0 < self.fraction < 1:
@@ -158,7 +191,7 @@ class ClassIncremental(Protocol):
 
     def _new(self, labels: Tensor, num_classes: int | None, seed: int) -> list[Tensor]:
         new_classes = self._new_classes(num_classes, seed)
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < sum(map(len, new_classes)):
             raise ValueError(f"`labels` must be in [0, {num_classes}), got {labels.min()} to {labels.max()}")
         return [torch.isin(labels, classes).nonzero().squeeze(1) for classes in new_classes]
 

@@ -1,20 +1,17 @@
 """A LightningDataModule for reinforcement learning from a replay buffer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_fire._lightning import begin_next_epoch
+from lightning_fire._lightning import begin_next_epoch, undeclared
 from lightning_fire.contracts import HasAct, offers
 from lightning_fire.messages import inform, rank_zero_warn
-
-if TYPE_CHECKING:
-    from lightning_fire.data.rollouts import Evaluation, Rounds
 
 
 class ReplayDataModule(pl.LightningDataModule):
@@ -107,8 +104,13 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ValueError(
                 f"`steps_per_epoch` must be a multiple of the {in_round} steps of a rollout, got {steps_per_epoch}"
             )
-        self._rounds: Rounds | None = None
-        self._evaluation: Evaluation | None = None
+        self._rounds: Any = None
+        self._evaluation: Any = None
+
+    @property
+    def trained_by(self) -> Any:
+        """The Trainer."""
+        return undeclared(self.trainer)
 
     def setup(self, stage: str | None = None) -> None:
         """Check the Trainer and its module, and make the environments and the buffer."""
@@ -118,14 +120,14 @@ class ReplayDataModule(pl.LightningDataModule):
             raise ModuleNotFoundError(
                 f"reinforcement learning needs gymnasium: pip install 'lightning-fire[rl]' ({error})", name=error.name
             ) from error
-        if self.trainer.world_size > 1:
+        if self.trained_by.world_size > 1:
             raise MisconfigurationException(
                 "ReplayDataModule steps its environments in one process: set Trainer(devices=1), and train one seed on"
                 " each device"
             )
-        if not offers(self.trainer.lightning_module, HasAct):
+        if not offers(self.trained_by.lightning_module, HasAct):
             raise MisconfigurationException(
-                f"{type(self.trainer.lightning_module).__name__} needs act(observations, step, generator), which"
+                f"{type(self.trained_by.lightning_module).__name__} needs act(observations, step, generator), which"
                 " returns the actions for observations (num_envs, *shape)"
             )
         self._evaluation = Evaluation(self)
@@ -147,13 +149,13 @@ class ReplayDataModule(pl.LightningDataModule):
         """Environment steps done in this training, of all environments together."""
         return 0 if self._rounds is None else self._rounds.collector.environment_steps
 
-    def train_dataloader(self) -> "Rounds":
+    def train_dataloader(self) -> Any:
         """Collect the remaining initial steps, so that callbacks may use them, and return the rollouts of an epoch."""
-        begin_next_epoch(self.trainer)
+        begin_next_epoch(self.trained_by)
         self._rounds.collect_initial()
         return self._rounds
 
-    def val_dataloader(self) -> "Evaluation":
+    def val_dataloader(self) -> Any:
         """Return the episodes of an evaluation."""
         return self._evaluation
 
@@ -161,7 +163,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Drop the collected steps after a `fast_dev_run`."""
-        if self.trainer.fast_dev_run:
+        if self.trained_by.fast_dev_run:
             self._rounds = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,7 +174,7 @@ class ReplayDataModule(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the state of a checkpoint; only fits use it."""
-        if not state_dict or self.trainer.state.fn != TrainerFn.FITTING:
+        if not state_dict or self.trained_by.state.fn != TrainerFn.FITTING:
             return
         if self._rounds.restore(state_dict["rounds"]):
             inform(f"Training continues after {self.environment_steps} environment steps.")

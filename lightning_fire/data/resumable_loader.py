@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from lightning_fire._private import copy_of_loader
@@ -14,7 +14,7 @@ from lightning_fire._private import copy_of_loader
 _SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: distinguishes the epochs of seeds 0, 1, 2
 
 
-class EpochSampler(DistributedSampler):
+class EpochSampler(DistributedSampler[Any]):
     """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its part.
 
     As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning does
@@ -31,9 +31,11 @@ class EpochSampler(DistributedSampler):
         skip: Number of samples to skip at the start of the epoch, as they were used before a resume.
     """
 
+    dataset: Any
+
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Any,
         shuffle: bool = True,
         seed: int = 0,
         num_replicas: int | None = None,
@@ -55,7 +57,7 @@ class EpochSampler(DistributedSampler):
         own = places % size  # the end repeats the first ones
         return numbers[own[self.skip :]]
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.order().tolist())
 
 
@@ -68,11 +70,11 @@ class EpochBatchSampler(EpochSampler):
         **kwargs: As for `EpochSampler`.
     """
 
-    def __init__(self, dataset: Dataset, batch_size: int, **kwargs: Any):
+    def __init__(self, dataset: Any, batch_size: int, **kwargs: Any):
         super().__init__(dataset, **kwargs)
         self.batch_size = batch_size
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[Any]:
         order = self.order()
         return iter(order.split(self.batch_size) if len(order) else ())  # without it, one batch of no samples
 
@@ -80,7 +82,7 @@ class EpochBatchSampler(EpochSampler):
         return num_batches(len(self.dataset), self.batch_size, self.num_replicas)
 
 
-class ResumableLoader(DataLoader):
+class ResumableLoader(DataLoader[Any]):
     """DataLoader of the batches of the current epoch; in a resumed epoch, only those not yet trained on.
 
     A `TensorDataset`, or a subset of one by tensor, is indexed by whole batches, without a Python call per sample.
@@ -95,9 +97,11 @@ class ResumableLoader(DataLoader):
         sampler: Draws the order instead of `shuffle` and `seed`.
     """
 
+    dataset: Any
+
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Any,
         batch_size: int,
         by_batch: bool = False,
         shuffle: bool = True,
@@ -105,9 +109,9 @@ class ResumableLoader(DataLoader):
         num_workers: int = 0,
         sampler: EpochSampler | None = None,
     ):
-        order = {"shuffle": shuffle, "seed": seed}
-        if sampler is None:
-            sampler = EpochBatchSampler(dataset, batch_size, **order) if by_batch else EpochSampler(dataset, **order)
+        if sampler is None and by_batch:
+            sampler = EpochBatchSampler(dataset, batch_size, shuffle=shuffle, seed=seed)
+        sampler = sampler or EpochSampler(dataset, shuffle, seed)
         super().__init__(
             dataset,
             batch_size=None if by_batch else batch_size,
@@ -120,27 +124,32 @@ class ResumableLoader(DataLoader):
         self._position = (-1, 0)  # epoch, batches handed out in it
         self._resume_from = (-1, 0)
 
-    def __iter__(self) -> Iterator[Any]:
+    @property
+    def epoch_sampler(self) -> EpochSampler:
+        """Sampler of the order."""
+        return cast(EpochSampler, self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # A generator: nothing is drawn before the first batch is requested. Lightning calls `iter` before it sets the
         # epoch, and a callback may read a few batches in between.
-        epoch = self.sampler.epoch
+        epoch = self.epoch_sampler.epoch
         start = self._resume_from[1] if self._resume_from[0] == epoch else 0
-        self.sampler.skip = start * self.samples_per_batch
-        self.generator.manual_seed(self.sampler.seed + epoch)
+        self.epoch_sampler.skip = start * self.samples_per_batch
+        self.generator.manual_seed(self.epoch_sampler.seed + epoch)
         for batches_done, batch in enumerate(super().__iter__(), start + 1):
             self._position = (epoch, batches_done)
             yield batch
 
     def peek_batches(self) -> Iterator[Any]:
         """Yield the batches that are left of the epoch, or all of it if none is left, for metrics, without workers."""
-        copied = copy_of_loader(self)
+        copied: Any = copy_of_loader(self)
         vars(copied).update(num_workers=0, persistent_workers=False, prefetch_factor=None)
-        if self._resume_from == (self.sampler.epoch, len(self)):  # resumed after the last batch
+        if self._resume_from == (self.epoch_sampler.epoch, len(self)):  # resumed after the last batch
             copied.load_state_dict({"epoch": -1, "batches": 0})
         yield from copied
 
     def __len__(self) -> int:
-        return num_batches(len(self.dataset), self.samples_per_batch, self.sampler.num_replicas)
+        return num_batches(len(self.dataset), self.samples_per_batch, self.epoch_sampler.num_replicas)
 
     def state_dict(self) -> dict[str, int]:
         """Return the epoch and the number of batches handed out in it; Lightning puts it into the checkpoint."""

@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium.wrappers import FrameStackObservation, RecordVideo
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasNStep, HasObserve, offers
 from lightning_fire.experience import Collector, Episode, ReplayBuffer, Round
 from lightning_fire.experience.buffer import stored_dtype
@@ -26,13 +26,13 @@ _EVALUATION = 2**31  # a seed different from those of training
 
 
 @contextmanager
-def playing(trainer: Trainer) -> Iterator[LightningModule]:
+def playing(trainer: Any) -> Iterator[Any]:
     """Context manager: act with the module of a Trainer, in the Trainer's precision and without gradients."""
     with torch.no_grad(), trainer.precision_plugin.forward_context():
         yield trainer.lightning_module
 
 
-def act(module: LightningModule, observations: Tensor, step: int | None, generator: torch.Generator) -> np.ndarray:
+def act(module: Any, observations: Tensor, step: int | None, generator: torch.Generator) -> np.ndarray:
     """Return the actions of a module for observations on its device, both `(num_envs, *shape)`; see `HasAct`."""
     actions = module.act(observations, step, generator)
     return (actions.float() if actions.is_floating_point() else actions).cpu().numpy()
@@ -46,11 +46,11 @@ class Rounds:
 
     def __init__(self, data: "ReplayDataModule"):
         self._data = data
-        folder = None if data.folder is None else Path(data.trainer.default_root_dir) / data.folder
+        folder = None if data.folder is None else Path(data.trained_by.default_root_dir) / data.folder
         make_buffer = partial(ReplayBuffer, data.capacity, stack=data.stack, folder=folder)
         how = data.reward_clip, data.vectorization_mode == "async"
         self.collector = Collector(data.environment, data.num_envs, data.seed, make_buffer, *how)
-        self._initial = data.num_envs if data.trainer.fast_dev_run else data.initial_steps
+        self._initial = data.num_envs if data.trained_by.fast_dev_run else data.initial_steps
         self._number = 0  # of the rollout, over all epochs
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Rounds:
 
     def __iter__(self) -> Iterator[Round]:
         # A generator: the module does not act before the first batch is requested.
-        done = self._data.trainer.fit_loop.batch_idx + 1  # in this epoch, before a resume
+        done = self._data.trained_by.fit_loop.batch_idx + 1  # in this epoch, before a resume
         for _ in range(done, len(self)):
             draws = self._generator(0, self._number)
             generator = torch.Generator().manual_seed(int(draws.integers(2**62)))
@@ -73,9 +73,9 @@ class Rounds:
         self._collect(missing, lambda *_: collector.random_actions(self._generator(2, collector.buffer.written)))
         collector.finished()  # episodes of random actions are not logged
 
-    def _collect(self, steps: int, actions: Callable[[LightningModule, Tensor, int], np.ndarray]) -> None:
+    def _collect(self, steps: int, actions: Callable[[Any, Tensor, int], np.ndarray]) -> None:
         """Take some steps of each environment."""
-        with playing(self._data.trainer) as module:
+        with playing(self._data.trained_by) as module:
             for _ in range(steps):
                 observations = torch.from_numpy(self.collector.buffer.latest()).to(module.device)
                 if offers(module, HasObserve):
@@ -89,7 +89,7 @@ class Rounds:
             yield self._batch(self._generator(3, self._number + ahead), torch.empty(0), none, none)
 
     def _batch(self, draws: np.random.Generator, *finished: Tensor) -> Round:
-        shape, module = (self._data.updates, self._data.batch_size), self._data.trainer.lightning_module
+        shape, module = (self._data.updates, self._data.batch_size), self._data.trained_by.lightning_module
         returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()
         drawn = self.collector.buffer.sample(shape[0] * shape[1], draws, *returns)
         drawn = drawn.each(lambda tensor: tensor.unflatten(0, shape))
@@ -137,18 +137,18 @@ class Evaluation:
     def _make(self) -> gymnasium.Env:
         data = self._data
         env = scaled(data.evaluation_environment or data.environment)
-        if data.video_folder is not None and not data.trainer.fast_dev_run:
-            folder, name = Path(data.trainer.default_root_dir) / data.video_folder, f"step-{data.environment_steps}"
+        if data.video_folder is not None and not data.trained_by.fast_dev_run:
+            folder, name = Path(data.trained_by.default_root_dir) / data.video_folder, f"step-{data.environment_steps}"
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".*Overwriting existing videos")
                 env = RecordVideo(env, str(folder), lambda number: number == 0, name_prefix=name)
         return FrameStackObservation(env, data.stack, padding_type="zero") if data.stack > 1 else env
 
     def _play(self, env: gymnasium.Env, seed: int) -> Episode:
-        generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(env.observation_space)
+        generator, dtype = torch.Generator().manual_seed(seed), stored_dtype(undeclared(env.observation_space))
         observation, _ = env.reset(seed=seed)
         total, length, over = 0.0, 0, False
-        with playing(self._data.trainer) as module:
+        with playing(self._data.trained_by) as module:
             while not over:
                 observations = torch.from_numpy(np.asarray(observation, dtype)[None]).to(module.device)
                 action = act(module, observations, None, generator)[0]

@@ -1,14 +1,14 @@
 """Labels of a data set, subsets of tensors, transforms of samples, and normalization of batches of images."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 
-def labels_of(dataset: Dataset) -> Tensor | None:
+def labels_of(dataset: Dataset[Any]) -> Tensor | None:
     """Return the class numbers int64 (N,) of a `TensorDataset`, or of an attribute `targets` or `labels`, or None."""
     if isinstance(dataset, TensorDataset):
         labels = dataset.tensors[1] if len(dataset.tensors) > 1 else None
@@ -21,12 +21,12 @@ def labels_of(dataset: Dataset) -> Tensor | None:
     return labels.to(torch.int64) if labels.ndim == 1 and not labels.is_floating_point() else None
 
 
-def is_tensors(dataset: Dataset) -> bool:
+def is_tensors(dataset: object) -> TypeGuard[TensorDataset]:
     """Return whether a data set can be indexed with a tensor of sample numbers."""
     return type(dataset) is TensorDataset  # a subclass may do anything
 
 
-class TensorSubset(Dataset):
+class TensorSubset(Dataset[tuple[Tensor, ...]]):
     """Samples `indices`, int64 (n,), of a `TensorDataset`; a tensor of numbers gives a whole batch at once."""
 
     def __init__(self, dataset: TensorDataset, indices: Tensor):
@@ -35,7 +35,7 @@ class TensorSubset(Dataset):
     def __getitem__(self, index: int | slice | Tensor) -> tuple[Tensor, ...]:
         rows = self.indices[index]
         if not rows.ndim:
-            return self.dataset[rows]
+            return tuple(tensor[rows] for tensor in self.dataset.tensors)
         # copies row by row; `tensor[rows]` goes element by element, and takes 20 times as long for small images
         return tuple(tensor.index_select(0, rows.to(tensor.device)) for tensor in self.dataset.tensors)
 
@@ -43,13 +43,13 @@ class TensorSubset(Dataset):
         return len(self.indices)
 
 
-class Transformed(Dataset):
+class Transformed(Dataset[Any]):
     """Data set of sequences with a function applied to their first entry, the input."""
 
-    def __init__(self, dataset: Dataset, transform: Callable[[Any], Any]):
+    def __init__(self, dataset: Any, transform: Callable[[Any], Any]):
         self.dataset, self.transform = dataset, transform
 
-    def __getitem__(self, index: int) -> tuple:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         image, *rest = self.dataset[index]
         return (self.transform(image), *rest)
 

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.streams import SlowlyChangingRegression
@@ -31,7 +31,8 @@ class SlowlyChangingRegressionDataModule(ChunkedDataModule):
             raise ValueError(f"`test_size` must be at least 1, got {test_size}")
         self.test_size = test_size
 
-    def load(self) -> tuple[Dataset, Dataset]:
+    def load(self) -> tuple[TensorDataset, TensorDataset]:
         """Return zeros for the samples of a task: the protocol draws its own samples."""
-        blank = (torch.zeros(size, 1) for size in (self.protocol.samples_per_task, self.test_size))
-        return tuple(TensorDataset(zeros, zeros) for zeros in blank)
+        stream: Any = self.protocol
+        train, test = torch.zeros(stream.samples_per_task, 1), torch.zeros(self.test_size, 1)
+        return TensorDataset(train, train), TensorDataset(test, test)

@@ -7,13 +7,12 @@ number.
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fire.data.protocols import Access, Protocol
-from lightning_fire.data.threshold_network import ThresholdNetwork
 
 Samples = tuple[Tensor, Tensor]  # inputs (n, ...) and targets (n, ...)
 TaskSamples = tuple[Samples, Samples]  # to train on, and to validate with
@@ -39,11 +38,11 @@ class Stream(Protocol):
     num_chunks: int = 40
     samples_per_task: int | None = 1000
     epochs: int | tuple[int, ...] = 1
-    access: ClassVar[Access] = "current"
+    access: ClassVar[Access] = "current"  # type: ignore[misc]
     online: ClassVar[bool] = True
     same_samples: ClassVar[bool] = False  # in all tasks
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.samples_per_task is not None and self.samples_per_task < 1:
             raise ValueError(f"`samples_per_task` must be at least 1, or None for all, got {self.samples_per_task}")
         super().__post_init__()
@@ -81,7 +80,9 @@ class PermutedLabels(Stream):
     def task(self, number: int, train: Samples, test: Samples, num_classes: int | None, seed: int) -> TaskSamples:
         """Return the samples of a task with renamed classes, int64 (n,)."""
         names = torch.randperm(_known(num_classes, self), device="cpu", generator=_generator(seed, number, _CHANGE))
-        return tuple((inputs, names.to(labels.device)[labels]) for inputs, labels in (train, test))
+        (inputs, labels), (test_inputs, test_labels) = train, test
+        names = names.to(labels.device)
+        return (inputs, names[labels]), (test_inputs, names[test_labels])
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class RandomLabels(Stream):
     labels: Literal["drawn", "shuffled"] = "drawn"
     same_samples: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.labels not in ("drawn", "shuffled"):
             raise ValueError(f"`labels` must be 'drawn' or 'shuffled', got {self.labels!r}")
@@ -152,6 +153,66 @@ class PermutedInputs(Stream):
         return (permuted(train[0]), train[1]), (permuted(test[0]), test[1])
 
 
+class ThresholdNetwork(NamedTuple):
+    """Fixed network with one hidden layer of linear threshold units; all its weights and biases are ±1.
+
+    A unit outputs 1 if its pre-activation exceeds its threshold β (bits + 1) − S, else 0. S is the number of its
+    weights of −1, plus half its bias.
+
+    Source: the target network of Dohare et al., Loss of plasticity in deep continual learning, Nature 2024, as in
+    their code (shibhansh/loss-of-plasticity, `lop/nets/fix_ltu_net.py`). The comment there counts the weights alone.
+
+    Attributes:
+        weights: Weights of the units, (hidden_units, bits).
+        biases: Biases of the units, (hidden_units,).
+        output_weights: Weights of the output, (hidden_units,).
+        output_bias: Bias of the output, a scalar.
+        threshold: β, in (0, 1): fraction of the inputs, bias included, that must agree with the weights of a unit.
+
+    Example:
+        >>> weights, one = torch.tensor([[1.0, -1.0, 1.0]]), torch.ones(1)
+        >>> network = ThresholdNetwork(weights, one, one, torch.tensor(-1.0), threshold=0.7)
+        >>> network.thresholds
+        tensor([1.3000])
+        >>> network(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]))
+        tensor([[ 0.],
+                [-1.]])
+    """
+
+    weights: Tensor
+    biases: Tensor
+    output_weights: Tensor
+    output_bias: Tensor
+    threshold: float
+
+    @classmethod
+    def draw(cls, bits: int, hidden_units: int, threshold: float, generator: torch.Generator) -> "ThresholdNetwork":
+        """Draw all weights and biases from {−1, 1}.
+
+        Args:
+            bits: Input dimension.
+            hidden_units: Number of units.
+            threshold: β, in (0, 1).
+            generator: Source of the draws.
+        """
+        shapes = (hidden_units, bits), (hidden_units,), (hidden_units,), ()
+        weights, biases, output_weights, output_bias = (
+            torch.randint(2, shape, device="cpu", generator=generator).float() * 2 - 1 for shape in shapes
+        )
+        return cls(weights, biases, output_weights, output_bias, threshold)
+
+    @property
+    def thresholds(self) -> Tensor:
+        """Threshold of each unit, (hidden_units,)."""
+        bits = self.weights.shape[1]
+        return self.threshold * (bits + 1) - (bits - self.weights.sum(1) + self.biases) / 2
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the targets (n, 1) of inputs (n, bits) of 0 and 1."""
+        fires = inputs @ self.weights.T + self.biases > self.thresholds
+        return (fires.float() @ self.output_weights + self.output_bias).unsqueeze(1)
+
+
 @dataclass(frozen=True)
 class SlowlyChangingRegression(Stream):
     """Regression on bits that change slowly; a small network must track the targets.
@@ -186,7 +247,7 @@ class SlowlyChangingRegression(Stream):
     threshold: float = 0.7
     change: Literal["one_bit", "all_bits"] = "one_bit"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not 1 <= self.slow_bits <= self.bits:
             raise ValueError(f"`slow_bits` must be from 1 to `bits` ({self.bits}), got {self.slow_bits}")

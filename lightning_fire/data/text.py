@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fire.data.arriving_data import ArrivingData
-from lightning_fire.data.epoch_plan import EpochPlan
 from lightning_fire.data.mixture import Mixture
+from lightning_fire.data.protocols import EpochPlan
 from lightning_fire.data.resumable_loader import EpochBatchSampler, ResumableLoader, world_size
 from lightning_fire.data.token_source import Tokens, TokenSource, open_source
 
@@ -43,7 +43,7 @@ class Phases(EpochPlan):
         super().__post_init__()
 
     @property
-    def num_chunks(self) -> int:
+    def num_chunks(self) -> int:  # type: ignore[override]
         """Number of phases."""
         return len(self.mixtures)
 
@@ -53,7 +53,7 @@ class Phases(EpochPlan):
         return list(dict.fromkeys(name for mixture in self.mixtures for name in mixture))
 
 
-class TextDataModule(ArrivingData):
+class TextDataModule(ArrivingData[Phases]):
     """Blocks of text for a language model, in phases; one `trainer.fit` trains on all of them.
 
     A phase is a mixture: each micro-batch comes from one text, drawn in proportion to the weights. Within a text,
@@ -106,7 +106,7 @@ class TextDataModule(ArrivingData):
         seed: int = 0,
         num_workers: int = 0,
     ):
-        super().__init__(Phases(phases, epochs))
+        super().__init__(Phases(phases, epochs if isinstance(epochs, int) else tuple(epochs)))
         if unknown := sorted(set(self.protocol.names) - set(sources)):
             raise ValueError(f"`phases` name {unknown}, but `sources` has {sorted(sources)}")
         sizes = {"steps_per_epoch": steps_per_epoch, "batch_size": batch_size, "block_size": block_size}
@@ -117,7 +117,7 @@ class TextDataModule(ArrivingData):
         self.steps_per_epoch, self.batch_size, self.block_size = steps_per_epoch, batch_size, block_size
         self.val_blocks, self.vocab_size, self.dtype = val_blocks, vocab_size, dtype
         self.seed, self.num_workers = seed, num_workers
-        self._sources: dict[str, TokenSource] | None = None
+        self._sources: dict[str, TokenSource] = {}  # empty until they are loaded
 
     def load(self) -> dict[str, TokenSource]:
         """Return the texts of all phases by name; called once per process, before training or testing."""
@@ -152,7 +152,7 @@ class TextDataModule(ArrivingData):
         return ResumableLoader(dataset, 1, by_batch=True, shuffle=False)
 
     def _load_once(self) -> None:
-        if self._sources is not None:
+        if self._sources:
             return
         sources = self.load()
         if len(tokenizers := {s.tokenizer for s in sources.values() if s.tokenizer is not None}) > 1:
@@ -176,16 +176,16 @@ class TextDataModule(ArrivingData):
 class MicroBatchSampler(EpochBatchSampler):
     """Numbers of micro-batches of one epoch, counted over all ranks since the phase began, int64 `(1,)` each."""
 
-    def __init__(self, dataset: Dataset, first_epoch: int):
+    def __init__(self, dataset: "MixedBatches", first_epoch: int):
         super().__init__(dataset, 1, shuffle=False)
-        self.first_epoch = first_epoch
+        self.first_epoch, self.length = first_epoch, len(dataset)
 
     def order(self) -> Tensor:
         """Return the numbers for this rank, int64 `(batches,)`."""
-        return super().order() + (self.epoch - self.first_epoch) * len(self.dataset)
+        return super().order() + (self.epoch - self.first_epoch) * self.length
 
 
-class MixedBatches(Dataset):
+class MixedBatches(Dataset[tuple[Tensor, Tensor]]):
     """Micro-batches of a phase, read on request; `length` is that of an epoch on all ranks."""
 
     def __init__(self, texts: Sequence[Tokens], mixture: Mixture, block_size: int, length: int):
@@ -200,7 +200,7 @@ class MixedBatches(Dataset):
         return blocks[:, :-1], blocks[:, 1:]
 
 
-class ValidationBatches(Dataset):
+class ValidationBatches(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """Evenly spaced blocks of several texts, at most `val_blocks` of each; a batch from one text, given by number."""
 
     def __init__(self, texts: Mapping[int, Tokens], block_size: int, batch_size: int, val_blocks: int | None):
@@ -212,7 +212,8 @@ class ValidationBatches(Dataset):
             starts = taken.astype(np.int64) * block_size
             for first in range(0, len(starts), batch_size):
                 ordered.append((first / len(starts), number, starts[first : first + batch_size]))
-        self.batches = [batch for _, *batch in sorted(ordered, key=lambda batch: batch[:2])]  # of all texts by turns
+        ordered.sort(key=lambda batch: batch[:2])  # of all texts by turns
+        self.batches = [(text, starts) for _, text, starts in ordered]
 
     def __len__(self) -> int:
         return len(self.batches)

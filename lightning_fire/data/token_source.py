@@ -29,23 +29,24 @@ class Tokens:
         if dtype not in _DTYPES:
             raise ValueError(f"`dtype` must be one of {list(_DTYPES)}, got {dtype!r}")
         self.vocab_size = vocab_size
-        self._file = None if isinstance(source, np.ndarray) else Path(source)
-        self._dtype = np.dtype(_DTYPES[dtype])
-        self._array: np.ndarray | None = source if self._file is None else None
-        if self._file is not None:
-            size = self._file.stat().st_size
-            self._size, rest = divmod(size, self._dtype.itemsize)
-            if rest:
-                multiple = f"its {size} bytes are not a multiple of {self._dtype.itemsize}"
-                raise ValueError(f"{self._file} is truncated, or not of {dtype}: {multiple}")
+        self._source, self._dtype = source, np.dtype(_DTYPES[dtype])
+        self._array: np.ndarray | None = None
+        if isinstance(source, np.ndarray):
+            self._size = len(source)
+            return
+        size = source.stat().st_size
+        self._size, rest = divmod(size, self._dtype.itemsize)
+        if rest:
+            multiple = f"its {size} bytes are not a multiple of {self._dtype.itemsize}"
+            raise ValueError(f"{source} is truncated, or not of {dtype}: {multiple}")
 
     @property
     def name(self) -> str:
         """Name of the file, for messages."""
-        return str(self._file or "an array")
+        return "an array" if isinstance(self._source, np.ndarray) else str(self._source)
 
     def __len__(self) -> int:
-        return len(self._array) if self._file is None else self._size
+        return self._size
 
     def blocks(self, starts: np.ndarray, length: int) -> Tensor:
         """Return `length` tokens from each of `starts` on, int64 `(n,)`: int64 `(n, length)`.
@@ -54,7 +55,8 @@ class Tokens:
             ValueError: If a token is not below `vocab_size`.
         """
         if self._array is None:
-            self._array = np.memmap(self._file, self._dtype, mode="r")
+            source = self._source
+            self._array = source if isinstance(source, np.ndarray) else np.memmap(source, self._dtype, mode="r")
         found = np.stack([self._array[start : start + length] for start in starts.tolist()]).astype(np.int64)
         if self.vocab_size is not None and (largest := int(found.max())) >= self.vocab_size:
             row, column = np.argwhere(found == largest)[0]
@@ -66,7 +68,7 @@ class Tokens:
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the memory map: each process maps the file itself."""
-        return vars(self) if self._file is None else {**vars(self), "_array": None}
+        return {**vars(self), "_array": None}
 
 
 @dataclass(frozen=True)

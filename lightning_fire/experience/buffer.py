@@ -57,7 +57,7 @@ class ReplayBuffer:
         self.dtype = np.dtype(
             [
                 ("observation", stored_dtype(observation_space), (num_envs, *observation_space.shape)),
-                ("action", action_dtype, (num_envs, *action_space.shape)),
+                ("action", action_dtype, (num_envs, *(action_space.shape or ()))),
                 ("reward", np.float32, (num_envs,)),
                 ("terminated", np.bool_, (num_envs,)),
                 ("began", np.bool_, (num_envs,)),  # a new episode; the action is ignored
@@ -70,7 +70,7 @@ class ReplayBuffer:
         self.written = 0  # steps; the observation after the last also has a row
         self.ended = np.zeros(num_envs, bool)
         self._ring = np.zeros(self.steps + stack, self.dtype)  # memory is taken as rows are written
-        self._fields = {name: self._ring[name] for name in self.dtype.names}
+        self._fields = {name: self._ring[name] for name in self.dtype.names or ()}
         self._files: list[tuple[int, int, str]] = []  # of the last checkpoint: steps from, to (excluded), and path
         self._before: set[str] = set()  # files of the checkpoint before it
         self._own: set[str] = set()  # files that this buffer has written
@@ -122,16 +122,17 @@ class ReplayBuffer:
         """
         steps, environments = self._draw(number, generator)
         before, actions = self._observations(steps, environments), self._of("action", steps, environments)
+        taken: Any = 1
+        discounts: tuple[Any, ...] = ()
         if n_step == 1:
             rewards, terminated = (self._of(name, steps, environments) for name in ("reward", "terminated"))
-            taken, discounts = 1, ()
         else:
             rewards, terminated, taken = self._returns(steps, environments, discount ** np.arange(n_step))
             discounts = ((discount**taken).astype(np.float32),)
         after = self._observations(steps + taken, environments)
         return Transitions(*map(torch.from_numpy, (before, actions, rewards, after, terminated, *discounts)))
 
-    def _returns(self, steps: np.ndarray, environments: np.ndarray, discounts: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _returns(self, steps: np.ndarray, environments: np.ndarray, discounts: np.ndarray) -> tuple[Any, ...]:
         """Return for some steps the discounted sums of rewards, whether the episode terminates, and steps taken."""
         ahead = steps[:, None] + np.arange(len(discounts))  # (number, n_step)
         there = np.minimum(ahead, self.written - 1), environments[:, None]
@@ -176,27 +177,29 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors: the steps, or the names of the files that hold them."""
         oldest = max(0, self.written - self.steps - self.stack + 1)
-        if self.folder is not None:
-            self._write(oldest)
-        rows = [] if self.folder else [(oldest, self.written, torch.from_numpy(np.concatenate(self._rows(oldest))))]
-        return {"written": self.written, "kind": self._kind, "ended": self.ended.tolist(), "parts": rows or self._files}
+        if self.folder is None:
+            parts: list[Any] = [(oldest, self.written, torch.from_numpy(np.concatenate(self._rows(oldest))))]
+        else:
+            parts = self._write(oldest, self.folder)
+        return {"written": self.written, "kind": self._kind, "ended": self.ended.tolist(), "parts": parts}
 
-    def _write(self, oldest: int) -> None:
-        """Write the steps since the last checkpoint, and delete files that are not needed any more."""
+    def _write(self, oldest: int, folder: Path) -> list[tuple[int, int, str]]:
+        """Write the steps since the last checkpoint, delete files that are not needed any more; return the others."""
         self._files = [part for part in self._files if part[1] > oldest]
         first = self._files[-1][1] if self._files else oldest  # whose row was not complete yet
         if not self._files or first < self.written:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path = self.folder / f"{uuid.uuid4().hex}.replay"
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"{uuid.uuid4().hex}.replay"
             with open(path, "wb") as file:
                 for rows in self._rows(first):
                     rows.tofile(file)
             self._own.add(str(path))
             self._files.append((first, self.written, str(path)))
         needed = {path for *_, path in self._files}
-        for path in self._own - needed - self._before:
-            Path(path).unlink(missing_ok=True)
+        for old in self._own - needed - self._before:
+            Path(old).unlink(missing_ok=True)
         self._own, self._before = self._own & (needed | self._before), needed
+        return self._files
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`.

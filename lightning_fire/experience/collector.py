@@ -51,11 +51,12 @@ class Collector:
         self._actions: list[list[np.ndarray]] = [[] for _ in range(num_envs)]  # in it
         self._returns = [0.0] * num_envs  # in it
         self._finished: list[tuple[float, int, int]] = []
-        self._envs: SyncVectorEnv | AsyncVectorEnv | None = None
+        self._envs: Any = None  # of gymnasium.vector
         first = self._start(np.zeros(num_envs, bool))
-        self.action_space: Box | Discrete = self._envs.single_action_space
+        made: Any = self._envs
+        self.action_space: Box | Discrete = made.single_action_space
         self.buffer = make_buffer(
-            observation_space=self._envs.single_observation_space, action_space=self.action_space, num_envs=num_envs
+            observation_space=made.single_observation_space, action_space=self.action_space, num_envs=num_envs
         )
         self.buffer.begin(first)
 
@@ -113,7 +114,9 @@ class Collector:
         """Close the environments; the next step has new ones in the same position."""
         envs, self._envs = self._envs, None
         if envs is None or not self._in_processes:
-            return envs and envs.close()
+            if envs is not None:
+                envs.close()
+            return
         for process in envs.processes:
             process.terminate()  # a regular close would first wait for answers that may never come
             process.join()

@@ -81,7 +81,7 @@ class Atari:
             ImportError: If ale-py or OpenCV is not installed.
             ValueError: If the game does not exist.
         """
-        options = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
+        options: dict[str, Any] = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
         options |= {"max_num_frames_per_episode": None, "render_mode": self.render_mode}
         env = Gymnasium(f"ale_py:ALE/{self.game}-v5", options)()
         env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=self.frame_skip, screen_size=self.size)

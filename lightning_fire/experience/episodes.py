@@ -4,7 +4,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -35,7 +35,7 @@ class SeededEpisodes(gymnasium.Wrapper):
         self._next, self._actions = self._next + 1, ()
         return observation, {}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Act; info is empty."""
         if self._ended:
             self._ended = False

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import methodcaller
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,8 @@ class Transitions(NamedTuple):
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "Transitions":
         """Return the same steps with a function applied to each of the tensors."""
-        return Transitions(*(None if tensor is None else function(tensor) for tensor in self))
+        applied: Any = (None if tensor is None else function(tensor) for tensor in self)
+        return Transitions(*applied)
 
 
 class Round(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasChunkAt, HasStepsPerChunk, offers
 from lightning_fire.modules.chunk_schedule import ChunkSchedule, Decay, learning_rate_factors
 
@@ -22,13 +23,13 @@ class ChunkModule(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Evaluate where a chunk begins; Lightning calls the callbacks before."""
-        data, epoch = self.trainer.datamodule, self.current_epoch
+        data, epoch = undeclared(self.trainer).datamodule, self.current_epoch
         if epoch and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
             self._measure_at_new_data()
 
     @torch.no_grad()
     def _measure_at_new_data(self) -> None:
-        trainer = self.trainer
+        trainer = undeclared(self.trainer)
         batches, limit = trainer.datamodule.val_dataloader(), trainer.limit_val_batches
         if isinstance(limit, float):
             limit = None if limit == 1 else int(len(batches) * limit)
@@ -54,10 +55,11 @@ class ChunkModule(pl.LightningModule):
 
     def _scheduled(
         self, optimizer: Optimizer, warmup: Sequence[int | float], decay: Decay = "none", minimum: float = 0.0
-    ) -> dict[str, Any]:
+    ) -> Any:
         """Return what `configure_optimizers` returns, see `learning_rate_factors`."""
-        if offers(self.trainer.datamodule, HasStepsPerChunk):
-            steps = self.trainer.datamodule.steps_per_chunk()
+        data = undeclared(self.trainer).datamodule
+        if offers(data, HasStepsPerChunk):
+            steps = data.steps_per_chunk()
         elif isfinite(total := self.trainer.estimated_stepping_batches):
             steps = [int(total)]
         else:

@@ -9,23 +9,18 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torchmetrics.classification import MulticlassAccuracy
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasSeenClasses, offers
 from lightning_fire.metrics import OnlineAccuracy
 from lightning_fire.modules.chunk_module import ChunkModule
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
-from lightning_fire.modules.task_metric import (
-    log_task_metric,
-    restore_task_metric,
-    state_of_task_metric,
-    update_task_metric,
-)
+from lightning_fire.modules.task_metric import TaskMetric
 
-_ONLINE = "train/online_accuracy"
 ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
 
-class Classifier(ChunkModule):
+class Classifier(ChunkModule, TaskMetric):
     """Trains a network with cross-entropy, with a warm-up of the learning rate in each chunk of data.
 
     Logs each epoch `train/loss`, `train/accuracy`, `val/loss` and `val/accuracy` (fractions in [0, 1]); also:
@@ -53,6 +48,9 @@ class Classifier(ChunkModule):
     Raises:
         ValueError: If `warmup` is outside [0, 1) or `num_classes` below 2.
     """
+
+    task_metric = "task_accuracy"
+    task_key = "train/online_accuracy"
 
     def __init__(
         self,
@@ -93,23 +91,15 @@ class Classifier(ChunkModule):
         loss = cross_entropy(logits, labels)
         self.train_loss.update(loss, len(labels))
         self.train_accuracy.update(logits, labels)
-        update_task_metric(self, self.task_accuracy, _ONLINE, batch_idx, logits, labels)
+        self.update_task(batch_idx, logits, labels)
         return loss
 
     def on_train_epoch_end(self) -> None:
         """Log the sums over the batches: `log` in each batch costs as much as all else Lightning does."""
-        log_task_metric(self, self.task_accuracy, _ONLINE)
+        super().on_train_epoch_end()
         if self.train_loss.update_called:  # not by a training_step of a subclass
             self.log("train/loss", self.train_loss)
             self.log("train/accuracy", self.train_accuracy)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the counts of the task so far, of this rank."""
-        checkpoint["task_accuracy"] = state_of_task_metric(self.task_accuracy)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue the counts of an interrupted task, on the one rank whose counts were kept."""
-        restore_task_metric(self, self.task_accuracy, checkpoint.get("task_accuracy", {}))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate(batch, "val")
@@ -145,13 +135,13 @@ class Classifier(ChunkModule):
         return {"val/accuracy_at_new_data": value}
 
     def _seen_classes(self) -> Tensor | None:
-        datamodule = self.trainer.datamodule
+        datamodule = undeclared(self.trainer).datamodule
         seen = datamodule.seen_classes if offers(datamodule, HasSeenClasses) else None
         return None if seen is None else seen.to(self.device)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Return the optimizer, and the schedule that warms its learning rate up in each chunk."""
-        groups = self.parameter_groups(self) if self.parameter_groups else self.parameters()
+        groups: Any = self.parameter_groups(self) if self.parameter_groups else self.parameters()
         try:
             optimizer = self.optimizer(groups)
         except (ValueError, TypeError) as error:

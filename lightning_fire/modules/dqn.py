@@ -62,7 +62,7 @@ class DQN(ReplayModule):
         self.target_net = copy.deepcopy(net).requires_grad_(False)
         self.optimizer = optimizer or (lambda parameters: Adam(parameters, lr=6.25e-5, eps=1.5e-4, fused=True))
         self.discount, self.huber_delta, self.targets_follow = discount, huber_delta, targets_follow
-        self.target_update_period, self.n_step, self.double = target_update_period, n_step, double
+        self.target_update_period, self.n_step, self.double_q = target_update_period, n_step, double
         self.epsilon, self.epsilon_steps, self.evaluation_epsilon = epsilon, epsilon_steps, evaluation_epsilon
         for name in ("discount", "epsilon", "evaluation_epsilon"):
             if not 0 <= getattr(self, name) <= 1:
@@ -105,7 +105,7 @@ class DQN(ReplayModule):
         taken = self.net(transitions.observations).gather(1, transitions.actions[:, None]).squeeze(1)
         with torch.no_grad():
             following = self.target_net(transitions.next_observations)
-            if self.double:
+            if self.double_q:
                 best = self.net(transitions.next_observations).argmax(1, keepdim=True)
                 following = following.gather(1, best).squeeze(1)
             else:

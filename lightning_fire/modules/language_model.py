@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
-from lightning_fire._lightning import attached_trainer, is_logging_step
+from lightning_fire._lightning import attached_trainer, is_logging_step, undeclared
 from lightning_fire._private import is_a
 from lightning_fire.contracts import HasFlopsPerToken, HasTexts, offers
 from lightning_fire.modules.chunk_module import ChunkModule
@@ -67,7 +67,7 @@ class LanguageModel(ChunkModule):
         net: nn.Module,
         learning_rate: float = 6e-4,
         min_learning_rate: float = 6e-5,
-        warmup: int | float | list[int | float] = (2000, 0.1),
+        warmup: int | float | Sequence[int | float] = (2000, 0.1),
         decay: Decay = "linear",
         weight_decay: float = 0.1,
         betas: tuple[float, float] = (0.9, 0.95),
@@ -94,9 +94,9 @@ class LanguageModel(ChunkModule):
         if compile:
             self.net.compile()
         self.learning_rate, self.min_learning_rate, self.decay = learning_rate, min_learning_rate, decay
-        self.weight_decay, self.betas = weight_decay, tuple(betas)
+        self.weight_decay, self.betas = weight_decay, (betas[0], betas[1])
         self.train_loss = MeanLoss()
-        self.val_losses = nn.ModuleList()  # a MeanLoss for each text
+        self.val_losses: Any = nn.ModuleList()  # a MeanLoss for each text
         self._tokens, self._began = 0, 0.0  # of this epoch, on this device
         self._step_loss: Tensor | None = None
 
@@ -113,7 +113,7 @@ class LanguageModel(ChunkModule):
         """Set the precision of TF32; check that network and texts suit one another."""
         if self.tf32 and self.trainer.strategy.root_device.type == "cuda":
             torch.set_float32_matmul_precision("high")
-        data, config = self.trainer.datamodule, getattr(self.net, "config", None)
+        data, config = undeclared(self.trainer).datamodule, getattr(self.net, "config", None)
         for ours, theirs, what in (
             ("vocab_size", "vocab_size", "different tokens"),
             ("block_size", "max_position_embeddings", "tokens in a block"),  # GPT-2's config has this name too
@@ -146,7 +146,7 @@ class LanguageModel(ChunkModule):
         if not self.trainer.is_last_batch:
             return
         speed = self._tokens / (self._now() - self._began)
-        how = {"on_step": False, "on_epoch": True, "sync_dist": self._distributed}
+        how: dict[str, Any] = {"on_step": False, "on_epoch": True, "sync_dist": self._distributed}
         self.log("train/tokens_per_second", speed * self.trainer.world_size, **how)
         dtype = {"bf16": torch.bfloat16, "16-m": torch.float16, "16-t": torch.float16}.get(self.trainer.precision[:4])
         try:
@@ -189,7 +189,7 @@ class LanguageModel(ChunkModule):
 
     def _summary(self, stage: str, name: str) -> dict[str, Tensor]:
         """Return the validation losses over all ranks by key, and reset them."""
-        datamodule = self.trainer.datamodule
+        datamodule = undeclared(self.trainer).datamodule
         weights = datamodule.text_weights if offers(datamodule, HasTexts) else {"": 1.0}
         losses = {}
         for text, loss in zip(self._texts, self.val_losses, strict=True):
@@ -207,10 +207,10 @@ class LanguageModel(ChunkModule):
 
     @property
     def _texts(self) -> Sequence[str]:
-        datamodule = self.trainer.datamodule
+        datamodule = undeclared(self.trainer).datamodule
         return datamodule.texts if offers(datamodule, HasTexts) else [""]
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """Return AdamW, and the schedule of its learning rate in each phase."""
         parameters = [parameter for parameter in self.parameters() if parameter.requires_grad]
         groups = [
@@ -224,7 +224,7 @@ class LanguageModel(ChunkModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save what `diagnose` and `reinit` need: a causal language model, and settings of Hugging Face."""
-        config = getattr(self.net, "config", None)
+        config: Any = getattr(self.net, "config", None)
         settings = json.loads(config.to_json_string(use_diff=False)) if hasattr(config, "to_json_string") else {}
         name = type(self.net).__name__.removeprefix("FSDP")  # of the class that FSDP2 derives
         name += "" if name.endswith(("ForCausalLM", "LMHeadModel")) else "ForCausalLM"

@@ -16,6 +16,8 @@ class MeanLoss(Metric):
 
     full_state_update = False
     is_differentiable = False
+    total: Tensor
+    samples: Tensor
 
     def __init__(self, **options: Any):
         super().__init__(**options)

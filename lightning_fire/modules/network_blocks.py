@@ -18,7 +18,8 @@ def blocks_of(net: nn.Module) -> Sequence[nn.Module]:
         ['_CausalBlock', '_CausalBlock']
     """
     lists = [m for m in net.modules() if isinstance(m, nn.ModuleList) and len({type(part) for part in m}) == 1]
-    return tuple(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=()))
+    largest = max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()), default=nn.ModuleList())
+    return tuple(largest)
 
 
 def checkpoint_activations(net: nn.Module) -> None:

@@ -1,25 +1,15 @@
 """Regression on data that grows or changes."""
 
-from typing import Any
-
-import lightning.pytorch as pl
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import Adam, Optimizer
 
 from lightning_fire.modules.mean_loss import MeanLoss
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
-from lightning_fire.modules.task_metric import (
-    log_task_metric,
-    restore_task_metric,
-    state_of_task_metric,
-    update_task_metric,
-)
-
-_ONLINE = "train/online_error"
+from lightning_fire.modules.task_metric import TaskMetric
 
 
-class Regressor(pl.LightningModule):
+class Regressor(TaskMetric):
     """Trains a network with the mean squared error.
 
     Logs `train/loss` and `val/loss` each epoch; also `train/online_error` at the end of each task, if the DataModule is
@@ -29,6 +19,9 @@ class Regressor(pl.LightningModule):
         net: The network, from inputs `(batch, ...)` to outputs of the shape of the targets.
         optimizer: Function from the parameters to the optimizer. Default: Adam with learning rate 1e-3.
     """
+
+    task_metric = "task_error"
+    task_key = "train/online_error"
 
     def __init__(self, net: nn.Module, optimizer: OptimizerFactory | None = None):
         super().__init__()
@@ -46,20 +39,12 @@ class Regressor(pl.LightningModule):
         inputs, targets = batch
         loss = mse_loss(self(inputs), targets)
         self.train_loss.update(loss, len(targets))
-        update_task_metric(self, self.task_error, _ONLINE, batch_idx, loss, len(targets))
+        self.update_task(batch_idx, loss, len(targets))
         return loss
 
     def on_train_epoch_end(self) -> None:
-        log_task_metric(self, self.task_error, _ONLINE)
+        super().on_train_epoch_end()
         self.log("train/loss", self.train_loss)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the error of the task so far, of this rank."""
-        checkpoint["task_error"] = state_of_task_metric(self.task_error)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue the error of an interrupted task, on the one rank whose state was kept."""
-        restore_task_metric(self, self.task_error, checkpoint.get("task_error", {}))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         inputs, targets = batch

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.contracts import HasActionSpace, HasEnvironmentSteps, offers
 
 
@@ -26,7 +27,7 @@ class ReplayModule(pl.LightningModule):
     included.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
         self._sums: dict[str, tuple[Tensor, int]] = {}  # of values in this epoch, and how many
@@ -72,7 +73,7 @@ class ReplayModule(pl.LightningModule):
     @torch.no_grad()
     def on_fit_start(self) -> None:
         """Check the networks on an example."""
-        data = self.trainer.datamodule
+        data = undeclared(self.trainer).datamodule
         if offers(data, HasActionSpace) and data.action_space is not None:
             example, space = data.example_observations.to(self.device), data.action_space
             try:
@@ -82,7 +83,7 @@ class ReplayModule(pl.LightningModule):
                 raise ValueError(message) from error
 
     def on_train_start(self) -> None:
-        data = self.trainer.datamodule
+        data = undeclared(self.trainer).datamodule
         self._timed = data.environment_steps if offers(data, HasEnvironmentSteps) else 0, time.perf_counter()
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
@@ -97,7 +98,7 @@ class ReplayModule(pl.LightningModule):
         for total, length, end in zip(batch.returns, batch.lengths.float(), batch.ends.tolist(), strict=True):
             self._note({"episode_return": total, "episode_length": length})
             self._write({"charts/episodic_return": total.item(), "charts/episodic_length": length.item()}, end)
-        every = self.trainer.log_every_n_steps
+        every = undeclared(self.trainer).log_every_n_steps
         if every and self.loggers and self.global_step // every > steps_before // every:
             (steps, then), self._timed = self._timed, (self._environment_steps, time.perf_counter())
             losses = {f"losses/{name}": value.item() for name, value in values.items()}

@@ -7,6 +7,10 @@ from torch import Tensor, nn
 class RunningNorm(nn.Module):
     """Normalize inputs of dimension `size` by the mean and the variance of all inputs given to `observe`."""
 
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
     def __init__(self, size: int):
         super().__init__()
         self.register_buffer("mean", torch.zeros(size))

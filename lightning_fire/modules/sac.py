@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 from torch.optim import Adam, AdamW, Optimizer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire._private import lerp_
 from lightning_fire.contracts import HasN, HasResetParameters, offers
 from lightning_fire.modules.optimizer_factory import OptimizerFactory
@@ -115,7 +116,7 @@ class SAC(ReplayModule):
 
     def update(self, transitions: Any, generator: torch.Generator) -> Mapping[str, Tensor]:
         """Step the actor, the temperature and the critics once each."""
-        actor_optimizer, critic_optimizer, temperature_optimizer = self.optimizers()
+        actor_optimizer, critic_optimizer, temperature_optimizer = undeclared(self.optimizers())
         observations = self.normalizer(transitions.observations)
         temperature = self.log_temperature.detach().exp()
 

@@ -35,11 +35,12 @@ def causal_lm(
         raise ImportError("causal_lm needs transformers: pip install 'lightning-fire[huggingface]'") from error
     if (model_type is None) == (folder is None):
         raise ValueError(f"one of `model_type` and `folder` must be given, got {model_type!r} and {folder!r}")
+    net: Any
     if folder is not None:
         if not (Path(folder) / "config.json").is_file():
             raise FileNotFoundError(f"`folder` must be one that save_pretrained() has written, got {folder!r}")
         net = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    else:
+    elif model_type is not None:
         config = config or {}
         if unknown := sorted(set(config) - set(AutoConfig.for_model(model_type).to_dict())):
             raise ValueError(f"`config` of {model_type!r} has no {', '.join(unknown)}")

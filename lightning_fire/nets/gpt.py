@@ -1,7 +1,7 @@
 """Decoder-only transformer of GPT-2."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class GPT(nn.Module):
         self.vocab_size, self.block_size, self.dim = vocab_size, block_size, dim
         self.depth, self.heads = depth, heads
         self.dropout, self.gelu = dropout, gelu
-        self.transformer = nn.ModuleDict(
+        self.transformer: Any = nn.ModuleDict(
             {
                 "wte": _NormalEmbedding(vocab_size, dim),
                 "wpe": _NormalEmbedding(block_size, dim),
@@ -79,7 +79,7 @@ class GPT(nn.Module):
             }
         )
         self.lm_head = _NormalLinear(dim, vocab_size, bias=False)
-        self.transformer.wte.weight = self.lm_head.weight  # the draw that stays when all layers are resampled
+        self.transformer["wte"].weight = self.lm_head.weight  # the draw that stays when all layers are resampled
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits `(batch, length, vocab_size)` of the token after each position.
@@ -137,7 +137,7 @@ class _CausalBlock(nn.Module):
         self.ln_1 = nn.LayerNorm(dim, bias=bias)
         self.attn = _CausalAttention(heads, dim, bias, dropout, std)
         self.ln_2 = nn.LayerNorm(dim, bias=bias)
-        self.mlp = nn.Sequential()
+        self.mlp: Any = nn.Sequential()
         self.mlp.c_fc = _NormalLinear(dim, 4 * dim, bias)
         self.mlp.act = nn.GELU(_APPROXIMATE[gelu])
         self.mlp.c_proj = _NormalLinear(4 * dim, dim, bias, std)

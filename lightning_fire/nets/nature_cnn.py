@@ -6,7 +6,8 @@ from torch.nn.init import xavier_uniform_, zeros_
 
 def _xavier(layer: nn.Conv2d | nn.Linear) -> None:
     xavier_uniform_(layer.weight)
-    zeros_(layer.bias)
+    if layer.bias is not None:
+        zeros_(layer.bias)
 
 
 class _XavierConv2d(nn.Conv2d):
@@ -43,5 +44,5 @@ class NatureCNN(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """Return the values of the actions `(batch, num_actions)` of frames `(batch, frames, 84, 84)`."""
         if not frames.is_floating_point():
-            frames = frames.to(self.encoder[0].weight.dtype) / 255
+            frames = frames.to(next(self.encoder.parameters()).dtype) / 255
         return self.head(self.encoder(frames))

@@ -56,6 +56,7 @@ class ResNet(nn.Module):
             first = _BasicBlock(channels, width, stride=1 if stage == 0 else 2)
             self.stages.append(nn.Sequential(first, *(_BasicBlock(width, width, stride=1) for _ in range(count - 1))))
             channels = width
+        self.head: nn.Module
         if head_width is None:
             self.head = nn.Linear(channels, num_classes)
         else:

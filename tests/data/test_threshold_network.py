@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lightning_fire.data.threshold_network import ThresholdNetwork
+from lightning_fire.data.streams import ThresholdNetwork
 
 
 def slow(network: ThresholdNetwork, sample: list[float]) -> float:
