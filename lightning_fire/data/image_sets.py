@@ -133,7 +133,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
             return train, test
         if (n := len(train)) < self.subset:
             raise ValueError(f"`subset` must not exceed the number of training images ({n}), got {self.subset}")
-        order = torch.randperm(n, device="cpu", generator=torch.Generator().manual_seed(0))  # the same in each run
+        order = torch.randperm(n, device="cpu", generator=torch.Generator().manual_seed(0))
         return TensorDataset(*train[order[: self.subset]]), test
 
     def _tensors(self, part: VisionDataset) -> tuple[Tensor, Tensor]:
