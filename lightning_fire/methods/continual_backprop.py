@@ -96,8 +96,9 @@ class _Replacement(StepwiseReset["_Utilities"]):
 
     def choose(self) -> list[tuple[UnitLayer, Tensor]]:
         """Update the utilities after a step; return the units to re-initialize."""
+        device = self.statistics[0].sum.device  # a model may be on several
         seen = [
-            torch.stack([each.sum_abs / max(each.count, 1), each.sum / max(each.activities, 1)])
+            torch.stack([each.sum_abs / max(each.count, 1), each.sum / max(each.activities, 1)]).to(device)
             for each in self.statistics
         ]
         means = mean_over_ranks(torch.cat(seen, dim=1), self.training.ranks).split(
@@ -105,7 +106,8 @@ class _Replacement(StepwiseReset["_Utilities"]):
         )
         chosen = []
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
-            statistics.end_step(contribution_utility(mean_abs, _outgoing_magnitude(layer)), mean, self.decay)
+            utility = contribution_utility(mean_abs, _outgoing_magnitude(layer).to(device))
+            statistics.end_step(utility.to(statistics.mean.device), mean.to(statistics.mean.device), self.decay)
             units = statistics.choose(self.rate, self.maturity, self.decay)
             if len(units):
                 chosen.append((layer, units))
@@ -149,13 +151,14 @@ class _Utilities:
         return {**averages, "age": self.age.clone(), "owed": self.owed}
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        self.sum_abs += torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
+        size = torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
+        self.sum_abs += size.to(self.sum_abs.device)  # the next layer may be on another one
         self.count += len(activity)
         if self.scores_activity:
             self.add_activity(activity, batch_size)
 
     def add_activity(self, activity: Tensor, batch_size: int) -> None:
-        self.sum += activity.sum(0, dtype=torch.float32)
+        self.sum += activity.sum(0, dtype=torch.float32).to(self.sum.device)
         self.activities += len(activity)
 
     def end_step(self, utility: Tensor, mean: Tensor, decay: float) -> None:
@@ -181,6 +184,7 @@ class _Utilities:
         return least_useful(self.corrected(self.utility, decay), eligible.to(self.utility.device), number)
 
     def forget(self, units: Tensor) -> None:
+        units = units.to(self.mean.device)
         self.utility[units], self.mean[units] = 0.0, 0.0
         self.age[units.cpu()] = 0
 
@@ -191,16 +195,18 @@ def _outgoing_magnitude(layer: UnitLayer) -> Tensor:
         outgoing.view.read().abs().transpose(0, 1).flatten(1).sum(1).view(layer.size, outgoing.block).sum(1)
         for outgoing in layer.outgoing
     ]
-    return torch.stack(sums).sum(0).float()
+    return torch.stack([each.to(sums[0].device) for each in sums]).sum(0).float()
 
 
 @full_precision
 def _lost_output(layer: UnitLayer, units: Tensor, mean: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return the biases of the next layers, each with the mean output of units through their outgoing weights."""
     found: list[tuple[Tensor, Tensor]] = []
+    lost = mean[units.to(mean.device)]
     for outgoing in layer.outgoing:
         if outgoing.bias is not None:
-            weights = outgoing.view.read()[:, outgoing.columns(units)]  # (out, inputs of the units, *kernel)
+            weights = outgoing.view.read()  # (out, in, *kernel), its units next
+            weights = weights[:, outgoing.columns(units).to(weights.device)]
             weights = weights.flatten(2).sum(2) if weights.ndim > 2 else weights
-            found.append((outgoing.bias, weights @ mean[units].repeat_interleave(outgoing.block).to(weights.dtype)))
+            found.append((outgoing.bias, weights @ lost.repeat_interleave(outgoing.block).to(weights)))
     return found

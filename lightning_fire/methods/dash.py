@@ -87,7 +87,7 @@ class DASH(EventMethod):
                 for mean, gradient in zip(average, batch, strict=True):
                     mean.lerp_(-gradient.float(), self.alpha)
         reduced = [mean_over_ranks(mean, training.ranks) for mean in average]
-        if not torch.stack([mean.isfinite().all() for mean in reduced]).all():
+        if not torch.stack([mean.isfinite().all().to(reduced[0].device) for mean in reduced]).all():
             raise ValueError(
                 "NaN or Inf in the gradients on the new data, which DASH uses; no weight has been changed."
             )

@@ -90,7 +90,7 @@ class _Resets(StepwiseReset["_Intervals"]):
 
     def metrics(self) -> dict[str, float]:
         """Return the units reset so far, and the mean of the largest allowed inter-firing intervals, in samples."""
-        thresholds = torch.cat([each.threshold for each in self.statistics]).float()
+        thresholds = torch.cat([each.threshold.to(self.statistics[0].age.device) for each in self.statistics]).float()
         return {**super().metrics(), "threshold": float(thresholds.mean())}
 
     def new_statistics(self, layer: UnitLayer, device: torch.device, state: Mapping[str, Any]) -> "_Intervals":
@@ -101,15 +101,16 @@ class _Resets(StepwiseReset["_Intervals"]):
         """Update the intervals after a step; return the units to re-initialize."""
         sizes = [layer.size for layer in self.layers]
         counts = torch.tensor([float(each.count) for each in self.statistics], device=self.statistics[0].age.device)
-        seen = torch.cat([*(each.fired.float() for each in self.statistics), counts])
+        seen = torch.cat([*(each.fired.float().to(counts.device) for each in self.statistics), counts])
         *fired, counts = sum_over_ranks(seen, self.training.ranks).split([*sizes, len(sizes)])
         silent_too_long = []
         for statistics, on_any_rank, samples in zip(self.statistics, fired, counts.long(), strict=True):
-            statistics.end_step(on_any_rank > 0, samples)
+            statistics.end_step((on_any_rank > 0).to(statistics.age.device), samples.to(statistics.age.device))
             if statistics.steps == self.method.refresh_every:
                 statistics.refresh(self.method.rejection, self.method.expansion, self.method.max_silence)
             silent_too_long.append(statistics.age > statistics.threshold.maximum(statistics.largest))
-        if not torch.cat(silent_too_long).any():  # one GPU synchronization per step, not per layer
+        late = torch.cat([mask.to(counts.device) for mask in silent_too_long])
+        if not late.any():  # one GPU synchronization per step, not per layer
             return []
         return [(layer, mask.nonzero().flatten()) for layer, mask in zip(self.layers, silent_too_long, strict=True)]
 
@@ -158,7 +159,7 @@ class _Intervals:
         }
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        self.fired |= activity.amax(0) > 0
+        self.fired |= (activity.amax(0) > 0).to(self.fired.device)  # the next layer may be on another one
         self.count += batch_size
 
     def end_step(self, fired: Tensor, samples: Tensor) -> None:

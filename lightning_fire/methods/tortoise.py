@@ -1,11 +1,13 @@
 """The tortoise of Hare and Tortoise: the EMA of a model, to which it returns (Lee et al., ICML 2024)."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from lightning_fire._private import lerp_
+from lightning_fire.functional.checks import precise
 from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_tensors
@@ -25,7 +27,7 @@ class Tortoise:
 
     Attributes:
         hare: The tensors of the model, by name.
-        tortoise: Their EMA, by name.
+        tortoise: Their EMA, by name, in float32 at least: in bfloat16 most steps would round to nothing.
 
     Raises:
         ValueError: If `momentum` is out of range.
@@ -48,12 +50,13 @@ class Tortoise:
         check_model(model)
         tensors, _ = trained_tensors(model)
         self.hare = {name: tensor.detach() for name, tensor in tensors.items() if tensor.is_floating_point()}
-        self.tortoise = {name: tensor.clone() for name, tensor in self.hare.items()}
+        self.tortoise = {name: precise(tensor.clone()) for name, tensor in self.hare.items()}
+        self._away: dict[str, Tensor] = {}  # the hare, while the model has the values of the tortoise
 
     @torch.no_grad()
     def step(self) -> None:
         """Update the tortoise; to be called after each optimizer step."""
-        lerp_(list(self.tortoise.values()), list(self.hare.values()), 1 - self.momentum)
+        lerp_(list(self.tortoise.values()), list(map(precise, self.hare.values())), 1 - self.momentum)
 
     def reset_(self) -> Report:
         """Set the model to the tortoise, in place.
@@ -75,11 +78,11 @@ class Tortoise:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the values of the model and of the tortoise, to evaluate it; a second call exchanges them back."""
-        for name, tensor in self.hare.items():
-            value = tensor.clone()
-            tensor.copy_(self.tortoise[name])
-            self.tortoise[name].copy_(value)
+        """Give the model the values of the tortoise, to evaluate it; a second call gives it its own back."""
+        away = {} if self._away else {name: tensor.clone() for name, tensor in self.hare.items()}
+        values = self._away or self.tortoise
+        change = Change({tensor: values[name] for name, tensor in self.hare.items()})
+        change.followed_by(partial(setattr, self, "_away", away)).make()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the tortoise by name, copies on the CPU."""

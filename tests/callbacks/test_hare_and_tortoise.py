@@ -141,3 +141,20 @@ def test_frozen_parameters_and_integers_are_left_alone():
     model[2].requires_grad_(False)
     names = set(methods.Tortoise(model).tortoise)
     assert names == {"0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var"}
+
+
+def test_the_tortoise_of_bfloat16_weights_moves_in_steps_too_small_for_it():
+    model = torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)
+    both, before = methods.Tortoise(model, momentum=0.999), model.weight.detach().clone()
+    with torch.no_grad():
+        model.weight.add_(1.0)
+    hare = model.weight.detach().clone()
+    for _ in range(100):
+        both.step()
+    expected = hare.double() + (before.double() - hare.double()) * 0.999**100
+    torch.testing.assert_close(both.tortoise["weight"].double(), expected, rtol=0, atol=1e-5)
+    both.swap()
+    torch.testing.assert_close(model.weight.double(), expected, rtol=0, atol=5e-3)
+    both.swap()
+    assert torch.equal(model.weight, hare)
+    torch.testing.assert_close(both.tortoise["weight"].double(), expected, rtol=0, atol=1e-5)

@@ -133,7 +133,8 @@ def health(weights: Sequence[WeightView]) -> Report:
     """Measure weights as they are: `dfi_normalized` and raw `dfi`, means and by layer, and the norm of all together."""
     matrices = [as_matrices(view.read(), view.groups).contiguous() for view in weights]
     rows = [torch.cat([_isometry(each), each.float().square().sum().unsqueeze(0)]) for each in matrices]
-    deviations, normalized, squared_norms = torch.stack(rows).T.tolist()
+    device = rows[0].device  # a model may be on several
+    deviations, normalized, squared_norms = torch.stack([row.to(device) for row in rows]).T.tolist()
     table, names = {"dfi": deviations, "dfi_normalized": normalized}, [view.name for view in weights]
     means = {metric: sum(column) / len(weights) for metric, column in table.items()}
     return Report(

@@ -124,9 +124,9 @@ def unit_resets(
     parts = parts_of(optimizers)
     writes: list[Write] = []
 
-    def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], where: Any, value: Tensor | float) -> None:
+    def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], units: Tensor, value: Tensor | float) -> None:
         """Write entries of a tensor, and those of its state in the optimizers that belong to them."""
-        writes.append((grid_of(tensor), where, value))
+        writes.append((grid_of(tensor), units.to(tensor.device), value))
         for state, start, optimizer in starts_in(parts, tensor):
             if start is None:
                 warn(
@@ -135,18 +135,17 @@ def unit_resets(
                     optimizer,
                 )
             else:
-                writes.append((grid_of(state), where, value if start == "weight" else start))
+                writes.append((grid_of(state), units.to(state.device), value if start == "weight" else start))
 
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
-        fresh = _fresh_weight(layer, seed + index)[units]
-        write(incoming.parameter, partial(_rows_and_columns, incoming), units, fresh)
+        fresh = _fresh_weight(layer, seed + index)
+        write(incoming.parameter, partial(_rows, incoming), units, fresh[units.to(fresh.device)])
         for entries in layer.entries:
             write(entries.tensor, lambda tensor: tensor, units, entries.start)
     for layer, units in () if keep_outgoing else chosen:
         for outgoing in layer.outgoing:
-            columns = (slice(None), outgoing.columns(units))
-            write(outgoing.view.parameter, partial(_rows_and_columns, outgoing.view), columns, 0.0)
+            write(outgoing.view.parameter, partial(_columns, outgoing.view), outgoing.columns(units), 0.0)
     return writes
 
 
@@ -209,8 +208,7 @@ class StepwiseReset(Attached, Generic[S]):
     def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
         self.layers = select_units(model, partial(training.forward, 1), where)
         self.training, self.seed, self.num_reset, self.score = training, seed, 0, score
-        device = next(model.parameters()).device
-        self.statistics = [self.new_statistics(layer, device, {}) for layer in self.layers]
+        self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
         self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
         self._is_compiled = is_compiled(model)
@@ -285,9 +283,14 @@ class StepwiseReset(Attached, Generic[S]):
             self._shown += [show_hooks(watched_module(layer, score)) for layer in self.layers]
 
 
-def _rows_and_columns(view: WeightView, tensor: Tensor) -> Tensor:
+def _rows(view: WeightView, tensor: Tensor) -> Tensor:
     """Return a tensor that is stored like a weight as `(out, in, *kernel)`, to be written into."""
     return view.of(tensor).grid()[0, 0]
+
+
+def _columns(view: WeightView, tensor: Tensor) -> Tensor:
+    """Return a tensor that is stored like a weight as `(in, out, *kernel)`, to be written into."""
+    return _rows(view, tensor).transpose(0, 1)
 
 
 def _fresh_weight(layer: UnitLayer, seed: int) -> Tensor:

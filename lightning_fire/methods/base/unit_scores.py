@@ -37,8 +37,11 @@ def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tenso
     Returns:
         Shape (units of all layers,), float32, at least 0.
     """
+    device = layers[0].incoming.parameter.device  # a model may be on several
     means = [
-        torch.cat([layer.incoming.of(g).read().flatten(1).abs().mean(1, dtype=torch.float32) for layer, g in pairs])
+        torch.cat(
+            [layer.incoming.of(g).read().flatten(1).abs().mean(1, dtype=torch.float32).to(device) for layer, g in pairs]
+        )
         for pairs in (zip(layers, gradients, strict=True) for gradients in batches)
     ]
     return torch.stack(means).mean(0)
@@ -68,11 +71,12 @@ def _means(
         def see(tensor: Tensor) -> None:
             if layer.counts_now():
                 values = magnitude(by_unit(layer, output, tensor.detach()))
-                sums[index] += values.sum(0, dtype=torch.float32)
+                sums[index] += values.sum(0, dtype=torch.float32).to(sums[index].device)
                 counts[index] += len(values)
 
         return see
 
     handles = [watch_output(layer, output, adder(index, layer)) for index, layer in enumerate(layers)]
     run_watched(forward, handles)
-    return torch.cat([total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)])
+    means = [total / count if count else total * math.nan for total, count in zip(sums, counts, strict=True)]
+    return torch.cat([mean.to(sums[0].device) for mean in means])
