@@ -1,5 +1,6 @@
 # Each command sets itself up: `make quickstart`, `make test`, `make test-all`, `make lint` and `make docs`;
-# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make test-crash` and `make dist`
+# `make test-lowest` and `make audit` are for those who change the bounds of versions, `make test-optimizers` for those who
+# change what an event does to an optimizer, `make test-crash` and `make dist`
 # for those who publish a release.
 # uv is used where present, otherwise venv and pip. VENV and PYTHON may be overridden.
 # On Windows it takes a make that finds sh, as in Git Bash.
@@ -20,6 +21,7 @@ LOWEST := $(VENV)-lowest
 LOWEST_PYTHON ?= 3.10
 BUILD := $(VENV)-build
 AUDIT := $(VENV)-audit
+OPTIMIZERS := $(VENV)-optimizers
 
 # with a script that uses the public names as a user does
 TYPED := $(wildcard $(addprefix lightning_fire/,functional where when.py methods callbacks optim integrations \
@@ -31,7 +33,7 @@ PYTEST := python -m pytest -n auto --dist worksteal
 # KaTeX typesets formulas while the site is built; a message about another site generator is suppressed
 MKDOCS = NO_MKDOCS_2_WARNING=1 KATEX=$(wildcard $(VENV)/npm/node_modules/katex/dist) $(BIN)/mkdocs
 
-.PHONY: quickstart test test-all test-crash test-lowest zoo lint audit docs docs-serve dist clean
+.PHONY: quickstart test test-all test-optimizers test-crash test-lowest zoo lint audit docs docs-serve dist clean
 
 quickstart: $(VENV)/.package  ## watch a network stop learning, and FIRE keep it able to learn
 	$(BIN)/lightning-fire compare quick_start \
@@ -45,6 +47,9 @@ test-all: $(VENV)/.test  ## what every change must pass
 
 test-lowest: $(LOWEST)/.test  ## the same with the lowest versions that pyproject.toml allows, which may warn; needs uv
 	OMP_NUM_THREADS=1 $(LOWEST)/$(SCRIPTS)/$(PYTEST) -m "not crash" -W default
+
+test-optimizers: $(OPTIMIZERS)/.libraries  ## the first steps after an event, with the optimizers of other libraries
+	$(OPTIMIZERS)/$(SCRIPTS)/python -m tests.optimizers_of_libraries
 
 test-crash: $(VENV)/.test  ## before a release: many kills and random files, notebooks, whole examples
 	OMP_NUM_THREADS=1 EXAMPLES=10 $(BIN)/$(PYTEST) -m "crash or fuzz"
@@ -82,6 +87,12 @@ $(LOWEST)/.test: pyproject.toml
 	uv pip install --quiet --python $(LOWEST)/$(SCRIPTS)/python --resolution lowest-direct -e '.[test]'
 	@touch $@
 
+$(OPTIMIZERS)/.libraries: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OPTIMIZERS)
+	$(OPTIMIZERS)/$(SCRIPTS)/python -m pip install --quiet -c constraints.txt -e . timm pytorch_optimizer torch-optimizer \
+		schedulefree heavyball bitsandbytes lion-pytorch prodigyopt
+	@touch $@
+
 $(VENV)/.dev: $(VENV)/.test
 	@$(call INSTALL,-e '.[dev]')
 	@touch $@
@@ -110,4 +121,4 @@ $(BUILD)/.build:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) site runs build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) $(BUILD) $(AUDIT) $(OPTIMIZERS) site runs build dist *.egg-info

@@ -298,6 +298,27 @@ def test_an_optimizer_that_cannot_be_made_is_named():
     assert parameters[1] in optimizer.state
 
 
+class NeedsAGraph(MadeAtOnce):
+    """Uses second derivatives, and has state from the beginning, as Adahessian."""
+
+    def step(self, closure=None):
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        torch.autograd.grad([parameter.grad.sum() for parameter in parameters], parameters, allow_unused=True)
+        super().step()
+
+
+def test_an_optimizer_that_cannot_be_tried_is_named_and_has_the_state_that_it_makes_at_once():
+    parameters = weights()
+    optimizer = NeedsAGraph(parameters)
+    with pytest.warns(UserWarning, match="what a new NeedsAGraph begins with"):
+        reset_optimizer_state(optimizer, parameters[:1])
+    for seed in range(2):
+        for parameter in parameters:
+            parameter.grad = seed * parameter.square()
+        optimizer.step()
+    assert torch.equal(optimizer.state[parameters[1]]["start"], weights()[1])
+
+
 def test_learning_about_an_optimizer_leaves_no_trace():
     parameters = weights()
     optimizer = Adam(parameters)

@@ -1,7 +1,7 @@
 """What an optimizer begins with: learned from small new ones, and given to parameters whose weights are new."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -31,6 +31,7 @@ class Beginning:
         entries: The value with which an entry of the state of a parameter begins, by its path in that state: a number,
             `"weight"` for a copy of the parameter, None for others.
         at_once: Whether the state of a parameter is made before the first step.
+        tried: Whether steps have shown all that; otherwise, as where they need second derivatives, `at_once` is known.
     """
 
     groups: Sequence[Mapping[str, Any]]
@@ -38,6 +39,7 @@ class Beginning:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     entries: Mapping[Path, Start] = field(default_factory=dict)
     at_once: bool = False
+    tried: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Known:
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known."""
-        return all(beginning is not None for _, beginning in self.parts)
+        """Whether everything is known."""
+        return all(beginning is not None and beginning.tried for _, beginning in self.parts)
 
     def steps_as_new(self, every: bool) -> bool | None:
         """Return whether small optimizers step as new ones after all parameters, or each second, begin again.
@@ -181,19 +183,25 @@ def _beginnings(optimizer: Optimizer) -> Iterator[Beginning]:
     entries: list[dict[Path, Start]] = [{} for _ in parts]
     for _ in range(10):  # Lookahead copies a weight after some steps
         before = {parameter: parameter.detach().clone() for parameter in parameters}
-        try:
-            step(new, [torch.zeros_like(parameter) for parameter in parameters])
-        except Exception:  # PSGD needs gradients
-            break
+        if not _works(lambda: step(new, [torch.zeros_like(parameter) for parameter in parameters])):
+            break  # PSGD needs gradients
         for part, found in zip(parts, entries, strict=True):
             for parameter in parameters:
                 for path, value in tensors_in(part.state.get(parameter, {}), parameter):
                     found.setdefault(path, _start(value, before[parameter], parameter))
-    warm_up(new)
+    tried = _works(lambda: warm_up(new))
     for part, former, state, held, found, made in zip(parts, groups, states, attributes, entries, at_once, strict=True):
         own = [_own(part, group, old) for group, old in zip(part.param_groups, former, strict=True)]
         changed = {name: value for name, value in held.items() if vars(part).get(name) != value and name[0] != "_"}
-        yield Beginning(own, _numbers(state), changed, found, made)
+        yield Beginning(own, _numbers(state), changed, found, made, tried)
+
+
+def _works(call: Callable[[], None]) -> bool:
+    try:
+        call()
+    except Exception:  # of any class, of any library
+        return False
+    return True
 
 
 def _steps_as_new(what: Known, every: bool) -> bool:

@@ -91,8 +91,8 @@ def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
         begin(what, chosen)
         if id(what.root.state) not in shown:
             yield (
-                f"it cannot be found out what a new {kind} begins with, as none can be made from its settings: its"
-                " state is dropped, and its next steps may differ from those of a new one"
+                f"it cannot be found out what a new {kind} begins with, as none can be made from its settings alone or"
+                " stepped with gradients alone: its state is dropped, and its next steps may not be those of a new one"
             )
         return
     as_new = what.steps_as_new(every)
