@@ -66,6 +66,11 @@ def unscales_gradients(optimizer: torch.optim.Optimizer) -> bool:
     return getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
+def step_hooks(optimizer: object) -> dict[int, Any] | None:
+    """Return the hooks that run after each step of an optimizer; None of a wrapper or of another kind of optimizer."""
+    return vars(optimizer).get("_optimizer_step_post_hooks") if isinstance(optimizer, torch.optim.Optimizer) else None
+
+
 def version_of(tensor: Tensor) -> int:
     """Return the number of in-place changes of a tensor; those through `.data` are not counted."""
     return tensor._version

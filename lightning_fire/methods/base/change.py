@@ -36,6 +36,7 @@ class Change:
         parts: New values of parts of further tensors, each as a tensor, an index and the values there.
         guards: Functions that return context managers, which are entered before the first write and restore after an
             error what `then` changes.
+        check: Runs when the change is complete, e.g. to verify after the next optimizer step that it has lasted.
 
     Raises:
         TypeError: If something else than tensors by tensor is given.
@@ -50,6 +51,7 @@ class Change:
     touched: Collection[Tensor] | None = None
     parts: Sequence[Write] = ()
     guards: Sequence[Callable[[], AbstractContextManager[None]]] = ()
+    check: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         for tensor, new in self.values.items():
@@ -99,6 +101,7 @@ class Change:
         for tensor, index, value in self.parts:
             tensor[index] = value
         self.then()
+        self.check()
 
     @torch.no_grad()
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -15,13 +15,16 @@ from torch.optim import Optimizer
 from lightning_fire.distributed import rank, show_warning
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
 from lightning_fire.methods.base.change import Change, measured
+from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.training import Loop, Training
+from lightning_fire.methods.base.verify import Verification
 from lightning_fire.when import AtNewData, Schedule
 from lightning_fire.where.argument import check_model, checked
+from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
 from lightning_fire.where.trained import leaves_out
 
@@ -171,11 +174,15 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     report = change.report or Report()
     if change.weights:
         report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
-    touched = change.values if change.touched is None else change.touched
+    touched = set(change.values if change.touched is None else change.touched)
+    copies = copies_in(training.optimizers, model.parameters()) if change.values else {}
+    copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
+    touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    return replace(change, report=report).followed_by(
-        drop, guard=partial(same_optimizers_after_error, training.optimizers)
-    )
+    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    check = Verification(change.values, names, training.optimizers).begin
+    change = replace(change, report=report, values={**change.values, **copied}, check=check)
+    return change.followed_by(drop, guard=partial(same_optimizers_after_error, training.optimizers))
 
 
 class StepMethod(Method):

@@ -60,7 +60,7 @@ def reset_optimizer_state(
         else:
             warnings += [(sentence, optimizer) for what in known(optimizer) for sentence in _begin(what, chosen)]
         own = stepped_by(optimizer)
-        if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen):
+        if kept := _kept_elsewhere(optimizer, own if chosen is None else own & chosen, chosen or set()):
             kind = type(optimizer).__name__
             sentence = f"{kind} keeps tensors as large as its parameters in {', '.join(kept)}, outside of their state:"
             warnings.append((f"{sentence} they are not dropped at an event.", optimizer))
@@ -144,10 +144,14 @@ def _zero(optimizer: Optimizer, chosen: set[Tensor] | None) -> None:
                 state[name] = type(value)(0)
 
 
-def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor]) -> list[str]:
-    """Return the attributes that hold tensors as large as touched parameters, or as all parameters together."""
-    parameters, reached = stepped_by(optimizer), with_inner([optimizer])
-    shapes, total = {parameter.shape for parameter in touched}, sum(parameter.numel() for parameter in parameters)
+def _kept_elsewhere(optimizer: Optimizer, touched: set[Tensor], given: set[Tensor]) -> list[str]:
+    """Return the attributes that hold tensors as large as touched parameters, or as all parameters together.
+
+    Those among `given` are left out: copies of weights, which follow them.
+    """
+    own, reached = stepped_by(optimizer), with_inner([optimizer])
+    parameters = own | given
+    shapes, total = {parameter.shape for parameter in touched}, sum(parameter.numel() for parameter in own)
     states, found = [id(one.state) for one in reached], []
     for one in reached if touched else ():
         if type(one).__name__ == "ZeroRedundancyOptimizer":

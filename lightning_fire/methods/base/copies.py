@@ -1,0 +1,83 @@
+"""Copies of weights that optimizers keep, such as float32 master weights."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fire.distributed import local
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
+
+_DEPTH = 6  # of containers and objects in an optimizer
+
+
+@torch.no_grad()
+def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
+    """Find the copies of weights from which optimizers step: tensors of the same shape that round to the same values.
+
+    They are looked for in everything that the optimizers hold, but their `state`. Weights that the optimizers do not
+    hold themselves have copies of higher precision alone: others belong to another model. Copies of weights with equal
+    values are told apart by their order.
+
+    Args:
+        optimizers: One or several.
+        weights: All parameters of a model.
+
+    Returns:
+        The copies of each weight that has some.
+    """
+    given, own = listed(optimizers), list(dict.fromkeys(weights))
+    known = {id(weight) for weight in own}
+    found: list[Tensor] = []
+    for optimizer in given:
+        found += [tensor for tensor in _tensors(optimizer, set(), _DEPTH) if id(tensor) not in known]
+        known |= {id(tensor) for tensor in found}
+    held = parameters_of(given)
+    pairs = [
+        (weight, tensor)
+        for weight in own
+        for tensor in found
+        if tensor.shape == weight.shape
+        and tensor.is_floating_point()
+        and not (tensor.is_meta or weight.is_meta)
+        and local(tensor).shape == local(weight).shape
+        and (weight in held or torch.finfo(tensor.dtype).eps < torch.finfo(weight.dtype).eps)
+    ]
+    if not pairs:
+        return {}
+    flags = [
+        (local(tensor).to(weight.device, weight.dtype) == local(weight)).all().to(pairs[0][0].device)
+        for weight, tensor in pairs
+    ]
+    equal = defaultdict[tuple[int, ...], list[Tensor]](list)  # weights by the tensors that equal them
+    copies = defaultdict[Tensor, list[Tensor]](list)
+    for (weight, tensor), is_equal in zip(pairs, torch.stack(flags).tolist(), strict=True):
+        if is_equal:
+            copies[weight].append(tensor)
+    for weight, tensors in copies.items():
+        equal[tuple(map(id, tensors))].append(weight)
+    return {
+        weight: copies[weight][number :: len(alike)] for alike in equal.values() for number, weight in enumerate(alike)
+    }
+
+
+def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
+    """Go through the tensors that an optimizer, a container or a plain object holds."""
+    if id(value) in seen or depth < 0:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item, seen, depth - 1)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _tensors(item, seen, depth - 1)
+    elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | type):
+        for name, item in vars(value).items():
+            if not (name == "state" and hasattr(value, "param_groups")):
+                yield from _tensors(item, seen, depth - (1 if isinstance(value, Optimizer) else 2))
