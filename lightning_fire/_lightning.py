@@ -9,8 +9,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from lightning_fire._private import is_a
-
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.utilities import CombinedLoader
@@ -135,28 +133,6 @@ def is_logging_step(trainer: "Trainer") -> bool:
 def attached_trainer(module: nn.Module) -> Any:
     """Return the Trainer of a module; None without one, where the public property raises."""
     return getattr(module, "_trainer", None)
-
-
-@torch.no_grad()
-def restart_average(callback: Any, module: "LightningModule") -> bool:
-    """Restart a callback that averages the weights of a module from the present ones; return whether it is one."""
-    if not is_a(callback, "WeightAveraging", "StochasticWeightAveraging"):
-        return False
-    average = callback._average_model
-    if isinstance(average, torch.optim.swa_utils.AveragedModel):
-        _copy_values(average.module, module)
-        average.n_averaged.zero_()  # the next weights replace it
-    elif average is not None:
-        _copy_values(average, module)
-        if callback.n_averaged is not None:
-            callback.n_averaged.zero_()
-    return True
-
-
-def _copy_values(copied: nn.Module, module: nn.Module) -> None:
-    """Copy the parameters and buffers of a module into a copy of it; its `state_dict` may leave some out."""
-    values = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    nn.Module.load_state_dict(copied, values, strict=False)
 
 
 def random_states() -> dict[str, Any]:

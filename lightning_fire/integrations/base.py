@@ -35,7 +35,7 @@ class Adapter(Training):
         ValueError: If `name` has a slash.
     """
 
-    share_work, measure, paused, ranks = False, True, (), 1
+    share_work, measure, paused, averages, ranks = False, True, (), (), 1
     event = 1
     optimizers: Sequence[Optimizer] = ()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,7 @@ def fire_(
     *,
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
+    averages: Any = (),
 ) -> Report:
     """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once.
 
@@ -110,6 +111,7 @@ def fire_(
         scale: Scale of the new weights.
         optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay.
         optimizer_state: Whose optimizer state to drop.
+        averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
 
     Returns:
         Deviation from isometry before and after, squared Frobenius error, and seconds, of all weights and by weight.
@@ -126,7 +128,7 @@ def fire_(
         >>> report["dfi_normalized_after"] < report["dfi_normalized_before"]
         True
     """
-    return FIRE(where, steps, coefficients, scale, optimizer_state)(model, Loop(optimizers))
+    return FIRE(where, steps, coefficients, scale, optimizer_state)(model, Loop(optimizers, averages=averages))
 
 
 def scales_of(model: nn.Module, weights: Sequence[WeightView]) -> dict[str, Scale]:

@@ -222,7 +222,7 @@ class EventCallback(MethodCallback):
         )
         inform(sentence)
         if self._makes_another_network:
-            if others := begin_anew(trainer, pl_module, clock.new_data):
+            if others := begin_anew(trainer, clock.new_data):
                 inform(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         if values.get(f"{self.name}/sfe") == 0:

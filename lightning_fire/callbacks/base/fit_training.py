@@ -6,8 +6,10 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
+from lightning_fire.methods.base.averages import averages_in
 
 
 class FitTraining:
@@ -31,6 +33,11 @@ class FitTraining:
     def paused(self) -> Sequence[Tensor]:
         """Parameters that are trained, and frozen between batches."""
         return self._callback.paused_parameters(self._module)
+
+    @property
+    def averages(self) -> Sequence[Any]:
+        """Those that other callbacks keep."""
+        return averages_in(undeclared(self._trainer).callbacks)
 
     @property
     def event(self) -> int:

@@ -3,17 +3,18 @@
 import math
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 
-from lightning_fire._lightning import restart_average, undeclared
+from lightning_fire._lightning import undeclared
 from lightning_fire._private import is_a
+from lightning_fire.methods.base.averages import averages_in
 
 
-def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> list[str]:
+def begin_anew(trainer: Trainer, new_data: bool) -> list[str]:
     """Reset what other callbacks keep of the network before an event, and return what was done.
 
     `EarlyStopping` forgets its best score. If the event came with new data, `ModelCheckpoint` keeps its best checkpoint
-    on the disk and looks for another one. Averages of weights restart from the present weights.
+    on the disk and looks for another one. Averages of weights have begun again with the change.
     """
     done = []
     for other in undeclared(trainer).callbacks:
@@ -27,6 +28,6 @@ def begin_anew(trainer: Trainer, pl_module: LightningModule, new_data: bool) -> 
             other.kth_best_model_path, other.best_model_path, other.best_model_score = "", "", None
             other.kth_value = torch.tensor(math.inf if other.mode == "min" else -math.inf)
             done.append(f"{name} looks for the best {other.monitor} of the new data")
-        elif restart_average(other, pl_module):
+        elif averages_in([other]):
             done.append(f"{name} averages the weights from here on")
     return done

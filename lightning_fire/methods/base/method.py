@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.distributed import rank, show_warning
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
+from lightning_fire.methods.base.averages import followers, unknown_copies
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
@@ -129,6 +130,10 @@ class EventMethod(Method):
     remakes_network: ClassVar[bool] = True
     measures_curvature: ClassVar[bool] = False
 
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Also name what may be averages of the model that do not begin again."""
+        return [*super().check(model), *(unknown_copies(model) if self.remakes_network else ())]
+
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return in a few words what it acts on, such as the number of units, when training starts."""
         return ""
@@ -171,6 +176,7 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
         if not isinstance(change, Change):
             raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
         change = measured(change, model, training.measure)
+        left_out = [*change.left_out, *(unknown_copies(model) if method.remakes_network and change.values else ())]
     report = change.report or Report()
     if change.weights:
         report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
@@ -179,10 +185,13 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
+    averages = followers(model, change.values if method.remakes_network else {}, training.averages)
     names = {parameter: plain(name) for name, parameter in model.named_parameters()}
     check = Verification(change.values, names, training.optimizers).begin
-    change = replace(change, report=report, values={**change.values, **copied}, check=check)
-    return change.followed_by(drop, guard=partial(same_optimizers_after_error, training.optimizers))
+    values = {**change.values, **copied, **averages.values}
+    change = replace(change, report=report, values=values, left_out=left_out, check=check)
+    guard = partial(same_optimizers_after_error, training.optimizers)
+    return change.followed_by(drop, averages.then, guard=guard)
 
 
 class StepMethod(Method):

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fire.methods.base.averages import averaged
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.initial_values import tensors_of
@@ -39,6 +40,8 @@ def trained_by(
     parameters = list(model.parameters())
     if stepped is not None and not stepped.issuperset(parameters) and not stepped.issubset(parameters):
         stepped |= copies_in(given, parameters).keys()  # weights of which they step copies
+    if of_averages := averaged(model):
+        stepped = (set(parameters) if stepped is None else stepped) - of_averages
     if stepped is not None and parameters and stepped.isdisjoint(parameters):
         names = ", ".join(type(optimizer).__name__ for optimizer in given)
         raise ValueError(

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import world_size
+from lightning_fire.methods.base.averages import as_averages
 from lightning_fire.methods.base.optimizers import Optimizers, listed
 
 
@@ -21,6 +22,10 @@ class Training(Protocol):
     @property
     def paused(self) -> Collection[Tensor]:
         """Parameters of them that count as trained though they are frozen now, as between the batches of a GAN."""
+
+    @property
+    def averages(self) -> Sequence[Any]:
+        """Averages of the weights, beside those that the model holds: they begin again from new weights."""
 
     @property
     def event(self) -> int:
@@ -59,6 +64,8 @@ class Loop:
         losses: Losses of batches of the new data, scalars with a graph, for methods that use gradients; best a function
             that returns a generator: `lambda: (criterion(model(x), y) for x, y in loader)`. All of them are used.
         initial: Values of the model when it was new, see `initial_values`, or others to reset to.
+        averages: One or several averages of the weights, which begin again from new weights: of torch, timm, diffusers
+            and others, copies of the model, or tensors by name. Those that the model holds are found by themselves.
         event: Number of the next event, from 1, as seeds of draws depend on it; each event counts it up.
         measure: Whether to measure a change of weights, which costs some matrix products.
         share_work: With `torch.distributed`, let each rank compute some of the weights and send them to the others.
@@ -82,12 +89,13 @@ class Loop:
         forward: Callable[[], Any] | None = None,
         losses: Iterable[Tensor] | Callable[[], Iterable[Tensor]] | None = None,
         initial: Mapping[str, Tensor] | None = None,
+        averages: Any = (),
         event: int = 1,
         measure: bool = True,
         share_work: bool = False,
         ranks: int | None = None,
     ):
-        self.optimizers, self.event = listed(optimizers), event
+        self.optimizers, self.averages, self.event = listed(optimizers), as_averages(averages), event
         self.ranks = world_size() if ranks is None else ranks
         self.measure, self.share_work, self.paused = measure, share_work and self.ranks > 1, frozenset[Tensor]()
         self._forward, self._losses, self._initial = forward, losses, initial

@@ -1,0 +1,212 @@
+"""Averages of weights, of any library, and how they begin again from new weights."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fire.distributed import local
+from lightning_fire.where.layers import plain
+from lightning_fire.where.selection import some
+from lightning_fire.where.trained import why_not_trained
+
+_MODULES = "module", "ema", "ema_model", "_average_model"  # attributes that hold the averaged network
+_COUNTERS = "n_averaged", "num_updates", "optimization_step", "updates", "step", "initted"
+_DECAYS = "decay", "beta", "multi_avg_fn", "avg_fn"
+
+
+class Followers(NamedTuple):
+    """How averages of a model begin again: new values by tensor, and what resets counters that are no tensors."""
+
+    values: Mapping[Tensor, Tensor]
+    then: Callable[[], None]
+    names: Sequence[str]
+
+
+@torch.no_grad()
+def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Iterable[Any] = ()) -> Followers:
+    """Let the averages of a model begin again from its values after a change, whole.
+
+    Args:
+        model: The model, with any averages that it holds itself: torch's `AveragedModel`, `ModelEmaV3` of timm,
+            `EMAModel` of diffusers, `ExponentialMovingAverage` of torch_ema, `EMA` of ema_pytorch and the like.
+        values: New values of tensors of the model.
+        averages: Further ones; also copies of the model or of a part of it, tensors by name, or tensors in the order of
+            the parameters.
+
+    Raises:
+        ValueError: If one of `averages` has not the shapes of the model, or of a part of it.
+    """
+    given = list(averages)
+    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
+    inside = {id(part) for average in known for part in _parts(average)}
+    new, resets, names = dict[Tensor, Tensor](), list[tuple[Any, str, Any]](), list[str]()
+    for average in known:
+        pairs = _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
+        if pairs is None:
+            if any(average is one for one in given):
+                raise ValueError(f"`averages`: {type(average).__name__} has not the names and shapes of the model")
+            continue
+        if not any(tensor in values for _, tensor in pairs):
+            continue
+        new |= {copy: values.get(tensor, tensor).detach() for copy, tensor in pairs}
+        names.append(type(average).__name__)
+        for counter in _COUNTERS if average is not model and is_average(average) else ():
+            value = getattr(average, counter, None)
+            if isinstance(value, Tensor):
+                new[value] = torch.minimum(value, torch.zeros_like(value))
+            elif isinstance(value, int):
+                resets.append((average, counter, type(value)(0)))
+
+    def then() -> None:
+        for reset in resets:
+            setattr(*reset)
+
+    return Followers(new, then, names)
+
+
+def averages_in(things: Iterable[Any]) -> list[Any]:
+    """Return the averages among the attributes of objects, and of the parts of modules."""
+    found: dict[int, Any] = {}
+    for thing in things:
+        parts = list(thing.modules()) if isinstance(thing, nn.Module) else [thing]
+        for part in parts:
+            held = [part, *vars(part).values()] if hasattr(part, "__dict__") else [part]
+            found |= {id(one): one for one in held if is_average(one)}
+    return list(found.values())
+
+
+def as_averages(given: Any) -> list[Any]:
+    """Return one average, or several, as a list.
+
+    Raises:
+        TypeError: If something else is among them.
+    """
+    several = isinstance(given, list | tuple) and not (given and all(isinstance(one, Tensor) for one in given))
+    averages = list(given) if several else [given]
+    for one in averages:
+        if not (isinstance(one, nn.Module) or is_average(one) or _named(one) is not None):
+            kind = type(one).__name__
+            raise TypeError(f"`averages` must be averages of weights, copies of a model or tensors by name, got {kind}")
+    return averages
+
+
+def is_average(thing: Any) -> bool:
+    """Return whether an object is an average of weights, by its attributes."""
+    if isinstance(thing, type) or not hasattr(thing, "__dict__"):
+        return False
+    attributes = {*vars(thing), *getattr(thing, "_buffers", ()), *getattr(thing, "_modules", ())}
+    counted = attributes.intersection((*_COUNTERS, *_DECAYS))
+    return bool(counted) and (_inner(thing) is not None or _named(thing) is not None)
+
+
+def averaged(model: nn.Module) -> set[Tensor]:
+    """Return the parameters of the averages that a model holds: no optimizer trains them."""
+    found = averages_in([model])
+    return {parameter for one in found if (inner := _inner(one)) is not None for parameter in inner.parameters()}
+
+
+def unknown_copies(model: nn.Module) -> list[str]:
+    """Say which parts of a model may be averages that do not begin again, in at most one sentence.
+
+    They are parts, buffers, or tensors in attributes, with the shapes of a trained part, which no optimizer trains.
+    """
+    known = averaged(model)
+    parts = {plain(path): part for path, part in model.named_modules()}
+    shapes = {path: {name: p.shape for name, p in part.named_parameters()} for path, part in parts.items()}
+    trained = [
+        shapes[path]
+        for path, part in parts.items()
+        if any(len(shape) > 1 for shape in shapes[path].values())
+        and not any(why_not_trained(parameter) for parameter in part.parameters())
+    ]
+    in_order = [list(shape.values()) for shape in trained]
+    found: list[str] = []
+    for path, part in parts.items():
+        if is_average(part) or known.intersection(part.parameters()):
+            continue
+        inside = any(path.startswith(f"{other}.") for other in found)
+        if (
+            shapes[path] in trained
+            and not inside
+            and "target" not in path
+            and all(map(why_not_trained, part.parameters()))
+        ):
+            found.append(path)
+        buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
+        if [buffer.shape for buffer in buffers.values()] in in_order:
+            found += [f"{path}.{name}".strip(".") for name in buffers]
+        for name, value in vars(part).items():
+            kept = None if name.startswith("_") or is_average(value) else _named(value)
+            tensors = kept.values() if isinstance(kept, Mapping) else kept or ()
+            if [tensor.shape for tensor in tensors] in in_order:
+                found.append(f"{path}.{name}".strip("."))
+    if not found:
+        return []
+    return [
+        f"does not restart {some(found, most=3)}: as large as what is trained, and not trained itself. An average of"
+        " the weights keeps the old ones, unless it is given as averages=…, or copied from them in `sync_targets()`"
+    ]
+
+
+def _inner(average: Any) -> nn.Module | None:
+    """Return the averaged network of an average."""
+    found = (getattr(average, name, None) for name in _MODULES)
+    inner = next((one for one in found if isinstance(one, nn.Module)), None)
+    return (_inner(inner) or inner) if inner is not None and is_average(inner) else inner
+
+
+def _parts(average: Any) -> list[nn.Module]:
+    """Return the modules that belong to an average."""
+    inner = _inner(average) if is_average(average) else average
+    own = [average] if isinstance(average, nn.Module) and is_average(average) else []  # may also hold the model itself
+    return [*own, *(inner.modules() if isinstance(inner, nn.Module) else ())]
+
+
+def _named(average: Any) -> Mapping[str, Tensor] | list[Tensor] | None:
+    """Return the tensors that an average keeps without a network, by name or in order."""
+    if isinstance(names := getattr(average, "m_name2s_name", None), Mapping):  # LitEma, of latent diffusion
+        return {name: getattr(average, stored) for name, stored in names.items()}
+    for kept in (average, getattr(average, "shadow_params", None), getattr(average, "shadow", None)):
+        if isinstance(kept, Mapping) and kept and all(isinstance(value, Tensor) for value in kept.values()):
+            return kept
+        if isinstance(kept, list | tuple) and kept and all(isinstance(value, Tensor) for value in kept):
+            return list(kept)
+    return None
+
+
+def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor]] | None:
+    """Pair the tensors of an average with those of the part that it averages, of several alike the nearest one."""
+    kept = _named(average)
+    inner = _inner(average) if is_average(average) else average if isinstance(average, nn.Module) else None
+    if kept is None and inner is not None:
+        kept = {plain(name): tensor for name, tensor in _stored(inner)}
+        needed = {plain(name) for name, _ in inner.named_parameters()}
+    else:
+        needed = set(kept) if isinstance(kept, Mapping) else set()
+    found = []
+    for part in parts:
+        if isinstance(kept, Mapping):
+            own = {plain(name): tensor for name, tensor in _stored(part)}
+            if needed and all(name in own and own[name].shape == kept[name].shape for name in needed):
+                common = [name for name in kept if name in own and own[name].shape == kept[name].shape]
+                found.append([(kept[name], own[name]) for name in common])
+        elif kept is not None:
+            for trainable in False, True:
+                order = [p for p in part.parameters() if p.requires_grad or not trainable]
+                if [p.shape for p in order] == [tensor.shape for tensor in kept]:
+                    found.append(list(zip(kept, order, strict=True)))
+    if len(found) < 2:
+        return found[0] if found else None
+    return min(found, key=lambda pairs: sum(map(_distance, *zip(*pairs, strict=True))))
+
+
+def _stored(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _distance(copy: Tensor, tensor: Tensor) -> float:
+    a, b = local(copy), local(tensor)
+    return float((a.to(b.device).float() - b.float()).norm())
