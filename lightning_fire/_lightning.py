@@ -60,6 +60,18 @@ def batches_with_steps(trainer: "Trainer") -> int:
     return trainer.global_step if trainer.global_step == batches + 1 else batches
 
 
+def load_states_of_loaders(trainer: "Trainer") -> None:
+    """Let a resumed Trainer go on in its loaders, where they were read before the checkpoint.
+
+    `trainer.estimated_stepping_batches` in `configure_optimizers` does so. Lightning loads the states of loaders only
+    when it makes them, and would start the epoch again.
+    """
+    loop = trainer.fit_loop
+    if loop.restarting and loop._combined_loader_states_to_load and loop._data_fetcher is not None:
+        loop._load_combined_loader_states()
+        iter(loop._data_fetcher)
+
+
 def begin_next_epoch(trainer: "Trainer") -> None:
     """Start the first epoch of a resumed Trainer at its first batch, if no batch of it has been trained on.
 

@@ -25,6 +25,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         self._tested_chunk: int | None = None
         self._train_loader: tuple[int, ResumableLoader] | None = None  # of the current chunk only: it owns the workers
         self._test_loader: tuple[int, ResumableLoader] | None = None
+        self._position: dict[str, int] | None = None  # of a checkpoint, in its training data
 
     @property
     def trainer(self) -> Trainer | None:
@@ -121,6 +122,8 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         if self._train_loader is None or self._train_loader[0] != chunk:
             with ranks_of(self.trainer):
                 self._train_loader = chunk, self._make_train_loader(chunk)
+            if self._position is not None:  # Lightning restores it too late, if configure_optimizers asks for the data
+                self._train_loader[1].load_state_dict(self._position)
         loader = self._train_loader[1]
         if self.trainer is not None:
             loader.epoch_sampler.set_epoch(self.trainer.current_epoch)
@@ -141,13 +144,15 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         return self.test_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current chunk, for tests of a checkpoint."""
-        return {"chunk": self.chunk}
+        """Return the current chunk, for tests of a checkpoint, and the position in its training data."""
+        return {"chunk": self.chunk, "position": self._train_loader and self._train_loader[1].state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the chunk of a checkpoint that is tested or validated; in a fit it follows from the epoch."""
+        """Load the chunk of a checkpoint that is tested or validated, and the position of one that is trained."""
         if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
             self._tested_chunk = state_dict["chunk"]
+        else:
+            self._position = state_dict["position"]
 
     @property
     def _test_changes(self) -> bool:

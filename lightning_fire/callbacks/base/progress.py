@@ -14,6 +14,7 @@ from lightning_fire._lightning import (
     complete_last_batch,
     data_source,
     end_finished_epoch,
+    load_states_of_loaders,
     logged_after_last_batch,
     undeclared,
 )
@@ -64,6 +65,7 @@ class Progress:
 
     def start(self, trainer: Trainer) -> None:
         """Start counting."""
+        load_states_of_loaders(trainer)
         begin_next_epoch(trainer)
         end_finished_epoch(trainer)
         if self._restored:
