@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.utilities import CombinedLoader
 
+_VALIDATED = "_last_val_time"  # of a Trainer: does not exist before its first validation, nor in older releases
 OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
 
@@ -170,6 +171,40 @@ def draw_seeds_of_loaders(trainer: "Trainer") -> None:
     loaders = [loader for loader in combined_loader(trainer).flattened if isinstance(loader, DataLoader)]
     for loader in loaders * (1 + anew):
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+
+
+def validation_loop_metrics(trainer: "Trainer", num_batches: int) -> dict[str, float]:
+    """Run the Trainer's validation within training, on the first batches of each loader; return what it logs.
+
+    The Trainer afterwards counts and knows what it did before. Callbacks that save, stop or show training have no part.
+    """
+    loop, connector = trainer.fit_loop.epoch_loop.val_loop, trainer._logger_connector
+    callbacks: list[Any] = undeclared(trainer).callbacks
+    metrics, first = connector._callback_metrics, connector._first_loop_iter
+    shown, logged, hook = connector._progress_bar_metrics, connector._logged_metrics, connector._current_fx
+    progress, has_run, last_time = loop.batch_progress.state_dict(), loop._has_run, getattr(trainer, _VALIDATED, None)
+    trainer.validating = True
+    try:
+        loop.setup_data()
+        limits, seen, restarting = loop._max_batches, loop._seen_batches_per_dataloader.copy(), loop._restarting
+        try:
+            loop._max_batches, loop._restarting = [min(num_batches, limit) for limit in limits], False
+            others = (each for each in callbacks if not is_a(each, "Checkpoint", "EarlyStopping", "ProgressBar"))
+            undeclared(trainer).callbacks, connector._callback_metrics = list(others), {}
+            connector._progress_bar_metrics, connector._logged_metrics = {}, {}
+            loop.run()
+            return {key: float(value) for key, value in connector._callback_metrics.items() if value.numel() == 1}
+        finally:
+            loop._max_batches, loop._seen_batches_per_dataloader, loop._restarting = limits, seen, restarting
+            loop.batch_progress.load_state_dict(progress)
+            loop._has_run = has_run
+            setattr(trainer, _VALIDATED, last_time)
+            loop._results.reset()
+    finally:
+        trainer.training = True
+        undeclared(trainer).callbacks, connector._callback_metrics = callbacks, metrics
+        connector._first_loop_iter = first
+        connector._progress_bar_metrics, connector._logged_metrics, connector._current_fx = shown, logged, hook
 
 
 def loss_scaler(trainer: "Trainer") -> Any:

@@ -14,12 +14,12 @@ class Log:
         layers: Also log each layer separately, and in TensorBoard histograms of its singular values before and after an
             event, `{name}.singular_values_before/…` and `…_after/…`.
         curvature: Log `{name}/lambda_max`, the largest eigenvalue of the Hessian of the loss on the first 16 samples of
-            the upcoming data, before and after an event: at most 16 products with the Hessian, each of 2 to 3
+            the batch in hand, before and after an event: at most 16 products with the Hessian, each of 2 to 3
             gradients. The loss is that of the module's `loss_on(batch)`, otherwise of `training_step`. Default: of
             `FIRECallback`, `ShrinkAndPerturb`, `FullReset` and `DASH`, where they log `weights`.
-        validation_batches: Log what `validation_step` logs, before and after an event that replaces weights, on the
-            first batches of the validation data: `val/accuracy` as `{name}/val_accuracy_before` and `…_after`. 0:
-            never. Not logged without `weights`, or from data that can be read only once.
+        validation_batches: Run the Trainer's validation on this many batches before and after an event that replaces
+            weights, with all hooks of the module and of callbacks, and log what it logs: `val/accuracy` as
+            `{name}/val_accuracy_before` and `…_after`. Not run without `weights`. Default: 0, never.
 
     Raises:
         ValueError: If `name` has a slash or `validation_batches` is negative.
@@ -29,7 +29,7 @@ class Log:
     weights: bool = True
     layers: bool = True
     curvature: bool | None = None
-    validation_batches: int = 10
+    validation_batches: int = 0
 
     def __post_init__(self) -> None:
         if "/" in (self.name or ""):

@@ -61,11 +61,18 @@ def without_side_effects(module: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Context manager: run a module in evaluation mode and without `torch.compile`."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
+    with keeping_modes(module):
+        module.eval()
         with as_written(module):
             yield
+
+
+@contextlib.contextmanager
+def keeping_modes(module: nn.Module) -> Iterator[None]:
+    """Context manager: restore the mode, training or evaluation, of each part of a module."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
     finally:
         for part, training in modes:
             if type(part).train is not nn.Module.train:

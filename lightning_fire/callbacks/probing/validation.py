@@ -1,86 +1,56 @@
-"""Metrics of `validation_step`, computed at any time of training and without side effects."""
-
-import contextlib
-from collections import defaultdict
-from typing import Any
+"""The Trainer's own validation at an event."""
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
-from torchmetrics import Metric
 
-from lightning_fire._private import tree_leaves
-from lightning_fire.callbacks.probing.batches import batches_of, on_all_ranks, weights_are_sharded
-from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
+from lightning_fire._lightning import validation_loop_metrics
+from lightning_fire.callbacks.probing.batches import on_all_ranks, weights_are_sharded
+from lightning_fire.callbacks.probing.side_effects import keeping_modes, without_side_effects
+from lightning_fire.messages import rank_zero_warn, tell_once
 
 
+@torch.no_grad()
 def validation_metrics(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> dict[str, float]:
-    """Return the metrics that the module logs on the first batches of its first validation loader.
+    """Return what the Trainer's validation logs on the first batches of each validation loader.
 
-    Scalars are means over batches, and over ranks; torchmetrics objects are computed. Callbacks are not called.
+    It runs all hooks of the module and of the callbacks, but for those that save checkpoints, stop training early or
+    show its progress. Nothing is written to loggers. Afterwards modes, buffers, random states and what the module keeps
+    are as before; optimizers with modes of their own are in training mode; trainable parameters that validation has
+    left with other values get those from before it, and a warning says so once.
 
     Args:
         trainer: A Trainer during `fit`.
         pl_module: Its module, in any mode.
-        num_batches: Largest number of batches.
+        num_batches: Largest number of batches of a loader.
 
     Returns:
-        Metrics by key; empty without validation data that can be read again, or if weights are sharded.
+        Metrics by key, means over ranks; empty without validation data, or if weights are sharded.
     """
     if weights_are_sharded(trainer) or not trainer.enable_validation:
         return {}
-    trainer.fit_loop.epoch_loop.val_loop.setup_data()
-    loader = next(iter(tree_leaves(trainer.val_dataloaders)), None)
-    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-        return {}
-    logged, values = _Logged(), {}
+    trained = [parameter for parameter in pl_module.parameters() if parameter.requires_grad]
+    before = [parameter.clone() for parameter in trained]
+    values: dict[str, float] = {}
     failure: Exception | None = None
-    with without_side_effects(pl_module), evaluating(pl_module), torch.no_grad():
-        vars(pl_module)["log"] = logged
-        trainer.validating = True
+    with without_side_effects(pl_module), keeping_modes(pl_module):
+        del vars(pl_module)["log"]  # validation logs, to no logger
         try:
-            _validate(trainer, pl_module, loader, min(num_batches, trainer.num_val_batches[0]))
-            values = logged.values()
+            values = validation_loop_metrics(trainer, num_batches)
         except Exception as error:  # a measurement must not end training
             failure = error
-        finally:
-            trainer.training = True
+        for optimizer in trainer.optimizers:
+            if callable(train := getattr(optimizer, "train", None)):  # as of `schedulefree`
+                train()
+    if any(not torch.equal(now, then) for now, then in zip(trained, before, strict=True)):
+        close = all(torch.allclose(now, then) for now, then in zip(trained, before, strict=True))
+        for now, then in zip(trained, before, strict=True):
+            now.copy_(then)
+        if not close:  # more than the rounding of an optimizer that leaves and enters training mode
+            message = "has left the module with other weights than before it, which have been set back"
+            tell_once(trainer, f"The validation at an event {message}.", rank_zero_warn)
     if not on_all_ranks(trainer, failure is None):
         raise failure or ValueError("another rank could not validate")
     if trainer.world_size == 1:
         return values
-    reduced = {key: torch.tensor(value, device=pl_module.device) for key, value in values.items()}
+    reduced = {key: torch.tensor(value, device=pl_module.device) for key, value in sorted(values.items())}
     return {key: float(trainer.strategy.reduce(value, reduce_op="mean")) for key, value in reduced.items()}
-
-
-def _validate(trainer: Trainer, pl_module: LightningModule, loader: DataLoader[Any], number: float) -> None:
-    pl_module.on_validation_epoch_start()
-    with contextlib.closing(batches_of(trainer, loader, number)) as batches:
-        for index, batch in enumerate(batches):
-            with trainer.precision_plugin.val_step_context():
-                with_index = is_param_in_hook_signature(pl_module.validation_step, "batch_idx", min_args=2)
-                more = [0] if is_param_in_hook_signature(pl_module.validation_step, "dataloader_idx") else []
-                pl_module.validation_step(batch, *([index] if with_index else []), *more)
-    pl_module.on_validation_epoch_end()
-
-
-class _Logged:
-    """Replacement of `LightningModule.log` that records its arguments."""
-
-    def __init__(self) -> None:
-        self._metrics: dict[str, Metric] = {}
-        self._numbers: dict[str, list[float]] = defaultdict(list)
-
-    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if isinstance(value, Metric):
-            self._metrics[name] = value
-        elif not isinstance(value, Tensor) or value.numel() == 1:
-            self._numbers[name].append(float(value))
-
-    def values(self) -> dict[str, float]:
-        """Return the logged values by key."""
-        computed = {key: metric.compute() for key, metric in self._metrics.items()}
-        scalars = {key: float(value) for key, value in computed.items() if value.numel() == 1}
-        return scalars | {key: sum(numbers) / len(numbers) for key, numbers in self._numbers.items()}

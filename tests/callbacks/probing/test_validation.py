@@ -1,15 +1,20 @@
-"""Metrics of `validation_step` before and after an event, without an effect on training."""
+"""The Trainer's validation before and after an event, if it is asked for, without an effect on training."""
+
+from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from small_training import GrowingData, PlainModule, assert_same_weights, dataset, snapshots_of
 from small_training import fitted as trained
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import Change, EventMethod, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
+from lightning_fire import Change, EventMethod, EveryNSteps, FIRECallback, FullReset, Log, PlasticityCallback, ReDo
 
 BATCHES = 3
+LOG = Log(validation_batches=10)
 pytestmark = pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 
 
@@ -81,8 +86,8 @@ def test_metrics_are_those_of_the_network_before_and_after(batches):
 
 
 def test_training_is_not_affected():
-    looked = fitted(FIRECallback(), module=module(), data=Data())
-    not_looked = fitted(FIRECallback(log=Log(validation_batches=0)), module=module(), data=Data())
+    looked = fitted(FIRECallback(log=LOG), module=module(), data=Data())
+    not_looked = fitted(FIRECallback(), module=module(), data=Data())
     assert_same_weights(looked, not_looked)  # among them a buffer that counts random numbers
     assert looked.steps == not_looked.steps
     assert looked.trainer.callback_metrics["val/accuracy"] == not_looked.trainer.callback_metrics["val/accuracy"]
@@ -91,9 +96,9 @@ def test_training_is_not_affected():
 @pytest.mark.parametrize(
     "method",
     [
-        PlasticityCallback(ReDo()),
-        PlasticityCallback(FullReset(), log=Log(weights=False)),
-        PlasticityCallback(FullReset(), log=Log(validation_batches=0)),
+        PlasticityCallback(ReDo(), log=LOG),
+        PlasticityCallback(FullReset(), log=Log(weights=False, validation_batches=10)),
+        PlasticityCallback(FullReset()),
     ],
 )
 def test_without_the_option_nothing_is_evaluated(method):
@@ -102,7 +107,7 @@ def test_without_the_option_nothing_is_evaluated(method):
 
 
 def test_without_validation_data_nothing_is_logged():
-    method = snapshots_of(FIRECallback)()
+    method = snapshots_of(FIRECallback)(log=LOG)
     fitted(method)
     assert not any("/val_" in key for key in method.seen[0][2])
 
@@ -115,7 +120,7 @@ def test_a_validation_that_fails_does_not_end_training(caplog):
             super().validation_step(batch, batch_idx)
 
     torch.manual_seed(0)
-    fitted(FIRECallback(), module=Fails(), data=Data())
+    fitted(FIRECallback(log=LOG), module=Fails(), data=Data())
     assert "logs no validation metrics: KeyError" in caplog.text
 
 
@@ -139,9 +144,121 @@ def test_warns_of_an_accuracy_that_falls_to_chance():
     with pytest.warns(
         UserWarning, match=r"An event of zero has reduced val/\w+ from 1\.00 to 0\.33, near chance for 3 outputs"
     ):
-        fitted(PlasticityCallback(Zero()), module=module(), data=Clusters((4, 2)))
+        fitted(PlasticityCallback(Zero(), log=LOG), module=module(), data=Clusters((4, 2)))
 
 
 def test_a_negative_number_of_batches_is_an_error():
     with pytest.raises(ValueError, match="`validation_batches` must be at least 0, got -1"):
         Log(validation_batches=-1)
+
+
+class Collecting(PlainModule):
+    """Collects its predictions from `on_validation_start` on, one of several hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.right = []
+
+    def on_validation_start(self):
+        self.right = []
+
+    def validation_step(self, batch, batch_idx):
+        self.right.append(self.net(batch[0]).argmax(1) == batch[1])
+
+    def on_validation_epoch_end(self):
+        self.log("val/samples", float(len(torch.cat(self.right))))
+
+
+class Hooks(Callback):
+    """Notes the hooks of validation that are called in an event, which comes with a batch."""
+
+    def __init__(self):
+        self.called, self.now = [], []
+
+    def __getattribute__(self, name):
+        if name.startswith("on_validation"):
+            vars(self)["now"].append(name)
+        return super().__getattribute__(name)
+
+    def on_train_batch_start(self, *args):
+        self.called, self.now = [*self.called, *self.now], []
+
+    def on_train_batch_end(self, *args):
+        self.now = []
+
+
+def test_every_hook_of_the_module_and_of_callbacks_runs():
+    method, hooks = snapshots_of(FIRECallback)(log=LOG), Hooks()
+    fitted(method, hooks, module=Collecting(), data=Data((1, 1)), max_epochs=2)
+    assert method.seen[0][2]["fire/val_samples_before"] == method.seen[0][2]["fire/val_samples_after"] == 18
+    expected = ["start", "epoch_start", *("batch_start", "batch_end") * BATCHES, "epoch_end", "end"]
+    assert hooks.called == [f"on_validation_{name}" for name in expected] * 2
+
+
+class TwoModes(torch.optim.SGD):
+    """As of schedulefree: an error if a step is made in evaluation mode."""
+
+    mode = "train"
+
+    def train(self):
+        self.mode = "train"
+
+    def eval(self):
+        self.mode = "eval"
+
+    def step(self, closure=None):
+        assert self.mode == "train"
+        return super().step(closure)
+
+
+def test_an_optimizer_with_modes_is_in_training_mode_again():
+    class ScheduleFree(Validated):
+        def on_train_epoch_start(self):
+            self.optimizers().optimizer.train()
+
+        def on_validation_epoch_start(self):
+            self.losses.clear()
+            self.optimizers().optimizer.eval()
+
+        def configure_optimizers(self):
+            return TwoModes(self.parameters(), lr=1e-2)
+
+    method = snapshots_of(FIRECallback)(EveryNSteps(3), log=LOG)
+    fitted(method, module=ScheduleFree(), data=Data())
+    assert "fire/val_loss_after" in method.seen[0][2]
+
+
+def test_weights_that_validation_leaves_behind_are_set_back():
+    """A module that swaps an average in, and out again only when an epoch of training starts."""
+
+    class Swaps(Validated):
+        @torch.no_grad()
+        def on_validation_start(self):
+            self.own = [parameter.clone() for parameter in self.net.parameters()]
+            for parameter in self.net.parameters():
+                parameter.zero_()
+
+        @torch.no_grad()
+        def on_train_epoch_start(self):
+            for parameter, value in zip(self.net.parameters(), getattr(self, "own", ()), strict=False):
+                parameter.copy_(value)
+            self.own = []
+
+    torch.manual_seed(0)
+    method = snapshots_of(FIRECallback)(log=LOG)
+    with pytest.warns(UserWarning, match="validation at an event has left the module with other weights"):
+        looked = fitted(method, module=Swaps(), data=Data())
+    torch.manual_seed(0)
+    assert_same_weights(looked, fitted(FIRECallback(), module=Swaps(), data=Data()))
+    before, after, _ = method.seen[0]
+    assert not torch.equal(before["net.0.weight"], after["net.0.weight"])
+
+
+def test_callbacks_that_save_and_stop_have_no_part(tmp_path):
+    def state(log):
+        stop = EarlyStopping("val/loss", patience=50)
+        best = ModelCheckpoint(tmp_path / str(log.validation_batches), "{epoch}", monitor="val/loss", save_top_k=-1)
+        fitted(FIRECallback(log=log), stop, best, module=module(), data=Data())
+        return stop.state_dict(), {Path(path).name: float(loss) for path, loss in best.best_k_models.items()}
+
+    assert str(state(LOG)) == str(state(Log()))
