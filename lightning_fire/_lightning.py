@@ -3,6 +3,7 @@
 Tested with lightning 2.6.6: new releases are checked against this file. It imports only torch.
 """
 
+import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,11 +36,11 @@ def combined_loader(trainer: "Trainer") -> Any:
     return trainer.fit_loop._combined_loader
 
 
-def combined_like(combined: "CombinedLoader", iterables: Any) -> "CombinedLoader":
-    """Combine other loaders in the same mode."""
-    from lightning.pytorch.utilities import CombinedLoader
-
-    return CombinedLoader(iterables, combined._mode)
+def combined_like(combined: "CombinedLoader", loaders: list[Any]) -> "CombinedLoader":
+    """Combine other loaders in the same structure and mode, without limits."""
+    copied = copy.copy(combined)
+    copied.flattened, copied.limits, copied._iterator = loaders, None, None
+    return copied
 
 
 def before_batch_transfer(module: "LightningModule", batch: Any) -> Any:

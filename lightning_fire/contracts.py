@@ -4,7 +4,7 @@ Nothing has to inherit from these protocols. `docs/contracts.md` is written from
 """
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, TypeVar
 
 import torch
@@ -103,13 +103,6 @@ class HasN(Protocol):
     @property
     def n(self) -> int:
         """Number of actions. An action space with it is discrete."""
-
-
-class HasPeekBatches(Protocol):
-    """A training loader that makes its batches on request."""
-
-    def peek_batches(self) -> Iterator[Any]:
-        """Yield batches like the upcoming ones, for metrics, without changing the batches of training."""
 
 
 class HasLossOn(Protocol):

@@ -1,7 +1,6 @@
 """Feature rank as a callback: steps up the rank of the hidden features, the ER of L2-ER (Prakash et al., ICML 2026)."""
 
 import math
-from functools import partial
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -9,12 +8,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_fire import methods
 from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_output
+from lightning_fire.callbacks.probing.batches import copied, training_output
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
 from lightning_fire.methods.rank_ascent import check
-from lightning_fire.when import Horizon
+from lightning_fire.when import Clock, Horizon
 from lightning_fire.where import HiddenUnits
 from lightning_fire.where.argument import checked
 
@@ -58,28 +57,25 @@ class FeatureRank(MethodCallback):
     def show_selection(self, pl_module: LightningModule) -> str:
         return units_shown_later(self.title, self.where)
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        run = partial(forward_on_new_data, trainer, pl_module, 1)
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         with self.selecting(trainer, pl_module):
-            self._method = methods.RankAscent(pl_module, run, self.lr, self.where, trainer.world_size)
+            self._method = methods.RankAscent(pl_module, self.given.forward, self.lr, self.where, trainer.world_size)
         inform(f"{self.title} will watch {units_in_words(self._method.layers)}.")
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_epoch_start(trainer, pl_module)
-        self._batches = []
+    def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
+        if clock.epoch_start:
+            self._batches = []
+        if self.acts_now:
+            self._batches.append(copied(self.given.batch))  # the training step may change it
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *args)
         if not self.acts_now:
             return
-        self._batches.append(batch)
         if len(self._batches) >= self.every_n_batches or trainer.is_last_batch:
             batches, self._batches = self._batches, []
             with without_side_effects(pl_module), as_written(pl_module):
-                self._rank = self._method.step(lambda: [training_output(pl_module, each, 0) for each in batches])
+                self._rank = self._method.step(lambda: [training_output(pl_module, copied(each)) for each in batches])
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.acts_now:

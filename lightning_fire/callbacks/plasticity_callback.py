@@ -22,13 +22,13 @@ from lightning_fire.where import Weights
 class PlasticityCallback(EventCallback):
     """Applies a method to the module that a Trainer trains: at events, or at every step.
 
-    A method with events, such as `FIRE`, acts when the schedule is due: after the new data is loaded, before its first
-    batch. Logged are, under its name: `{name}/event`; for a change of weights the normalized deviation from isometry
-    before and after (`{name}/dfi_normalized_before`, `…_after`; the paper's, which depends on the scale, as
+    A method with events, such as `FIRE`, acts when the schedule is due, before a batch: at new data before its first.
+    Logged are, under its name: `{name}/event`; for a change of weights the normalized deviation from isometry before
+    and after (`{name}/dfi_normalized_before`, `…_after`; the paper's, which depends on the scale, as
     `{name}.raw/dfi_before`, `…_after`), the squared Frobenius error (`{name}/sfe`, `{name}/sfe_normalized`) and
     `{name}/seconds`; the same per layer under `{name}.layers/`; what else the method reports; and for the network on
-    upcoming data the largest eigenvalue of the Hessian of its loss before and after, `{name}/lambda_max_before` and
-    `{name}/lambda_max_after`.
+    the first 16 samples of this batch the largest eigenvalue of the Hessian of its loss before and after,
+    `{name}/lambda_max_before` and `{name}/lambda_max_after`.
 
     A method that acts at every step, such as `L2Init`, logs what it measures, such as `{name}/penalty`, at the end of
     each epoch in which it acts.
@@ -105,11 +105,10 @@ class PlasticityCallback(EventCallback):
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         assert isinstance(self.method, EventMethod)  # others have no events
-        return planned(self.method, pl_module, FitTraining(trainer, pl_module, self))
+        return planned(self.method, pl_module, FitTraining(self.given, self))
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        super().on_train_start(trainer, pl_module)
-        training = FitTraining(trainer, pl_module, self)
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        training = FitTraining(self.given, self)
         with self.selecting(trainer, pl_module):
             if isinstance(self.method, StepMethod):
                 self._let_go()

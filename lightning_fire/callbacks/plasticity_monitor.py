@@ -2,8 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.activations import gram_of_last_features
-from lightning_fire.callbacks.probing.batches import forward_on_new_data, on_all_ranks, why_not_look
-from lightning_fire.callbacks.probing.curvature import UpcomingBatch
+from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, why_not_run
+from lightning_fire.callbacks.probing.curvature import measured_lambda_max
 from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
 from lightning_fire.functional import (
@@ -42,7 +43,7 @@ class PlasticityMonitor(MethodCallback):
     means over the weights; `plasticity/weight_norm`, the Frobenius norm of all of them; `plasticity/gradient_norm`, of
     the gradient of the last step of the epoch, before clipping, with what callbacks before this one have added to it.
 
-    Of the network on batches of its training data, in evaluation mode and without side effects, at the end of the first
+    Of the network on the last batches of an epoch, in evaluation mode and without side effects, at the end of the first
     epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
     `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets; with
     `Log(curvature=True)`, `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the
@@ -50,14 +51,15 @@ class PlasticityMonitor(MethodCallback):
 
     `plasticity/seconds` is the time that all this took, and `plasticity/overhead` the sum of these times in this fit as
     a fraction of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of
-    each epoch: `plasticity/chunk`, the number of changes of the data. Before the first batch of new data, after the
+    each epoch: `plasticity/chunk`, the number of changes of the data. Before the first step on new data, after the
     events of all callbacks: `plasticity/dfi_normalized_at_new_data` and `plasticity.raw/dfi_at_new_data`.
 
     Args:
         where: The weights to evaluate. Default: `Weights()`.
         every_n_epochs: Evaluate the weights at the end of every n-th epoch.
         data_every_n_steps: Steps between measurements on data; None: never.
-        num_batches: Number of batches for a measurement on data, at most an epoch of them.
+        num_batches: Number of batches for a measurement on data, at most an epoch of them; of data whose length is not
+            known, 1. It keeps a copy of them until the epoch ends.
         units: The hidden units to evaluate. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
         log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
@@ -95,8 +97,10 @@ class PlasticityMonitor(MethodCallback):
         self._layers: Sequence[UnitLayer] = ()
         self._looks = False
         self._last_look = 0  # steps done then
+        self._last_batches: deque[BatchInHand] = deque(maxlen=num_batches)  # of this epoch
+        self._seen: dict[str, float] = {}  # what these show, until it is logged
         self._gradients: dict[Optimizer, float] = {}  # norms, by optimizer
-        self._began = self._seconds = 0.0
+        self._began = self._seconds = self._seconds_of_look = 0.0
         self._new_data = False  # from the start of an epoch on new data to its first batch
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,20 +114,18 @@ class PlasticityMonitor(MethodCallback):
         super().on_train_start(trainer, pl_module)
         self._began, self._seconds, self._gradients = time.perf_counter(), 0.0, {}
         self._last_look = min(self._last_look, self.progress.step)  # another Trainer counts steps from 0
-        if self.data_every_n_steps is None:
-            return
-        reason = why_not_look(trainer, pl_module)
-        self._looks = not reason
-        if reason:
+        reason = why_not_run(trainer, pl_module)
+        self._looks = self.data_every_n_steps is not None and not reason
+        if reason and self.data_every_n_steps is not None:
             inform(f"PlasticityMonitor logs weights only: {reason}.")
-        else:
-            self._find_units(trainer, pl_module)
 
-    def _find_units(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._looks:
+            return
         failure: Exception | None = None
         try:
             with evaluating(pl_module):
-                self._layers = self.units.select(pl_module, lambda: forward_on_new_data(trainer, pl_module, 1))
+                self._layers = self.units.select(pl_module, self.given.forward)
         except Exception as error:  # a monitor must not end a training
             failure = error
         if on_all_ranks(trainer, failure is None):
@@ -137,16 +139,20 @@ class PlasticityMonitor(MethodCallback):
         if clock.epoch_start:
             log_now(trainer, {f"{self.name}/chunk": float(clock.chunk)})
             self._new_data = clock.new_data and clock.chunk > 0
-        elif self._new_data:  # other callbacks have acted
+            self._last_batches.clear()
+        left = trainer.num_training_batches - trainer.fit_loop.batch_idx
+        if self._looks and (left <= self.num_batches or trainer.is_last_batch):
+            self._last_batches.append(replace(self.given, batch=copied(self.given.batch)))
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if self._new_data:  # the callbacks have acted
             self._new_data, start = False, time.perf_counter()
             report = self._weights(pl_module)
             if report.raw:
                 values = {f"{self.name}/dfi_normalized_at_new_data": report["dfi_normalized"]}
                 log_now(trainer, values | {f"{self.name}.raw/dfi_at_new_data": report.raw["dfi"]})
             self._seconds += time.perf_counter() - start
-
-    @torch.no_grad()
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if not trainer.is_last_batch or (trainer.current_epoch + 1) % self.every_n_epochs:
             return
         gradients = [p.grad.float() for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -156,18 +162,27 @@ class PlasticityMonitor(MethodCallback):
             self._gradients[optimizer] = float(norm)  # where one steps several times, of the last of them
 
     @torch.no_grad()
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
+        super().on_train_batch_end(trainer, pl_module, *args)
+        every = self.data_every_n_steps
+        if not self._looks or every is None or not trainer.is_last_batch:
+            return
         start = time.perf_counter()
-        values: dict[str, float] = {}
+        if self.progress.step - self._last_look >= every and self._last_batches:
+            self._last_look = self.progress.step
+            self._seen = self._look(trainer, pl_module)
+        self._last_batches.clear()
+        self._seconds_of_look = time.perf_counter() - start
+
+    @torch.no_grad()
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        start = time.perf_counter() - self._seconds_of_look
+        values, self._seen, self._seconds_of_look = dict(self._seen), {}, 0.0
         if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             values |= self._weights(pl_module).keyed(self.name)
             if self._gradients:
                 values[f"{self.name}/gradient_norm"] = math.hypot(*self._gradients.values())
         self._gradients = {}
-        every = self.data_every_n_steps
-        if self._looks and every is not None and self.progress.step - self._last_look >= every:
-            self._last_look = self.progress.step
-            values |= self._look(trainer, pl_module)
         if not values:
             return
         now = time.perf_counter()
@@ -185,15 +200,19 @@ class PlasticityMonitor(MethodCallback):
         views = self.where.select(pl_module) if self._chosen else measurable(pl_module, set(pl_module.parameters()))
         return health(views) if views else Report()
 
-    def _look(self, trainer: Trainer, pl_module: LightningModule) -> Mapping[str, float]:
-        """Return the metrics of the network on data."""
-        means, gram, failure = None, None, None
+    def _look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
+        """Return the metrics of the network on the last batches of the epoch."""
+        means, gram, failure, batches = None, None, None, list(self._last_batches)
         try:
             with evaluating(pl_module):
                 if self._layers:
-                    run = partial(forward_on_new_data, trainer, pl_module, self.num_batches)
+
+                    def run() -> None:
+                        for each in batches:
+                            each.forward()
+
                     means = mean_activities(self._layers, run)
-                gram = gram_of_last_features(trainer, pl_module, self.num_batches)
+                gram = gram_of_last_features(batches)
         except Exception as error:  # a monitor must not end a training
             failure = error
         if not on_all_ranks(trainer, failure is None):
@@ -210,7 +229,7 @@ class PlasticityMonitor(MethodCallback):
                 f"{self.name}/entropy_rank": float(entropy_rank_of(singular)),
             }
         if self.logs.curvature:
-            values |= UpcomingBatch(trainer, pl_module).measured(f"{self.name}/lambda_max")
+            values |= measured_lambda_max(batches[0], f"{self.name}/lambda_max")
         return values
 
     def _dormant(self, means: Tensor) -> dict[str, float]:
@@ -222,19 +241,22 @@ class PlasticityMonitor(MethodCallback):
         shares = {f"{self.name}.layers/dormant_fraction/{layer.name}": n / layer.size for layer, n in counts.items()}
         return {f"{self.name}/dormant_fraction": sum(counts.values()) / total, **shares} if total else {}
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _let_go(self) -> None:
+        super()._let_go()
         self._layers = ()
+        self._last_batches.clear()
 
     def describe(self) -> str:
         return f"{self.where!r}, name={self.name!r}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the layers of the module from copies and pickles."""
-        return {**super().__getstate__(), "_layers": (), "_gradients": {}}
+        """Exclude layers of the module and batches from copies and pickles."""
+        nothing: dict[str, Any] = {"_layers": (), "_gradients": {}, "_last_batches": deque(maxlen=self.num_batches)}
+        return {**super().__getstate__(), **nothing}
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "last_look": self._last_look}
+        return {**super().state_dict(), "last_look": self._last_look, "seen": dict(self._seen)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._last_look = state_dict["last_look"]
+        self._last_look, self._seen = state_dict["last_look"], dict(state_dict["seen"])

@@ -9,8 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
-from lightning_fire._private import copy_of_loader
-
 _SEED_STRIDE = 1_000_003  # torch seeds an epoch with seed + epoch: distinguishes the epochs of seeds 0, 1, 2
 
 
@@ -139,14 +137,6 @@ class ResumableLoader(DataLoader[Any]):
         for batches_done, batch in enumerate(super().__iter__(), start + 1):
             self._position = (epoch, batches_done)
             yield batch
-
-    def peek_batches(self) -> Iterator[Any]:
-        """Yield the batches that are left of the epoch, or all of it if none is left, for metrics, without workers."""
-        copied: Any = copy_of_loader(self)
-        vars(copied).update(num_workers=0, persistent_workers=False, prefetch_factor=None)
-        if self._resume_from == (self.epoch_sampler.epoch, len(self)):  # resumed after the last batch
-            copied.load_state_dict({"epoch": -1, "batches": 0})
-        yield from copied
 
     def __len__(self) -> int:
         return num_batches(len(self.dataset), self.samples_per_batch, self.epoch_sampler.num_replicas)

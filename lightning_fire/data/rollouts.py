@@ -82,12 +82,6 @@ class Rounds:
                     module.observe(observations)
                 self.collector.step(actions(module, observations, self.collector.environment_steps - self._initial))
 
-    def peek_batches(self) -> Iterator[Round]:
-        """Yield minibatches for measurements, sampled without acting and without a change of training."""
-        for ahead in range(len(self)):
-            none = torch.empty(0, dtype=torch.int64)
-            yield self._batch(self._generator(3, self._number + ahead), torch.empty(0), none, none)
-
     def _batch(self, draws: np.random.Generator, *finished: Tensor) -> Round:
         shape, module = (self._data.updates, self._data.batch_size), self._data.trained_by.lightning_module
         returns = (module.n_step, module.discount) if offers(module, HasNStep) else ()

@@ -44,12 +44,12 @@ from lightning_fire.where.layers import plain
 
 
 class EventCallback(MethodCallback):
-    """Base class of methods that act when a schedule is due: after the new data is loaded, before its first batch.
+    """Base class of methods that act when a schedule is due: before a batch, which is at hand for measurements.
 
-    Subclasses implement `plan`. The base checks the schedule at the start of each epoch and of each batch, never acts
-    twice at one step (also after a resume), makes the change, logs the event, and saves everything that a resumed run
-    needs in the checkpoint. An event that raises before or while it makes the change has changed nothing and does not
-    count. One that Ctrl-C interrupts in the meantime is completed and counts.
+    Subclasses implement `plan`. The base checks the schedule before each batch, where an epoch starts with its first
+    one, never acts twice at one step (also after a resume), makes the change, logs the event, and saves everything that
+    a resumed run needs in the checkpoint. An event that raises before or while it makes the change has changed nothing
+    and does not count. One that Ctrl-C interrupts in the meantime is completed and counts.
 
     A module with target networks has `sync_targets()`, which is called when weights have been replaced.
 
@@ -105,7 +105,7 @@ class EventCallback(MethodCallback):
             observers += [SingularValues(trainer, self.name)]
         if self._makes_another_network and self.logs.weights and (number := self.logs.validation_batches):
             observers += [Validation(trainer, pl_module, self.name, number)]
-        observers += [LambdaMax(trainer, pl_module, self.name)] if self.curvature else []
+        observers += [LambdaMax(self.given, self.name)] if self.curvature else []
         for observer in observers:
             observer.before(change)
 

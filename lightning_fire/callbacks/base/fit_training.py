@@ -3,41 +3,39 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.probing.batches import forward_on_new_data, gradients_on_new_data
+from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.methods.base.averages import averages_in
 
 
 class FitTraining:
-    """The `methods.Training` of a fit: the Trainer's optimizers, and batches of its upcoming data.
+    """The `methods.Training` of a fit: the Trainer's optimizers, the batch in hand, and the next ones.
 
     Args:
-        trainer: A Trainer during `fit`.
-        module: Its module.
+        given: The batch in hand.
         callback: The `EventCallback` that acts, with the number of its event and the initial values.
     """
 
-    def __init__(self, trainer: Trainer, module: LightningModule, callback: EventCallback):
-        self._trainer, self._module, self._callback = trainer, module, callback
+    def __init__(self, given: BatchInHand, callback: EventCallback):
+        self._given, self._callback = given, callback
 
     @property
     def optimizers(self) -> Sequence[Any]:
         """Those of the Trainer, also after they have been replaced."""
-        return self._trainer.optimizers
+        return self._given.trainer.optimizers
 
     @property
     def paused(self) -> Sequence[Tensor]:
         """Parameters that are trained, and frozen between batches."""
-        return self._callback.paused_parameters(self._module)
+        return self._callback.paused_parameters(self._given.module)
 
     @property
     def averages(self) -> Sequence[Any]:
         """Those that other callbacks keep."""
-        return averages_in(undeclared(self._trainer).callbacks)
+        return averages_in(undeclared(self._given.trainer).callbacks)
 
     @property
     def event(self) -> int:
@@ -52,7 +50,7 @@ class FitTraining:
     @property
     def ranks(self) -> int:
         """Those of the Trainer: it may train on its own in a process group of independent trainings."""
-        return self._trainer.world_size
+        return self._given.trainer.world_size
 
     @property
     def share_work(self) -> bool:
@@ -66,9 +64,9 @@ class FitTraining:
         return kept.values
 
     def forward(self, batches: int = 1) -> None:
-        """Run the module on the first batches of this epoch."""
-        forward_on_new_data(self._trainer, self._module, batches)
+        """Run the module on the batch in hand, then on the next ones."""
+        self._given.forward(batches)
 
     def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
-        """Yield the gradients of the loss on the first batches of this epoch, each rank on its own."""
-        return gradients_on_new_data(self._trainer, self._module, of, batches)
+        """Yield the gradients of the loss on the batch in hand, then on the next ones, each rank on its own."""
+        return self._given.gradients(of, batches)

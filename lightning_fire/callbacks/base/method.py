@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
+from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
@@ -49,9 +50,14 @@ class MethodCallback(Callback):
         self._module: Any = None  # weak reference to that of the last fit
         self._method: Any = None  # of `lightning_fire.methods`, during a fit
         self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
+        self._given: BatchInHand | None = None  # in `begin` and `at`
+        self._begun = False  # since the first batch of the present fit
+
+    def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Hook: before the first batch of a fit, which is at hand."""
 
     def at(self, trainer: Trainer, pl_module: LightningModule, clock: Clock) -> None:
-        """Hook: the start of an epoch, or of a batch."""
+        """Hook: before a batch, which is at hand."""
 
     def after_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hook: the end of a batch that made an optimizer step."""
@@ -103,6 +109,7 @@ class MethodCallback(Callback):
                     f"Two callbacks log as {self.name!r}: give one another name, by its attribute `name`, or by its"
                     f' argument log=Log(name="{self.name}_2") where it has one.'
                 )
+        self._begun = False
         self.progress.prepare()
         if self.initial is not None:
             self.initial.take_before_checkpoint(pl_module)
@@ -145,11 +152,21 @@ class MethodCallback(Callback):
         if self.initial is not None and trainer.strategy.restore_checkpoint_after_setup:
             self.initial.complete(trainer, pl_module)  # on_fit_start came before the checkpoint
 
-    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._read_clock(trainer, pl_module, epoch_start=True)
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._read_clock(trainer, pl_module, epoch_start=False)
+        self._given = BatchInHand(trainer, pl_module, batch)
+        try:
+            if not self._begun:
+                self.begin(trainer, pl_module)
+                self._begun = True
+            self._read_clock(trainer, pl_module)
+        finally:
+            self._given = None
+
+    @property
+    def given(self) -> BatchInHand:
+        """The batch at hand, in `begin` and `at`."""
+        assert self._given is not None
+        return self._given
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if self.progress.tick(trainer):
@@ -168,9 +185,9 @@ class MethodCallback(Callback):
     def _state_of_method(self) -> Mapping[str, Any]:
         return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
 
-    def _read_clock(self, trainer: Trainer, pl_module: LightningModule, epoch_start: bool) -> None:
+    def _read_clock(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._now = copy.copy(self.progress)
-        clock = self._now.read(trainer, epoch_start)
+        clock = self._now.read(trainer)
         self.chunk = clock.chunk
         self.at(trainer, pl_module, clock)
         self.progress = self._now
@@ -182,7 +199,7 @@ class MethodCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the module, and the method that refers to it, from copies and pickles."""
-        return {**vars(self), "_module": None, "_method": None, "_state": self._state_of_method()}
+        return {**vars(self), "_module": None, "_method": None, "_given": None, "_state": self._state_of_method()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors only, so that a checkpoint loads with `weights_only=True`."""

@@ -8,8 +8,8 @@ from torch import Tensor
 from lightning_fire._lightning import undeclared
 from lightning_fire._private import is_a
 from lightning_fire.callbacks.base.log import step_of_logs
-from lightning_fire.callbacks.probing.batches import weights_are_sharded, why_not_look
-from lightning_fire.callbacks.probing.curvature import UpcomingBatch
+from lightning_fire.callbacks.probing.batches import BatchInHand, weights_are_sharded, why_not_run
+from lightning_fire.callbacks.probing.curvature import measured_lambda_max
 from lightning_fire.callbacks.probing.validation import validation_metrics
 from lightning_fire.messages import rank_zero_warn, tell_once
 from lightning_fire.methods.base.change import Change
@@ -17,31 +17,29 @@ from lightning_fire.where import Weights
 
 
 class LambdaMax:
-    """The largest eigenvalue of the Hessian of the loss on the upcoming data, before and after.
+    """The largest eigenvalue of the Hessian of the loss on the batch in hand, before and after.
 
     If it cannot be computed, a message is logged once.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str):
-        self._trainer, self._module, self._prefix = trainer, pl_module, prefix
+    def __init__(self, given: BatchInHand, prefix: str):
+        self._given, self._prefix = given, prefix
         self._values: dict[str, float] = {}
-        self._batch: UpcomingBatch | None = None
         self._seconds = 0.0
 
     def before(self, change: Change) -> None:
-        if reason := why_not_look(self._trainer, self._module):
-            tell_once(self._trainer, f"{self._prefix}/lambda_max is not logged: {reason}.")
+        if reason := why_not_run(self._given.trainer, self._given.module):
+            tell_once(self._given.trainer, f"{self._prefix}/lambda_max is not logged: {reason}.")
             return
         start = time.perf_counter()
-        self._batch = UpcomingBatch(self._trainer, self._module)
-        self._values = self._batch.measured(f"{self._prefix}/lambda_max_before")
+        self._values = measured_lambda_max(self._given, f"{self._prefix}/lambda_max_before")
         self._seconds = time.perf_counter() - start
 
     def after(self) -> dict[str, float]:
-        if self._batch is None or not self._values:
+        if not self._values:
             return {}
         start = time.perf_counter()
-        after = self._batch.measured(f"{self._prefix}/lambda_max_after")
+        after = measured_lambda_max(self._given, f"{self._prefix}/lambda_max_after")
         seconds = self._seconds + time.perf_counter() - start
         return {**self._values, **after, f"{self._prefix}/lambda_max_seconds": seconds}
 

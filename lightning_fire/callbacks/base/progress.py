@@ -108,13 +108,14 @@ class Progress:
         again = not self.fitting and self._epoch == trainer.current_epoch
         self._announced |= not again
 
-    def read(self, trainer: Trainer, epoch_start: bool) -> Clock:
-        """Read the clock; compare the data only with `epoch_start`, at the start of an epoch.
+    def read(self, trainer: Trainer) -> Clock:
+        """Read the clock before a batch; compare the data only at the first batch of an epoch.
 
-        An epoch whose start was not read starts at its first batch. An epoch that is resumed does not start again.
+        An epoch that is resumed does not start again.
         """
         epoch, horizon = trainer.current_epoch, horizon_of(trainer)
-        epoch_start = epoch_start if self._epoch is None else self._epoch != epoch
+        is_first = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).started == 0
+        epoch_start = is_first if self._epoch is None else self._epoch != epoch
         if not epoch_start and not self.has_seen_data:
             self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
         new_data = self._is_new_data(trainer) if epoch_start else False

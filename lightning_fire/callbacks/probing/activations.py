@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_fire.callbacks.probing.batches import forward_on_new_data, training_loss
+from lightning_fire.callbacks.probing.batches import BatchInHand, training_loss
 from lightning_fire.where import weight_layers
 
 
@@ -24,10 +24,10 @@ def features_of(layer: nn.Module, value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batches: int) -> Tensor:
+def gram_of_last_features(given: Sequence[BatchInHand]) -> Tensor:
     """Return the sum of hᵀh over inputs h of the Linear or convolution layer that runs last, `(features, features)`.
 
-    In float64, over all samples and positions of this rank in at most `num_batches` batches. Features without
+    In float64, over all samples and positions of this rank in some batches of one module. Features without
     gradients, such as those of a target network, count only if all features are without gradients.
     """
     last: Tensor | None = None
@@ -48,12 +48,12 @@ def gram_of_last_features(trainer: Trainer, pl_module: LightningModule, num_batc
         wide = features.to("cpu" if features.device.type == "mps" else features.device, torch.float64)
         gram = wide.mT @ wide if gram is None else gram + wide.mT @ wide
 
-    handles = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in weight_layers(pl_module)]
+    handles = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in weight_layers(given[0].module)]
     try:
-        forward_on_new_data(trainer, pl_module, num_batches, run)
+        for each in given:
+            each.forward(forward=run)
     finally:
         for handle in handles:
             handle.remove()
-    if gram is None:
-        raise ValueError("the epoch has no batches to run on")
+    assert gram is not None  # of at least one batch
     return gram

@@ -1,21 +1,18 @@
 """Largest eigenvalue of the Hessian of a module's loss on a batch."""
 
 import contextlib
-import math
-import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lightning_fire._private import tree_map, version_of
-from lightning_fire.callbacks.probing.batches import Loss, batches_of, on_all_ranks, training_loss
+from lightning_fire._private import tree_map
+from lightning_fire.callbacks.probing.batches import BatchInHand, Loss, copied, training_loss
 from lightning_fire.callbacks.probing.side_effects import evaluating, without_side_effects
 from lightning_fire.functional import Eigenvalue, largest_eigenvalue
 from lightning_fire.functional.curvature import gradient_and_product, near_gradient, random_start
@@ -136,66 +133,31 @@ _SAMPLES = 16
 _PRODUCTS = 8
 
 
-class UpcomingBatch:
-    """The first samples of an epoch, for measurements. Training gets the same batches as without."""
+def lambda_max(given: BatchInHand) -> Eigenvalue:
+    """Return the largest eigenvalue of the Hessian of the loss on 16 samples of the batch in hand.
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule):
-        self._trainer, self._module = trainer, pl_module
-        self._batch: Any = None
-        self._failure: Exception | None = None
-        try:
-            with contextlib.closing(batches_of(trainer)) as batches, without_side_effects(pl_module):
-                self._batch = first_samples(next(batches), _SAMPLES)
-        except StopIteration:
-            self._failure = ValueError("the epoch has no batches to run on")
-        except Exception as error:  # of the data set; training may raise it as well
-            self._failure = error
-
-    def lambda_max(self) -> Eigenvalue:
-        """Return the largest eigenvalue of the Hessian of the loss on the first 16 samples, of at most 8 products.
-
-        With several ranks, of the mean of their losses. If the module has not changed since the last computation at
-        this step, that result is returned.
-        """
-        if not on_all_ranks(self._trainer, self._failure is None):
-            raise self._failure or ValueError("another rank has no batch to run on")
-        strategy, time = self._trainer.strategy, (self._trainer.current_epoch, self._trainer.global_step)
-        several = self._trainer.world_size > 1
-        mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
-        state = time, _fingerprint(self._module)
-        last_state, last = _last_measured.get(self._trainer, (None, None))
-        if last is not None and on_all_ranks(self._trainer, state == last_state):
-            return last
-        found = module_curvature(self._module, self._batch, max_products=_PRODUCTS, reduce=mean)
-        _last_measured[self._trainer] = state, found
-        return found
-
-    def measured(self, key: str) -> dict[str, float]:
-        """Return λ_max and, under `{key}_residual`, its residual; nothing if it cannot be computed."""
-        try:
-            found = self.lambda_max()
-        except ValueError as error:
-            tell_once(self._trainer, f"{key} is not logged: {error}.")
-            return {}
-        except Exception as error:  # a measurement must not end training
-            kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
-            message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) switches it off."
-            tell_once(self._trainer, message, partial(rank_zero_warn, category=RuntimeWarning))
-            return {}
-        return {key: found.value, f"{key}_residual": found.residual}
+    With several ranks, of the mean of their losses.
+    """
+    strategy = given.trainer.strategy
+    several = given.trainer.world_size > 1
+    mean = (lambda vector: strategy.reduce(vector, reduce_op="mean")) if several else None
+    batch = copied(first_samples(given.batch, _SAMPLES))
+    return module_curvature(given.module, batch, max_products=_PRODUCTS, reduce=mean)
 
 
-_last_measured: "weakref.WeakKeyDictionary[Trainer, tuple[Any, Eigenvalue]]" = weakref.WeakKeyDictionary()
-
-
-def _fingerprint(module: nn.Module) -> list[Any]:
-    """Return a fingerprint that changes with parameters or buffers, except for a permutation through `.data`."""
-    parameters, tensors = list(module.parameters()), [*module.parameters(), *module.buffers()]
-    wide = torch.float32 if any(tensor.device.type == "mps" for tensor in tensors) else torch.float64
-    real = [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]
-    sums = torch.stack([tensor.detach().sum(dtype=wide).to(tensors[0].device) for tensor in real]).tolist()
-    versions = [math.nan if parameter.is_inference() else version_of(parameter) for parameter in parameters]
-    return [*map(id, tensors), *sums, *versions]  # NaN equals nothing, so that inference tensors are measured again
+def measured_lambda_max(given: BatchInHand, key: str) -> dict[str, float]:
+    """Return λ_max and, under `{key}_residual`, its residual; nothing if it cannot be computed, which is told once."""
+    try:
+        found = lambda_max(given)
+    except ValueError as error:
+        tell_once(given.trainer, f"{key} is not logged: {error}.")
+        return {}
+    except Exception as error:  # a measurement must not end training
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
+        message = f"{key} is not logged: {kind}{error}. log=Log(curvature=False) switches it off."
+        tell_once(given.trainer, message, partial(rank_zero_warn, category=RuntimeWarning))
+        return {}
+    return {key: found.value, f"{key}_residual": found.residual}
 
 
 def first_samples(batch: Any, number: int) -> Any:

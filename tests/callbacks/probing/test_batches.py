@@ -105,19 +105,6 @@ def test_the_initial_steps_are_done_when_training_starts(tmp_path):
     assert module.normalizer.count == 50
 
 
-def test_peeked_batches_are_reproducible_and_differ_between_rollouts(tmp_path):
-    data = small_data(Corridor, replay_ratio=2)
-    quiet_trainer(tmp_path, 1).fit(small_dqn(), data)
-    rounds = data._rounds
-    first, again = ([next(peek), next(peek)] for peek in (rounds.peek_batches(), rounds.peek_batches()))
-    assert all(torch.equal(a, b) for a, b in zip(first[0].transitions[:5], again[0].transitions[:5], strict=True))
-    assert not torch.equal(first[0].transitions.observations, first[1].transitions.observations)
-    assert first[0].transitions.observations.shape == (2, 8, 3)
-    assert len(list(rounds.peek_batches())) == 40
-    assert data.environment_steps == first[0].environment_steps == 50
-    assert len(first[0].returns) == len(first[0].lengths) == 0
-
-
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize(
     "method",

@@ -1,0 +1,180 @@
+"""An event uses the batch in hand: no data is read for it in the process of the training, and none twice."""
+
+import os
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from small_training import PlainModule, assert_same_weights, dataset, fitted, resumed_from, snapshots_of
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from lightning_fire import DASH, AtEpochs, EveryNSteps, FIRECallback, Log, PlasticityCallback, PlasticityMonitor, ReDo
+
+NO_CURVATURE = Log(curvature=False)
+
+
+class Counting(Dataset):
+    """Notes in which process its samples are read."""
+
+    def __init__(self):
+        self.samples, self.read = dataset(24), []
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        self.read.append(os.getpid())
+        return *self.samples[index], torch.tensor(index)
+
+
+class Once(IterableDataset):
+    """A stream of 40 samples that is never read again."""
+
+    def __init__(self):
+        self.stream = iter(dataset(40))
+
+    def __iter__(self):
+        return self.stream
+
+
+class Popping(PlainModule):
+    """Takes the labels out of the batch, and scales its inputs in place."""
+
+    def training_step(self, batch, batch_idx):
+        labels = batch.pop()
+        batch[0].mul_(0.5)
+        return torch.nn.functional.cross_entropy(self.net(batch[0]), labels)
+
+
+class Keeping(PlainModule):
+    """Keeps the numbers of its samples, by step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def training_step(self, batch, batch_idx):
+        self.seen[self.trainer.global_step] = batch[2].tolist()
+        return super().training_step(batch[:2], batch_idx)
+
+
+def fit(module, loader, *callbacks, **options):
+    return fitted(*callbacks, module=module, data=None if loader is None else Given(loader), **options)
+
+
+class Given:
+    """Not a DataModule in its own right: one that returns a given loader."""
+
+    def __new__(cls, loader):
+        from lightning.pytorch import LightningDataModule
+
+        data = LightningDataModule()
+        data.train_dataloader = lambda: loader
+        return data
+
+
+def test_data_that_can_be_read_once_is_enough():
+    fire, redo = snapshots_of(FIRECallback)(EveryNSteps(2)), snapshots_of(PlasticityCallback)(ReDo(), EveryNSteps(2))
+    monitor, loader = PlasticityMonitor(data_every_n_steps=1), DataLoader(Once(), batch_size=4)
+    module = fit(PlainModule(), loader, fire, redo, monitor, max_epochs=1)
+    assert module.trainer.global_step == 10
+    assert len(fire.seen) == len(redo.seen) == 4
+    assert all(values["fire/lambda_max_before"] > 0 for *_, values in fire.seen)
+    assert "plasticity/dormant_fraction" in module.trainer.callback_metrics
+
+
+def test_dash_uses_the_batch_in_hand_alone_of_data_that_can_be_read_once():
+    dash, loader = snapshots_of(PlasticityCallback)(DASH(), EveryNSteps(2), log=NO_CURVATURE), DataLoader(Once(), 4)
+    with pytest.warns(UserWarning, match="Events use 1 batch instead of 26: the data of DataLoader may be readable"):
+        fit(PlainModule(), loader, dash, max_epochs=1)
+    assert [values["dash/batches"] for *_, values in dash.seen] == [1] * 4
+
+
+@pytest.mark.parametrize("method", ["fire", "dash"])
+def test_data_is_read_for_an_event_only_in_worker_processes(method):
+    make = {
+        "fire": lambda: FIRECallback(AtEpochs([1])),
+        "dash": lambda: PlasticityCallback(DASH(num_batches=3), AtEpochs([1]), log=NO_CURVATURE),
+    }[method]
+    data, generator = Counting(), torch.Generator().manual_seed(1)
+    loader = DataLoader(data, 6, shuffle=True, generator=generator)
+    acted, module = snapshots_of(type(make()))(**vars_of(make())), Keeping()
+    fit(module, loader, acted, max_epochs=2)
+    plain_data, plain_generator = Counting(), torch.Generator().manual_seed(1)
+    plain = Keeping()
+    fit(plain, DataLoader(plain_data, 6, shuffle=True, generator=plain_generator), max_epochs=2)
+    assert len(acted.seen) == 1
+    assert module.seen == plain.seen  # the same samples, in the same order
+    assert data.read == plain_data.read == [os.getpid()] * 48
+    assert torch.equal(generator.get_state(), plain_generator.get_state())
+
+
+def vars_of(callback):
+    """Arguments of a callback that make another one like it."""
+    if isinstance(callback, FIRECallback):
+        return {"when": callback.when}
+    return {"method": callback.method, "when": callback.when, "log": callback.logs}
+
+
+def test_a_training_step_may_change_its_batch():
+    data = [list(batch) for batch in DataLoader(dataset(24), 6)]
+    results = []
+    for callbacks in ([], [PlasticityMonitor(data_every_n_steps=1), FIRECallback(EveryNSteps(99))]):
+        loader = [[tensor.clone() for tensor in batch] for batch in data]
+        results.append(fit(Popping(), loader, *callbacks, max_epochs=1))
+    assert_same_weights(*results)
+    assert "plasticity/dormant_fraction" in results[1].trainer.callback_metrics
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_resumed_loader_goes_on_also_if_the_optimizers_ask_for_its_length(tmp_path, asks):
+    class Stateful(DataLoader):
+        """Sequential; continues after the batches of a state."""
+
+        done, start = 0, 0
+
+        def __iter__(self):
+            start, self.start = self.start, 0
+            for self.done, batch in enumerate(super().__iter__(), 1):
+                if self.done > start:
+                    yield batch
+
+        def state_dict(self):
+            return {"done": self.done}
+
+        def load_state_dict(self, state):
+            self.start = state["done"]
+
+    class Asking(Keeping):
+        def configure_optimizers(self):
+            assert not asks or self.trainer.estimated_stepping_batches == 8
+            return super().configure_optimizers()
+
+    def run(ckpt_path=None):
+        saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+        arguments = {} if ckpt_path is None else resumed_from(ckpt_path)
+        options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 0}
+        loader = Stateful(Counting(), batch_size=6)
+        return fit(Asking(), loader, FIRECallback(AtEpochs([1])), saves, **options, **arguments)
+
+    whole = run()
+    resumed = run(tmp_path / "step=2.ckpt")
+    assert resumed.seen == {step: seen for step, seen in whole.seen.items() if step >= 2}
+    assert_same_weights(whole, resumed)
+
+
+def test_the_module_is_not_run_where_training_step_takes_the_iterator(caplog):
+    class Iterating(PlainModule):
+        def training_step(self, dataloader_iter):
+            batch, *_ = next(dataloader_iter)
+            return super().training_step(batch, 0)
+
+    class Noting(Callback):
+        def on_train_end(self, trainer, pl_module):
+            self.steps = trainer.global_step
+
+    fire, noting = snapshots_of(FIRECallback)(EveryNSteps(2)), Noting()
+    fit(Iterating(), DataLoader(dataset(24), 6), fire, noting, max_epochs=1)
+    assert noting.steps == 4 and len(fire.seen) == 1
+    assert "fire/lambda_max is not logged: training_step takes its batches itself, from dataloader_iter" in caplog.text
