@@ -186,6 +186,8 @@ class Hooks(Callback):
     def on_train_batch_end(self, *args):
         self.now = []
 
+    on_train_epoch_start = on_train_batch_end
+
 
 def test_every_hook_of_the_module_and_of_callbacks_runs():
     method, hooks = snapshots_of(FIRECallback)(log=LOG), Hooks()
