@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
 from lightning_fire.callbacks.base import observers
-from lightning_fire.callbacks.probing.curvature import UpcomingBatch
+from lightning_fire.callbacks.probing import curvature
 from lightning_fire.cli import main as command_line
 from lightning_fire.modules import Classifier
 
@@ -51,7 +51,7 @@ def everything_timed() -> ExitStack:
     stack = ExitStack()
     for owner, name, label in (
         (FIRECallback, "plan", "event: FIRE, DfI and SFE"),
-        (UpcomingBatch, "lambda_max", "event: λ_max, twice"),
+        (curvature, "lambda_max", "event: λ_max, twice"),
         (observers.SingularValues, "before", "event: histograms, twice"),
         (observers.SingularValues, "after", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),

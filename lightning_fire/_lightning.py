@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lightning_fire._private import is_a
+
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.utilities import CombinedLoader

@@ -71,11 +71,6 @@ def step_hooks(optimizer: object) -> dict[int, Any] | None:
     return vars(optimizer).get("_optimizer_step_post_hooks") if isinstance(optimizer, torch.optim.Optimizer) else None
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return the number of in-place changes of a tensor; those through `.data` are not counted."""
-    return tensor._version
-
-
 def lerp_(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
     """Interpolate tensors towards others in place, `target + weight · (source - target)`, in few kernels."""
     torch._foreach_lerp_(targets, sources, weight)  # type: ignore[call-overload]

@@ -1,6 +1,6 @@
 """Schedules: rules that decide from a `Clock` whether an event is due.
 
-A clock is read at the start of each epoch (its data loaded, no batch seen) and of each batch. A schedule is anything
+A clock is read before each batch; with the first batch of an epoch, the epoch starts. A schedule is anything
 with `due(clock) -> bool` and a repr that shows its settings. Those below also have `problem(horizon)`, so that a
 schedule that can never be due is an error before training starts; an argument out of its range is a ValueError.
 Imports neither torch nor Lightning.
