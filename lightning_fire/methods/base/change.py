@@ -94,6 +94,7 @@ class Change:
             for guard in self.guards:
                 stack.enter_context(guard())
             to_the_end(self._write)
+        self.check()
 
     def _write(self) -> None:
         for tensor, new in self.values.items():
@@ -101,7 +102,6 @@ class Change:
         for tensor, index, value in self.parts:
             tensor[index] = value
         self.then()
-        self.check()
 
     @torch.no_grad()
     def spectra(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
