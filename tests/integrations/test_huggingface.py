@@ -87,9 +87,9 @@ def watched(callback):
     training, seen = callback._training, []
     act = training.act
 
-    def watch(time):
+    def watch(*args):
         before = copy.deepcopy(training.model)
-        values = act(time)
+        values = act(*args)
         states = {
             parameter for optimizer in training.optimizers for parameter, state in optimizer.state.items() if state
         }
