@@ -40,7 +40,8 @@ def main() -> int:
         if arguments.reasons:
             print(*found["names"], sep="\n")
     if rows:
-        stored = list(csv.DictReader(STORED.open(encoding="utf-8"))) if STORED.exists() and arguments.words else []
+        old = STORED.read_text(encoding="utf-8").splitlines() if STORED.exists() and arguments.words else []
+        stored = list(csv.DictReader(old))
         table = {(row["library"], row["architecture"]): row for row in [*stored, *rows]}
         with STORED.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")

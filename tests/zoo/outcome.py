@@ -17,7 +17,7 @@ COLUMNS = (
     *("split", "by_heads", "by_gradient", "unconfirmed", "auto", "reasons"),
 )
 _HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads", "heads")
-_WIDTHS = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim")
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "embed_dim", "dim", "dim_out")
 _SIZES = ("head_dim", "head_size", "attention_head_size", "dim_head")
 _KEYS = ("num_key_value_heads", "num_kv_heads", "n_query_groups", "kv_n_heads", "num_attention_heads_kv")
 
@@ -152,4 +152,8 @@ def _expected(model: nn.Module, weight: str) -> list[dict[str, int]]:
                 found.append({"k": heads * numbers["qk_nope_head_dim"], "v": heads * numbers["v_head_dim"]})
         if found:
             break
+    if not found:  # one head, of the width of the layer that follows
+        found = [
+            dict.fromkeys("qkv", width) for width in _widths_after(model.get_submodule(".".join(path[:-1])), weight)
+        ]
     return found
