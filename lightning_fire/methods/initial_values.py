@@ -12,6 +12,7 @@ from lightning_fire.methods.base.all_or_nothing import distinct, restore
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
+from lightning_fire.where.layers import plain
 
 
 def initial_values(model: nn.Module) -> dict[str, Tensor]:
@@ -95,7 +96,14 @@ def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
 
 def target_of(fresh_seed: int | None, model: nn.Module, training: Training) -> Mapping[str, Tensor]:
     """Return the values to reset to at this event: new random values from a seed, or with None the initial values."""
-    return training.initial() if fresh_seed is None else fresh_values(model, fresh_seed + training.event)
+    return initial_of(model, training) if fresh_seed is None else fresh_values(model, fresh_seed + training.event)
+
+
+def initial_of(model: nn.Module, training: Training) -> dict[str, Tensor]:
+    """Return the initial values by the present names, also if the model was compiled since they were taken."""
+    known = {plain(name): value for name, value in training.initial().items()}
+    names = {name: plain(name) for name in tensors_of(model)}
+    return {name: known[short] for name, short in names.items() if short in known}
 
 
 def check_values(values: Mapping[str, Tensor]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lightning_fire.functional import l2_init_gradient, l2_init_penalty
 from lightning_fire.methods.base.penalty import Penalty, PenaltyMethod
 from lightning_fire.methods.base.training import Training
+from lightning_fire.methods.initial_values import initial_of
 from lightning_fire.where import Parameters
 
 
@@ -43,7 +44,7 @@ class L2Init(PenaltyMethod):
 
     def begin(self, model: nn.Module, training: Training) -> "_Pull":
         """Select the parameters and their initial values."""
-        return _Pull(model, self.strength, self.selection, training.initial())
+        return _Pull(model, self.strength, self.selection, initial_of(model, training))
 
 
 class _Pull(Penalty):

@@ -5,13 +5,25 @@ import dataclasses
 
 import pytest
 import torch
+from every_method import made
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from lightning_fire import Log, fire_, full_reset_, shrink_and_perturb_
 from lightning_fire.distributed import gathered
-from lightning_fire.methods import FIRE, Loop, fresh_values, reset_optimizer_state
+from lightning_fire.methods import (
+    DASH,
+    FIRE,
+    METHODS,
+    EventMethod,
+    L2Init,
+    Loop,
+    ReDo,
+    WeightProjection,
+    fresh_values,
+    reset_optimizer_state,
+)
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import planned
 
@@ -137,6 +149,22 @@ def test_the_weights_of_a_sharded_model_are_replaced_without_shared_work(tmp_pat
     fire_(plain)
     for name, value in plain.named_parameters():
         torch.testing.assert_close(weights[name], value.detach())
+
+
+@pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="torch 2.6 shards on GPUs alone")
+def test_a_method_that_needs_whole_weights_refuses_sharded_ones(tmp_path):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.ReLU())
+    model.add_module("head", nn.Linear(4, 4))
+    distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        refused = [kind for kind in METHODS if not made(kind).acts_on_shards]
+        assert {WeightProjection, L2Init, ReDo, DASH} <= set(refused)
+        for method in map(made, refused):
+            with pytest.raises(ValueError, match=f"{type(method).__name__} needs whole weights"):
+                (method if isinstance(method, EventMethod) else method.attach)(model, Loop())
+    finally:
+        distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize(("error", "calls"), [(OSError("gone"), 1), (KeyboardInterrupt(), 2), (SystemExit(), 2)])

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from lightning_fire.distributed import rank, show_warning
+from lightning_fire.distributed import is_sharded, rank, show_warning
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
 from lightning_fire.methods.base.averages import followers, unknown_copies
 from lightning_fire.methods.base.change import Change, measured
@@ -94,6 +94,15 @@ class Method:
         selection = self.selection
         return "" if selection is None else f"{type(self).__name__}(where={selection})\n{selection.select(model)}"
 
+    def _require_whole(self, model: nn.Module) -> None:
+        """Raise a ValueError if the weights of a model are sharded, and this method needs whole ones."""
+        check_model(model)
+        if not self.acts_on_shards and any(map(is_sharded, model.parameters())):
+            raise ValueError(
+                f"{type(self).__name__} needs whole weights, and those of {type(model).__name__} are sharded (DTensor):"
+                " use data parallelism without shards, or FIRE, or FullReset or ShrinkAndPerturb with initial values"
+            )
+
     @property
     def identity(self) -> str:
         """What distinguishes it from other methods of its class in a checkpoint, the same in every process."""
@@ -162,6 +171,7 @@ class EventMethod(Method):
                 model is unchanged then.
         """
         training = _checked(training)
+        self._require_whole(model)
         with _only_looking(model):
             change = planned(self, model, training)
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
@@ -209,6 +219,7 @@ class StepMethod(Method):
             ValueError: If nothing is selected, or the optimizers train nothing of it.
         """
         training = _checked(training)
+        self._require_whole(model)
         with _only_looking(model), trained_by(model, training.optimizers, training.paused):
             return self.begin(model, training)
 
