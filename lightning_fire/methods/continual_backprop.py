@@ -107,7 +107,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
         chosen = []
         for layer, statistics, (mean_abs, mean) in zip(self.layers, self.statistics, means, strict=True):
             utility = contribution_utility(mean_abs, _outgoing_magnitude(layer).to(device))
-            statistics.end_step(utility.to(statistics.mean.device), mean.to(statistics.mean.device), self.decay)
+            statistics.end_step(utility.to(statistics.mean), mean.to(statistics.mean), self.decay)
             units = statistics.choose(self.rate, self.maturity, self.decay)
             if len(units):
                 chosen.append((layer, units))
@@ -151,8 +151,9 @@ class _Utilities:
         return {**averages, "age": self.age.clone(), "owed": self.owed}
 
     def update(self, activity: Tensor, batch_size: int) -> None:
-        size = torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=torch.float32)
-        self.sum_abs += size.to(self.sum_abs.device)  # the next layer may be on another one
+        dtype = torch.promote_types(activity.dtype, torch.float32)
+        size = torch.linalg.vector_norm(activity, ord=1, dim=0, dtype=dtype)
+        self.sum_abs += size.to(self.sum_abs)  # the next layer may be on another device
         self.count += len(activity)
         if self.scores_activity:
             self.add_activity(activity, batch_size)

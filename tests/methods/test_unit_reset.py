@@ -86,3 +86,18 @@ def test_another_method_on_units_finds_them_and_its_passes_do_not_count(first, s
     for one, other in zip(before, at_work.statistics, strict=True):
         for name, value in vars(one).items():
             torch.testing.assert_close(getattr(other, name), value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("score", ["activation", "pre_activation"])
+def test_units_of_float64_weights_are_replaced(score, default):
+    model, x = network().double(), torch.ones(3, 2, dtype=torch.float64)
+    former = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        at_work = ContinualBackprop(1.0, maturity=0, score=score).attach(model, Loop(forward=lambda: model(x)))
+        model(x)
+        at_work.after_step()
+    finally:
+        torch.set_default_dtype(former)
+    assert at_work.metrics() == {"units": 12.0}
