@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, RMSprop
 
-from lightning_fire import HiddenUnits
+from lightning_fire import Change, HiddenUnits
 from lightning_fire.methods import reset_optimizer_state
-from lightning_fire.methods.base.unit_reset import plan_unit_resets
+from lightning_fire.methods.base.unit_reset import unit_resets
 
 OPTIONS = {
     "ASGD": {"t0": 0.0, "lambd": 0.01},  # averages from the first step
@@ -284,6 +284,29 @@ def test_a_new_copy_of_the_weight_is_made_in_evaluation_mode_too():
     torch.testing.assert_close(parameters[0], torch.ones(6, 5))
 
 
+class Adapts(MadeAtOnce):
+    """Changes its own learning rate."""
+
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            group["lr"] *= 1.1
+
+
+def test_an_optimizer_that_changes_its_settings_is_named():
+    with pytest.warns(UserWarning, match="next steps of Adapts differ"):
+        after_an_event(Adapts, slice(None))
+
+
+def test_an_optimizer_without_state_is_refused():
+    class Stateless(Optimizer):
+        def __init__(self, optimizer):
+            self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+    with pytest.raises(TypeError, match="must be an optimizer, or several of them, got Stateless"):
+        reset_optimizer_state(Stateless(Adam(weights())))
+
+
 class NeedsAModel(Adam):
     """Cannot be made from settings alone."""
 
@@ -363,7 +386,7 @@ def test_new_units_have_the_state_of_new_weights_and_others_keep_theirs(case):
     (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
     inner = getattr(optimizer, "base", optimizer)
     before = copy.deepcopy([dict(inner.state[p]) for p in net.parameters()])
-    plan_unit_resets([(layer, torch.tensor([1]))], 0, optimizer)()
+    Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, optimizer)).make()
     for parameter, old in zip(net.parameters(), before, strict=True):
         rows = {(4, 3): 1, (4,): 1, (2, 4): (slice(None), 1), (2,): slice(0)}[tuple(parameter.shape)]
         for name, start in starts.items():
@@ -396,5 +419,5 @@ def test_state_in_codes_is_left_with_a_warning():
     (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
     before = optimizer.state[net[0].weight]["codes"].clone()
     with pytest.warns(UserWarning, match="the state of Codes .* cannot begin again for some units"):
-        plan_unit_resets([(layer, torch.tensor([1]))], 0, optimizer)()
+        Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, optimizer)).make()
     assert torch.equal(optimizer.state[net[0].weight]["codes"], before)

@@ -206,7 +206,12 @@ def _works(call: Callable[[], None]) -> bool:
 
 def _steps_as_new(what: Known, every: bool) -> bool:
     old = new_like(what.root, small)
+    settings = [_copied(group) for group in old.param_groups]
     warm_up(old)
+    for group, former in zip(old.param_groups, settings, strict=True):
+        names = (arguments_of(old) & former.keys()) - {"params"}
+        if any(former[name] is not None and not _same(group[name], former[name]) for name in names):
+            return False  # steps change its settings, which stay
     parameters = in_order(old)
     chosen = parameters if every else parameters[::2]
     before = [parameter.detach().clone() for parameter in chosen]

@@ -68,7 +68,7 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_optimizer(thing: Any) -> bool:
-    if isinstance(thing, Optimizer):
-        return True
     state, groups = getattr(thing, "state", None), getattr(thing, "param_groups", None)
+    if isinstance(thing, Optimizer) and state is not None:
+        return True
     return isinstance(state, MutableMapping) and isinstance(groups, list) and all("params" in group for group in groups)
