@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, dataset, fitted, resumed_from, snapshots_of
+from small_training import PlainModule, assert_same_weights, dataset, fitted, snapshots_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_fire import DASH, AtEpochs, EveryNSteps, FIRECallback, Log, PlasticityCallback, PlasticityMonitor, ReDo
@@ -59,8 +59,11 @@ class Keeping(PlainModule):
         return super().training_step(batch[:2], batch_idx)
 
 
-def fit(module, loader, *callbacks, **options):
-    return fitted(*callbacks, module=module, data=None if loader is None else Given(loader), **options)
+def fit(module, loader, *callbacks, kind=None, **options):
+    if kind is not None:
+        torch.manual_seed(0)
+        module = kind()
+    return fitted(*callbacks, module=module, data=Given(loader), **options)
 
 
 class Given:
@@ -118,11 +121,12 @@ def vars_of(callback):
 
 
 def test_a_training_step_may_change_its_batch():
-    data = [list(batch) for batch in DataLoader(dataset(24), 6)]
     results = []
-    for callbacks in ([], [PlasticityMonitor(data_every_n_steps=1), FIRECallback(EveryNSteps(99))]):
-        loader = [[tensor.clone() for tensor in batch] for batch in data]
-        results.append(fit(Popping(), loader, *callbacks, max_epochs=1))
+    for callbacks in (
+        [],
+        [PlasticityMonitor(data_every_n_steps=1), PlasticityCallback(ReDo(threshold=0), EveryNSteps(2))],
+    ):
+        results.append(fit(None, DataLoader(dataset(24), 6), *callbacks, max_epochs=1, kind=Popping))
     assert_same_weights(*results)
     assert "plasticity/dormant_fraction" in results[1].trainer.callback_metrics
 
@@ -153,10 +157,9 @@ def test_a_resumed_loader_goes_on_also_if_the_optimizers_ask_for_its_length(tmp_
 
     def run(ckpt_path=None):
         saves = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
-        arguments = {} if ckpt_path is None else resumed_from(ckpt_path)
         options = {"max_epochs": 2, "reload_dataloaders_every_n_epochs": 0}
         loader = Stateful(Counting(), batch_size=6)
-        return fit(Asking(), loader, FIRECallback(AtEpochs([1])), saves, **options, **arguments)
+        return fit(None, loader, FIRECallback(AtEpochs([1])), saves, kind=Asking, ckpt_path=ckpt_path, **options)
 
     whole = run()
     resumed = run(tmp_path / "step=2.ckpt")
@@ -164,6 +167,7 @@ def test_a_resumed_loader_goes_on_also_if_the_optimizers_ask_for_its_length(tmp_
     assert_same_weights(whole, resumed)
 
 
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter`")
 def test_the_module_is_not_run_where_training_step_takes_the_iterator(caplog):
     class Iterating(PlainModule):
         def training_step(self, dataloader_iter):
