@@ -26,7 +26,6 @@ class Usage(NamedTuple):
     indexed: bool
 
 
-@cache
 def usages(kind: type) -> Mapping[str, Usage]:
     """Return how a class uses its parameters, by their names: those that it uses in matrix products, all in one way.
 
@@ -37,6 +36,11 @@ def usages(kind: type) -> Mapping[str, Usage]:
         >>> usages(nn.Linear)
         {'weight': Usage(layout='out_in', indexed=False)}
     """
+    return _usages(kind)
+
+
+@cache
+def _usages(kind: type) -> Mapping[str, Usage]:
     found: dict[str, set[Usage]] = {}
     for node in _nodes(kind):
         for operand, layout in _operands(node):

@@ -13,6 +13,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 from lightning_fire.methods.base.new_optimizer import arguments_of, in_order, new_like, small, step, unnoticed, warm_up
 from lightning_fire.methods.base.optimizers import Optimizers, leaves, listed, stepped_by, with_inner
 from lightning_fire.methods.base.seeded import seeded
+from lightning_fire.optim import UPGD, Muon
 
 Start = float | Literal["weight"] | None
 Path = tuple[Any, ...]
@@ -76,6 +77,12 @@ class Known:
         return self.as_new[every]
 
 
+_WITHOUT_SURPRISE = {
+    getattr(torch.optim, name, None)
+    for name in "SGD Adam AdamW NAdam RAdam RMSprop Adadelta SparseAdam Adafactor Muon".split()
+} | {Muon, UPGD}
+"""Classes that make the state of a parameter at its first step, of zeros, and nothing else."""
+
 _learned: WeakKeyDictionary[Any, tuple[list[Beginning | None], dict[bool, bool | None]]] = WeakKeyDictionary()
 
 
@@ -84,6 +91,10 @@ def known(optimizer: Optimizer) -> list[Known]:
 
     It is learned once for an optimizer, from steps of small ones of its class.
     """
+    if type(optimizer) in _WITHOUT_SURPRISE and not any(group.get("dampening") for group in optimizer.param_groups):
+        return [
+            Known(optimizer, [(optimizer, Beginning([{}] * len(optimizer.param_groups)))], {True: True, False: True})
+        ]
     parts = with_inner([optimizer])
     found, as_new = _learned.get(optimizer, ([], {}))
     if [len(each.groups) for each in found if each] != [len(part.param_groups) for part in parts] and found != [None]:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
@@ -196,7 +196,7 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
     averages = followers(model, change.values if method.remakes_network else {}, training.averages)
-    names = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: plain(name) for name, parameter in model.named_parameters()}
     check = Verification(change.values, names, training.optimizers).begin
     values = {**change.values, **copied, **averages.values}
     change = replace(change, report=report, values=values, left_out=left_out, check=check)

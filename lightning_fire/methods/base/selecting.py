@@ -37,7 +37,7 @@ def trained_by(
     check_model(model)
     given = listed(optimizers)
     stepped = parameters_of(given) if given else None
-    parameters = list(model.parameters())
+    parameters: list[Tensor] = list(model.parameters())
     if stepped is not None and not stepped.issuperset(parameters) and not stepped.issubset(parameters):
         stepped |= copies_in(given, parameters).keys()  # weights of which they step copies
     if of_averages := averaged(model):

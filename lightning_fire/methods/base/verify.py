@@ -156,21 +156,21 @@ class Verification:
                 return [(sample, True) for sample, is_held in found if is_held]
         return found
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _before(self, optimizer: Optimizer, *_: Any) -> None:
         for handle in self._handles[1::2]:
             handle.hooks_dict_ref().move_to_end(handle.id)  # from where `_after` can remove it
         if not (own := self._of(optimizer)) or _is_capturing():
             return
-        for sample, _ in own:
+        for sample, _held in own:
             now = sample.read()
             back = sample.is_back(now)
             if self._steps:  # a loop may copy into the weights what has been stepped elsewhere
                 back &= sample.is_far(optimizer)
             self._flags.append((sample, "after" if self._steps else "before", back))
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def _after(self, optimizer: Optimizer, *_: Any) -> None:
         plain = _is_plain(optimizer)
@@ -258,7 +258,8 @@ def _entries(tensor: Tensor) -> Tensor:
 
 
 def _norm(entries: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(entries)
+    length: Tensor = torch.linalg.vector_norm(entries)
+    return length
 
 
 def _is_plain(optimizer: Optimizer) -> bool:
