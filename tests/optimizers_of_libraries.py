@@ -142,7 +142,8 @@ def outcome(kind: Any, build: Build, with_graph: bool, every: bool) -> str:
             step(optimizer, weights, seed, with_graph)
             step(new, copies, seed, with_graph)
     except Exception as error:
-        return f"FAILED: {type(error).__name__}: {error}"
+        refused = str(error).startswith("`optimizers` must be")
+        return "refused" if refused else f"FAILED: {type(error).__name__}: {error}"
     if any(type(optimizer).__name__ in str(each.message) for each in told):
         return "warned"
     pairs = zip(replaced, copies, starts, strict=False)

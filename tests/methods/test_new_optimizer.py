@@ -298,6 +298,25 @@ def test_an_optimizer_that_changes_its_settings_is_named():
         after_an_event(Adapts, slice(None))
 
 
+class AdaptsWithoutState(Optimizer):
+    """SGD that changes its own learning rate."""
+
+    def __init__(self, params, lr=0.01):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["lr"] *= 1.1
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
+
+
+def test_an_optimizer_without_state_that_changes_its_settings_is_named():
+    with pytest.warns(UserWarning, match="next steps of AdaptsWithoutState differ"):
+        after_an_event(AdaptsWithoutState, slice(None))
+
+
 def test_an_optimizer_without_state_is_refused():
     class Stateless(Optimizer):
         def __init__(self, optimizer):

@@ -83,13 +83,14 @@ def _begin(what: Known, chosen: set[Tensor] | None) -> Iterator[str]:
     groups = [with_state.intersection(group["params"]) for group in what.root.param_groups]
     by_group = not any(beginning and (beginning.attributes or beginning.shared) for _, beginning in what.parts)
     every = chosen is None or (by_group and all(group <= chosen or group.isdisjoint(chosen) for group in groups))
-    if not with_state or (chosen is not None and with_state.isdisjoint(chosen)):
+    every |= not with_state
+    if chosen is not None and chosen.isdisjoint(with_state or stepped_by(what.root)):
         begin(what, chosen)
         return
     if not what.is_known:
         shown = [id(part.state) for part in with_inner([what.root]) if part is not what.root]
         begin(what, chosen)
-        if id(what.root.state) not in shown:
+        if with_state and id(what.root.state) not in shown:
             yield (
                 f"it cannot be found out what a new {kind} begins with, as none can be made from its settings alone or"
                 " stepped with gradients alone: its state is dropped, and its next steps may not be those of a new one"
