@@ -9,7 +9,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import PlainModule, assert_same_weights, dataset, fitted, snapshots_of
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from lightning_fire import DASH, AtEpochs, EveryNSteps, FIRECallback, Log, PlasticityCallback, PlasticityMonitor, ReDo
+from lightning_fire import (
+    DASH,
+    AtEpochs,
+    EveryNSteps,
+    FeatureRank,
+    FIRECallback,
+    Log,
+    PlasticityCallback,
+    PlasticityMonitor,
+    ReDo,
+)
 
 NO_CURVATURE = Log(curvature=False)
 
@@ -122,10 +132,7 @@ def vars_of(callback):
 
 def test_a_training_step_may_change_its_batch():
     results = []
-    for callbacks in (
-        [],
-        [PlasticityMonitor(data_every_n_steps=1), PlasticityCallback(ReDo(threshold=0), EveryNSteps(2))],
-    ):
+    for callbacks in ([], [PlasticityMonitor(data_every_n_steps=1), FeatureRank(lr=0.0, every_n_batches=2)]):
         results.append(fit(None, DataLoader(dataset(24), 6), *callbacks, max_epochs=1, kind=Popping))
     assert_same_weights(*results)
     assert "plasticity/dormant_fraction" in results[1].trainer.callback_metrics
@@ -167,7 +174,7 @@ def test_a_resumed_loader_goes_on_also_if_the_optimizers_ask_for_its_length(tmp_
     assert_same_weights(whole, resumed)
 
 
-@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter`")
+@pytest.mark.filterwarnings("ignore:You are using the `dataloader_iter`", "ignore:Found `dataloader_iter`")
 def test_the_module_is_not_run_where_training_step_takes_the_iterator(caplog):
     class Iterating(PlainModule):
         def training_step(self, dataloader_iter):

@@ -105,6 +105,7 @@ def test_the_initial_steps_are_done_when_training_starts(tmp_path):
     assert module.normalizer.count == 50
 
 
+@pytest.mark.filterwarnings("ignore:Events use 1 batch instead of")
 @pytest.mark.parametrize("kind", ["dqn", "sac"])
 @pytest.mark.parametrize(
     "method",
