@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 import torch
-from every_method import made
+from methods_table import made
 from pages import ROOT
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -156,8 +156,8 @@ def weights_after(method, context):
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.name)
 def test_contexts_change_no_method(kind, context):
     if context == "device" or kind not in (DASH, ReDo):  # whose forward passes run within the context
-        plain = weights_after(lambda: made(kind), contextlib.nullcontext)
-        assert_same(weights_after(lambda: made(kind), CONTEXTS[context]), plain)
+        plain = weights_after(lambda: made(kind, "head"), contextlib.nullcontext)
+        assert_same(weights_after(lambda: made(kind, "head"), CONTEXTS[context]), plain)
 
 
 @pytest.mark.parametrize("kind", [Muon, UPGD])

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from every_method import made
+from methods_table import made
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -158,9 +158,9 @@ def test_a_method_that_needs_whole_weights_refuses_sharded_ones(tmp_path):
     distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        refused = [kind for kind in METHODS if not made(kind).acts_on_shards]
+        refused = [kind for kind in METHODS if not made(kind, "head").acts_on_shards]
         assert {WeightProjection, L2Init, ReDo, DASH} <= set(refused)
-        for method in map(made, refused):
+        for method in (made(kind, "head") for kind in refused):
             with pytest.raises(ValueError, match=f"{type(method).__name__} needs whole weights"):
                 (method if isinstance(method, EventMethod) else method.attach)(model, Loop())
     finally:

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 import torch
-from every_method import made
+from methods_table import made
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
@@ -54,7 +54,7 @@ def losses(model, x):
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
 @pytest.mark.parametrize("kind", METHODS, ids=lambda kind: kind.name)
 def test_every_method_acts_on_several_devices(kind):
-    method = made(kind)
+    method = made(kind, "head")
     with FakeTensorMode(), contextlib.suppress(*READS):  # it gets as far as reading a value
         model, x = OnTwo(), torch.randn(4, 8, device="cuda:0")
         optimizer, initial = torch.optim.Adam(model.parameters(), foreach=False), methods.initial_values(model)
