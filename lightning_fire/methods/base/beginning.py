@@ -79,7 +79,7 @@ class Known:
 
 _WITHOUT_SURPRISE = {
     getattr(torch.optim, name, None)
-    for name in "SGD Adam AdamW NAdam RAdam RMSprop Adadelta SparseAdam Adafactor Muon".split()
+    for name in ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adadelta", "SparseAdam", "Adafactor", "Muon"]
 } | {Muon, UPGD}
 """Classes that make the state of a parameter at its first step, of zeros, and nothing else."""
 
