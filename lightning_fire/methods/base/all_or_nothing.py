@@ -1,6 +1,6 @@
 """All or nothing: a change is completed after Ctrl-C, and undone after an error."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,13 +58,22 @@ def same_tensors_after_error(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def same_optimizers_after_error(optimizers: Optimizers) -> Iterator[None]:
-    """Context manager: after an error, put dropped or replaced entries of states and groups of optimizers back.
+def same_optimizers_after_error(optimizers: Optimizers, touched: Collection[Tensor] | None) -> Iterator[None]:
+    """Context manager: after an error, put attributes, groups and states of optimizers back.
 
-    Tensors in them that are changed in place are not restored.
+    Args:
+        optimizers: One or several, and those that they wrap.
+        touched: Parameters whose state may be changed in place, too. None: all.
     """
     reached = with_inner(optimizers)
     former = [(kept, dict(kept)) for optimizer in reached for kept in _mappings_of(optimizer)]
+    states = [
+        state
+        for optimizer in reached
+        for key, state in optimizer.state.items()
+        if isinstance(state, Mapping) and (touched is None or key in touched)
+    ]
+    tensors = [value for state in states for value in state.values() if isinstance(value, Tensor)]
 
     def put_back() -> None:
         for kept, before in former:
@@ -72,7 +81,8 @@ def same_optimizers_after_error(optimizers: Optimizers) -> Iterator[None]:
             kept.update(before)
 
     try:
-        yield
+        with same_tensors_after_error(tensors):
+            yield
     except Exception:
         insist(put_back)
         raise
@@ -94,6 +104,7 @@ def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def _mappings_of(optimizer: Any) -> Iterator[Any]:
+    yield vars(optimizer)
     yield optimizer.state
     yield from (state for state in optimizer.state.values() if isinstance(state, Mapping))
     yield from optimizer.param_groups

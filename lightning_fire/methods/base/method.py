@@ -200,7 +200,8 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     check = Verification(change.values, names, training.optimizers).begin
     values = {**change.values, **copied, **averages.values}
     change = replace(change, report=report, values=values, left_out=left_out, check=check)
-    guard = partial(same_optimizers_after_error, training.optimizers)
+    rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
+    guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
     return change.followed_by(drop, averages.then, guard=guard)
 
 
