@@ -242,10 +242,10 @@ def test_draws_are_reproducible_and_leave_the_global_random_state():
 def test_a_look_without_a_reset_changes_nothing_in_the_whole_run(score):
     """No unit is below a threshold of 0 here."""
     callback = PlasticityCallback(
-        ReDo(threshold=0.0, where=HiddenUnits(include=["net.0"]), score=score), EveryNSteps(3)
+        ReDo(threshold=0.0, where=HiddenUnits(include=["net.0"]), score=score), EveryNSteps(4)
     )
     assert_same_weights(fitted(callback), fitted())
-    assert callback.num_events == 7
+    assert callback.num_events == 5
 
 
 def test_it_begins_with_its_chunk():

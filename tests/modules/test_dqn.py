@@ -148,8 +148,9 @@ def test_right_after_an_event_the_target_network_equals_the_trained_one(tmp_path
     observations, said = torch.randn(50, 3), {}
 
     class Watched(DQN):
-        def on_train_epoch_start(self):  # after the callbacks
-            said[self.current_epoch] = self.net(observations).detach(), self.target_net(observations)
+        def on_train_batch_start(self, batch, batch_idx):  # after the callbacks
+            if batch_idx == 0:
+                said[self.current_epoch] = self.net(observations).detach(), self.target_net(observations)
 
     event = copy.deepcopy(EVENTS[name])
     module = Watched(MLP(3, [16, 2]), target_update_period=7, targets_follow=follow)

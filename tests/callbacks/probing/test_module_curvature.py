@@ -144,36 +144,6 @@ def test_the_monitor_and_an_event_use_the_same_samples():
     )
 
 
-class Scaling(Callback):
-    """Changes the weights without a change of autograd's version counters."""
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        for parameter in pl_module.parameters():
-            parameter.data.mul_(1.5)
-
-
-@pytest.mark.parametrize("between", [[], [Scaling()]])
-@pytest.mark.parametrize("several", [False, True])
-def test_the_value_between_two_events_is_computed_once(monkeypatch, between, several):
-    found = []
-
-    def noted(*args, **kwargs):
-        found.append(module_curvature(*args, **kwargs))
-        return found[-1]
-
-    monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
-    reset = Snapshots(FullReset(), AtEpochs([1, 2]))
-    fire = Snapshots(FIRE(), AtEpochs([1, 2] if several else [1]))
-    module = fitted(reset, *between, fire, module=Smooth())
-    for (*_, first), (before, _, second) in zip(reset.seen, fire.seen, strict=False):
-        same = second["fire/lambda_max_before"] == first["full_reset/lambda_max_after"]
-        assert same is (not between)
-        batch = first_batch(second is not fire.seen[0][2])
-        assert second["fire/lambda_max_before"] == pytest.approx(exact_lambda_max(module, before, batch), rel=2e-3)
-    events = 4 if several else 3
-    assert len(found) == 2 * events - (0 if between else len(fire.seen))
-
-
 class Pair(NamedTuple):
     x: torch.Tensor
     y: object
@@ -353,7 +323,6 @@ class Manual(PlainModule):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"data": StreamData()}, "the data of DataLoader may be readable only once, and training needs it"),
         (
             {"module": Manual()},
             "the training_step of manual optimization takes optimizer steps by itself; say",
