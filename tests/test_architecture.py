@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "where": {"where", "distributed"},
     "metrics": {"functional", "metrics"},
     "optim": {"functional", "where", "optim"},
-    "methods": {"functional", "when", "where", "methods", "distributed"},
+    "methods": {"functional", "when", "where", "methods", "optim", "distributed"},
     "callbacks": {
         "_lightning",
         "callbacks",
@@ -129,7 +129,7 @@ def foreign_private_names(source: str) -> list[str]:
         if isinstance(node, ast.Attribute) and is_private(node.attr) and ast.unparse(node.value) not in OWN:
             found.append(ast.unparse(node))
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in BY_NAME:
-            thing, name = node.args[:2]
+            thing, name = [*node.args, ast.Constant(None)][:2]
             if isinstance(name, ast.Constant) and is_private(name.value) and ast.unparse(thing) not in OWN:
                 found.append(ast.unparse(node))
         elif isinstance(node, ast.ImportFrom) and not node.module.startswith("lightning_fire"):

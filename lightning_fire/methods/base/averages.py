@@ -107,47 +107,50 @@ def averaged(model: nn.Module) -> set[Tensor]:
     return {parameter for one in found if (inner := _inner(one)) is not None for parameter in inner.parameters()}
 
 
+@torch.no_grad()
 def unknown_copies(model: nn.Module) -> list[str]:
     """Say which parts of a model may be averages that do not begin again, in at most one sentence.
 
-    They are parts, buffers, or tensors in attributes, with the shapes of a trained part, which no optimizer trains.
+    They are parts, buffers, or tensors in attributes, with the shapes of a trained part and values near its values, as
+    those of an average are and those of a teacher are not, which no optimizer trains.
     """
     known = averaged(model)
     parts = {plain(path): part for path, part in model.named_modules()}
-    shapes = {path: {name: p.shape for name, p in part.named_parameters()} for path, part in parts.items()}
     trained = [
-        shapes[path]
-        for path, part in parts.items()
-        if any(len(shape) > 1 for shape in shapes[path].values())
-        and not any(why_not_trained(parameter) for parameter in part.parameters())
+        weights
+        for weights in ([*part.parameters()] for part in parts.values())
+        if any(weight.ndim > 1 for weight in weights) and not any(map(why_not_trained, weights))
     ]
-    in_order = [list(shape.values()) for shape in trained]
     found: list[str] = []
     for path, part in parts.items():
         if is_average(part) or known.intersection(part.parameters()):
             continue
-        inside = any(path.startswith(f"{other}.") for other in found)
-        if (
-            shapes[path] in trained
-            and not inside
-            and "target" not in path
-            and all(map(why_not_trained, part.parameters()))
-        ):
+        weights, inside = list(part.parameters()), any(path.startswith(f"{other}.") for other in found)
+        if not inside and "target" not in path and all(map(why_not_trained, weights)) and _is_near(weights, trained):
             found.append(path)
         buffers = {name: buffer for name, buffer in part.named_buffers(recurse=False) if buffer.is_floating_point()}
-        if [buffer.shape for buffer in buffers.values()] in in_order:
+        if _is_near(list(buffers.values()), trained):
             found += [f"{path}.{name}".strip(".") for name in buffers]
         for name, value in vars(part).items():
             kept = None if name.startswith("_") or is_average(value) else _named(value)
-            tensors = kept.values() if isinstance(kept, Mapping) else kept or ()
-            if [tensor.shape for tensor in tensors] in in_order:
+            if _is_near(list(kept.values() if isinstance(kept, Mapping) else kept or ()), trained):
                 found.append(f"{path}.{name}".strip("."))
     if not found:
         return []
     return [
-        f"does not restart {some(found, most=3)}: as large as what is trained, and not trained itself. An average of"
-        " the weights keeps the old ones, unless it is given as averages=…, or copied from them in `sync_targets()`"
+        f"does not restart {some(found, most=3)}: near what is trained, and not trained itself. An average of the"
+        " weights keeps the old ones, unless it is given as averages=…, or copied from them in `sync_targets()`"
     ]
+
+
+def _is_near(tensors: Sequence[Tensor], trained: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether tensors have the shapes of those of a trained part, and are nearer to them than to zero."""
+    shapes = [tensor.shape for tensor in tensors]
+    alike = [weights for weights in trained if [weight.shape for weight in weights] == shapes]
+    return bool(tensors) and any(
+        sum(map(_distance, tensors, weights)) < 0.5 * sum(float(local(weight).float().norm()) for weight in weights)
+        for weights in alike
+    )
 
 
 def _inner(average: Any) -> nn.Module | None:
