@@ -87,7 +87,7 @@ def estimate(entry: Mapping[str, Any]) -> tuple[float, Interval | None]:
     first = numbers(cell(link, entry["row"], column, table))
     if "minus" not in entry:
         return first[0], (first[1], first[2])
-    other = numbers(cell(link, entry["minus"], column, entry.get("minus_table", table)))
+    other = numbers(cell(link, entry["minus"], column, table))
     if len(first) < 2 or len(other) < 2:
         return first[0] - other[0], None
     parts = [first[1] ** 2 / seeds, other[1] ** 2 / seeds]

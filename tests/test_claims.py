@@ -48,7 +48,7 @@ def test_links_of_the_page_exist():
 
 def test_entries_have_what_they_need_and_no_more():
     for entry in EVIDENCE:
-        keys = entry.keys() - {"scale", "link", "what", "unit", "table", "minus_table", "part", "beside"}
+        keys = entry.keys() - {"scale", "link", "what", "unit", "table", "part", "beside"}
         sides = keys & {"above", "below", "within"}
         assert keys == {"holds"} or (
             len(sides) == 1 and keys - sides - {"minus"} in ({"seeds", "quote"}, {"seeds", "row", "column"})

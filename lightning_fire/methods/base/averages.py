@@ -96,7 +96,9 @@ def is_average(thing: Any) -> bool:
     """Return whether an object is an average of weights, by its attributes."""
     if isinstance(thing, type) or not hasattr(thing, "__dict__"):
         return False
-    attributes = {*vars(thing), *getattr(thing, "_buffers", ()), *getattr(thing, "_modules", ())}
+    attributes = set(vars(thing))
+    if isinstance(thing, nn.Module):
+        attributes |= {name for name, _ in [*thing.named_buffers(recurse=False), *thing.named_children()]}
     counted = attributes.intersection((*_COUNTERS, *_DECAYS))
     return bool(counted) and (_inner(thing) is not None or _named(thing) is not None)
 

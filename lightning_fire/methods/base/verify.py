@@ -90,14 +90,14 @@ class Verification:
         names: Mapping[Tensor, str] | None = None,
         optimizers: Optimizers = (),
     ):
-        self._samples = [
+        self.samples = [
             sample
             for tensor, new in (values or {}).items()
             if tensor in (names or {}) and (sample := _sample((names or {})[tensor], tensor, new))
         ]
         self._optimizers = list(optimizers) if isinstance(optimizers, Sequence) else with_inner(optimizers)
         self._handles: list[Any] = []  # two for each optimizer, before and after its steps
-        self._hooked: dict[int, Optimizer] = {}
+        self.hooked: dict[int, Optimizer] = {}
         self._held: set[_Sample] = set()
         self._steps = 0
         self._seen: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
@@ -105,21 +105,21 @@ class Verification:
 
     def begin(self) -> None:
         """Wait for the next step of the weights, instead of an earlier check of them. A second call does nothing."""
-        if self._handles or not self._samples:
+        if self._handles or not self.samples:
             return
         hooked = {id(step_hooks(each)): each for each in with_inner(self._optimizers) if step_hooks(each) is not None}
         if self._optimizers and not hooked:
             return  # of another library
-        own = {sample.weight() for sample in self._samples}
+        own = {sample.weight() for sample in self.samples}
         for other in list(_waiting):  # one for each optimizer: the last hook alone can be removed while hooks run
-            kept = [sample for sample in other._samples if sample.weight() not in own]
-            if hooked.keys() == other._hooked.keys() or not hooked.keys().isdisjoint(other._hooked):
-                self._samples, kept, hooked = [*self._samples, *kept], [], other._hooked | hooked
-            other._samples = kept
+            kept = [sample for sample in other.samples if sample.weight() not in own]
+            if hooked.keys() == other.hooked.keys() or not hooked.keys().isdisjoint(other.hooked):
+                self.samples, kept, hooked = [*self.samples, *kept], [], other.hooked | hooked
+            other.samples = kept
             other.close(unless_waiting=True)
-        self._optimizers, self._hooked = [], hooked
+        self._optimizers, self.hooked = [], hooked
         held = parameters_of(list(hooked.values()))
-        self._held = {sample for sample in self._samples if sample.weight() in held}
+        self._held = {sample for sample in self.samples if sample.weight() in held}
         for each in hooked.values():
             self._handles += [each.register_step_pre_hook(self._before), each.register_step_post_hook(self._after)]
         if not hooked:
@@ -131,12 +131,12 @@ class Verification:
 
     def close(self, unless_waiting: bool = False) -> None:
         """End the check; with `unless_waiting`, only if no weight is left to look at."""
-        self._samples = [s for s in self._samples if unless_waiting and s.weight() is not None]
-        if self._samples:
+        self.samples = [s for s in self.samples if unless_waiting and s.weight() is not None]
+        if self.samples:
             return
         for handle in self._handles:
             handle.remove()
-        self._handles, self._hooked, self._held, self._flags = [], {}, set(), []
+        self._handles, self.hooked, self._held, self._flags = [], {}, set(), []
         if self in _waiting:
             _waiting.remove(self)
 
@@ -149,7 +149,7 @@ class Verification:
         In its first two steps it may also turn out to hold copies of weights that it does not hold itself.
         """
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        found = [(sample, id(sample.weight()) in held) for sample in self._samples]
+        found = [(sample, id(sample.weight()) in held) for sample in self.samples]
         if not all(is_held for _, is_held in found):
             self._seen[optimizer] = self._seen.get(optimizer, 0) + 1
             if self._seen[optimizer] > 4:  # before and after a step
@@ -182,10 +182,10 @@ class Verification:
         self._steps += 1
         if own and not _is_capturing():
             self._look(optimizer, own, plain)
-        lasts = not self._hooked or self._seen.get(optimizer, 0) <= 4
-        self._samples = [
+        lasts = not self.hooked or self._seen.get(optimizer, 0) <= 4
+        self.samples = [
             sample
-            for sample in self._samples
+            for sample in self.samples
             if sample.steps < 2 and sample.looks < _LOOKS and self._steps < _STEPS and (lasts or sample in self._held)
         ]
         self.close(unless_waiting=True)
