@@ -27,6 +27,8 @@ class RankAscent:
         forward: Runs it once, on any batch, to find its units.
         lr: Learning rate of these steps, at least 0.
         where: The units whose features count. Default: `HiddenUnits()`, all that can be resolved.
+        ranks: Number of processes that train together, over which gradients are averaged. Default: all of
+            `torch.distributed`, 1 without it.
 
     Raises:
         ValueError: If `lr` is below 0, or `where` finds no units.
