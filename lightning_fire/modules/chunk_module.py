@@ -21,10 +21,10 @@ class ChunkModule(pl.LightningModule):
     A subclass writes `_values_at_new_data`, to log after the validation batches.
     """
 
-    def on_train_epoch_start(self) -> None:
-        """Evaluate where a chunk begins; Lightning calls the callbacks before."""
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Evaluate where a chunk begins; Lightning calls the callbacks, which act at its first batch, before."""
         data, epoch = undeclared(self.trainer).datamodule, self.current_epoch
-        if epoch and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
+        if epoch and batch_idx == 0 and offers(data, HasChunkAt) and data.chunk_at(epoch) != data.chunk_at(epoch - 1):
             self._measure_at_new_data()
 
     @torch.no_grad()

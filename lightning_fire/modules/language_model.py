@@ -135,6 +135,7 @@ class LanguageModel(ChunkModule):
         return loss
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        super().on_train_batch_start(batch, batch_idx)
         if self._began == 0.0:
             self._began = self._now()
 
