@@ -69,8 +69,8 @@ class Around(pl.Callback):
     def on_train_epoch_start(self, trainer, pl_module):
         trainer.save_checkpoint(self.path)
 
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch_idx == 0:
+    def on_before_backward(self, trainer, pl_module, loss):
+        if trainer.fit_loop.batch_idx == 0:
             self.state = {key: value.clone() for key, value in pl_module.state_dict().items()}
 
 

@@ -88,9 +88,9 @@ def watched(callback):
     training, seen = callback._training, []
     act = training.act
 
-    def watch(time):
+    def watch(*event):
         before = copy.deepcopy(training.model.state_dict())
-        values = act(time)
+        values = act(*event)
         states = {parameter for optimizer in training.optimizers for parameter in optimizer.state}
         kept = {name for name, parameter in training.model.named_parameters() if parameter in states}
         seen.append((before, kept))
