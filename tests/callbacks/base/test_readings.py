@@ -29,19 +29,13 @@ class Reader(Callback):
     def on_train_start(self, trainer, pl_module):
         self.progress.start(trainer)
 
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.read(trainer, True)
-
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.read(trainer, False)
+        self.clocks.append(self.progress.read(trainer))
+        if self.events(self.clocks[-1]):
+            self.progress.note_event(self.clocks[-1])
 
     def on_train_batch_end(self, trainer, *args):
         self.progress.tick(trainer)
-
-    def read(self, trainer, epoch_start):
-        self.clocks.append(self.progress.read(trainer, epoch_start))
-        if self.events(self.clocks[-1]):
-            self.progress.note_event(self.clocks[-1])
 
     def state_dict(self):
         return self.progress.state_dict()
@@ -53,9 +47,9 @@ class Reader(Callback):
 def times(first_epoch, end_epoch):
     """Epoch, step and whether an epoch starts, at each reading."""
     return [
-        (epoch, epoch * BATCHES + max(0, reading - 1), reading == 0)
+        (epoch, epoch * BATCHES + batch, batch == 0)
         for epoch in range(first_epoch, end_epoch)
-        for reading in range(BATCHES + 1)
+        for batch in range(BATCHES)
     ]
 
 
