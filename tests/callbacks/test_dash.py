@@ -10,7 +10,6 @@ from small_training import (
     dataset,
     fitted,
     snapshots_of,
-    state_of,
     trainer,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_fire import DASH, AtEpochs, PlasticityCallback
+from lightning_fire.methods import Change
 
 Snapshots = snapshots_of(PlasticityCallback)
 LAYERS = ("net.0", "net.3", "net.5")
@@ -93,13 +93,11 @@ class Shuffled(GrowingData):
 class Looks(PlasticityCallback):
     """Looks, and changes nothing."""
 
-    def act(self, trainer, pl_module):
-        before = state_of(pl_module)
+    def plan(self, trainer, pl_module):
         gradients = [parameter.grad for parameter in pl_module.parameters()]
-        values = super().act(trainer, pl_module)
+        super().plan(trainer, pl_module)
         self.gradients_stay = all(p.grad is g for p, g in zip(pl_module.parameters(), gradients, strict=True))
-        pl_module.load_state_dict(before)
-        return values
+        return Change({})
 
 
 def test_looking_leaves_training_unchanged(tmp_path):
