@@ -51,7 +51,7 @@ class EpochSampler(DistributedSampler[Any]):
         if self.shuffle:
             seeded = torch.Generator("cpu").manual_seed(self.seed + self.epoch)
             numbers = torch.randperm(size, device="cpu", generator=seeded)
-        places = torch.arange(self.rank, self.total_size, self.num_replicas, device="cpu")
+        places = self.rank + self.num_replicas * torch.arange(self.num_samples, device="cpu")
         own = places % size  # the end repeats the first ones
         return numbers[own[self.skip :]]
 
