@@ -94,7 +94,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         if stage == "fit" and trainer is not None and not trainer.fast_dev_run:
             self._check(trainer)
         self._load_once()
-        self._train_loader = self._test_loader = None
+        self._train_loader = self._test_loader = self._position = None
 
     def _check(self, trainer: Any) -> None:
         reload_every = trainer.reload_dataloaders_every_n_epochs
