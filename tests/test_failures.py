@@ -206,6 +206,28 @@ def test_an_event_whose_log_cannot_be_written_is_done_once(tmp_path, whole, name
     assert_continues(tmp_path / f"{checkpoint}.ckpt", whole)
 
 
+@pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
+@pytest.mark.parametrize("hook", ["on_before_batch_transfer", "on_train_batch_start", "training_step"])
+@pytest.mark.parametrize("step", [6, 8])
+def test_a_batch_whose_training_fails_is_trained_on_after_a_resume(tmp_path, whole, hook, step):
+    """The first one of an epoch and a later one: it was handed out before the checkpoint was written."""
+
+    class Fails(Validated):
+        pass
+
+    def fails(self, *args, **options):
+        if self.trainer.global_step == step:
+            raise OSError("out of order")
+        return getattr(super(Fails, self), hook)(*args, **options)
+
+    setattr(Fails, hook, fails)
+    with pytest.raises(OSError, match="out of order"):
+        run(*methods(), SavesOnFailure(tmp_path), kind=Fails)
+    own = methods()
+    assert_same_weights(run(*own, ckpt_path=tmp_path / "now.ckpt"), whole)
+    assert [method.num_events for method in own] == [2] * len(own)
+
+
 # --- a full disk -----------------------------------------------------------------------------------------------------
 
 

@@ -145,7 +145,11 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current chunk, for tests of a checkpoint, and the position in its training data."""
-        return {"chunk": self.chunk, "position": self._train_loader and self._train_loader[1].state_dict()}
+        position, trainer = self._train_loader and self._train_loader[1].state_dict(), self.trainer
+        if position and trainer is not None and position["epoch"] == trainer.current_epoch:
+            # A batch that was handed out has not been trained on, if an event before it, or its training, has failed.
+            position["batches"] = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).processed
+        return {"chunk": self.chunk, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the chunk of a checkpoint that is tested or validated, and the position of one that is trained."""

@@ -147,8 +147,10 @@ class ResumableLoader(DataLoader[Any]):
         return {"epoch": epoch, "batches": batches}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Skip the batches already handed out, only in that epoch."""
-        self._resume_from = (state_dict["epoch"], state_dict["batches"])
+        """Skip the batches already handed out, only in that epoch; the first of several positions in it counts."""
+        epoch, batches = state_dict["epoch"], state_dict["batches"]
+        known, done = self._resume_from
+        self._resume_from = (epoch, min(batches, done) if known == epoch else batches)
 
 
 def num_batches(num_samples: int, batch_size: int, num_replicas: int = 1) -> int:
