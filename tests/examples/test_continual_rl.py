@@ -88,10 +88,10 @@ def test_a_method_acts_at_each_change_and_only_then(example, method, monkeypatch
             super().__init__(method, when)
             self.act, self._training.act = self._training.act, self.watch
 
-        def watch(self, time):
+        def watch(self, time, *options):
             model, optimizer = self.model.policy, self.model.policy.optimizer
             before = {name: value.clone() for name, value in model.state_dict().items()}
-            done = self.act(time)
+            done = self.act(time, *options)
             moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
             events.append(
                 (self.num_timesteps, moved, len(optimizer.state), model.state_dict()["action_net.weight"].clone())
