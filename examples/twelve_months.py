@@ -102,7 +102,8 @@ def callback_of(method: str, month: int) -> list:
     """Return the one line that the methods differ in. Month 0 begins with new weights: there is nothing to change."""
     if month == 0 or method in ("going_on", "from_scratch"):
         return []
-    when, log = AtNewData(skip_first=False), Log(name="event", curvature=False)
+    log = Log(name="event", curvature=False, validation_batches=1)  # a batch has all images held out of a month
+    when = AtNewData(skip_first=False)
     if method == "shrink_and_perturb":
         return [PlasticityCallback(ShrinkAndPerturb(fresh_seed=month), when, log=log)]
     return [FIRECallback(when, scale="procrustes" if method == "fire_procrustes" else "paper", log=log)]
