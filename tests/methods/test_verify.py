@@ -161,6 +161,20 @@ def test_masters_of_equal_weights_are_told_apart_by_their_order():
     assert not torch.equal(masters[0], masters[1])
 
 
+@pytest.mark.parametrize("event", [FIRE(), FullReset(fresh_seed=0), ShrinkAndPerturb(strength=0.5, fresh_seed=0)])
+def test_what_an_optimizer_steps_beside_a_weight_does_not_follow(event):
+    """The members of an ensemble that began alike, each a model of its own."""
+    one = network(torch.float32)
+    other = copy.deepcopy(one)
+    optimizer = torch.optim.Adam([*one.parameters(), *other.parameters()])
+    before = copy.deepcopy(other.state_dict())
+    event(one, Loop(optimizer))
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    assert distance(matrices(one), matrices(other)) > 0.1
+    step(one, optimizer, 3)
+    assert hooks_of(optimizer) == 0
+
+
 @GIVEN
 def test_a_loop_that_copies_masters_after_the_step(given):
     model = network(torch.bfloat16)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fire.distributed import local
-from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
+from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of, stepped_by, with_inner
 
 _DEPTH = 6  # of containers and objects in an optimizer
 
@@ -19,8 +19,9 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
     """Find the copies of weights from which optimizers step: tensors of the same shape that round to the same values.
 
     They are looked for in everything that the optimizers hold, but their `state`. Weights that the optimizers do not
-    hold themselves have copies of higher precision alone: others belong to another model. Copies of weights with equal
-    values are told apart by their order.
+    hold themselves have copies of higher precision alone: others belong to another model. What one optimizer steps
+    beside a weight is no copy of it, as of another member of an ensemble. Copies of weights with equal values are told
+    apart by their order.
 
     Args:
         optimizers: One or several.
@@ -35,7 +36,7 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
     for optimizer in given:
         found += [tensor for tensor in _tensors(optimizer, set(), _DEPTH) if id(tensor) not in known]
         known |= {id(tensor) for tensor in found}
-    held = parameters_of(given)
+    held, beside = parameters_of(given), [stepped_by(optimizer) for optimizer in with_inner(given)]
     pairs = [
         (weight, tensor)
         for weight in own
@@ -45,6 +46,7 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
         and not (tensor.is_meta or weight.is_meta)
         and local(tensor).shape == local(weight).shape
         and (weight in held or torch.finfo(tensor.dtype).eps < torch.finfo(weight.dtype).eps)
+        and not any(weight in stepped and tensor in stepped for stepped in beside)
     ]
     if not pairs:
         return {}
