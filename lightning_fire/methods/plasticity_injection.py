@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lightning_fire._private import BatchNorms, Dropouts, children_of, tree_map
 from lightning_fire.contracts import HasSyncTargets, offers
+from lightning_fire.methods.base.averages import averages_in, networks_of
 from lightning_fire.methods.base.change import Change, require_finite
 from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
@@ -19,6 +20,7 @@ from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, seed_of_draw, tensors_of
 from lightning_fire.where.argument import check_model
+from lightning_fire.where.layers import plain
 from lightning_fire.where.trained import UNTRAINED, leaves_out, why_not_trained
 
 
@@ -79,8 +81,15 @@ class PlasticityInjection(EventMethod):
         return f"{type(self).__name__}(head={self.head!r})\n{wrapper.trained}"
 
     def plan(self, model: nn.Module, training: Training) -> Change:
-        """Draw the new head."""
-        return _injection(model, self._heads, seed_of_draw(self.seed, training.event))
+        """Draw the new head, also in averages of the model that have it."""
+        networks = networks_of([*training.averages, *averages_in([model])])
+        copies = [
+            part
+            for network in networks
+            for path, part in network.named_modules()
+            if isinstance(part, InjectedHead) and f".{self.head}".endswith(f".{plain(path)}")
+        ]
+        return _injection(model, self._heads, seed_of_draw(self.seed, training.event), copies)
 
     @property
     def identity(self) -> str:
@@ -92,8 +101,8 @@ class PlasticityInjection(EventMethod):
         return [self.head] if self.target is None else [self.head, self.target]
 
 
-def _injection(model: nn.Module, heads: Sequence[str], seed: int) -> Change:
-    """Plan an injection into heads; the first is trained, another is its copy in a target network."""
+def _injection(model: nn.Module, heads: Sequence[str], seed: int, averages: Sequence["InjectedHead"]) -> Change:
+    """Plan an injection into heads; the first is trained, others are its copies in a target network and in averages."""
     wrappers = wrap_heads(model, heads)
     trained = wrappers[0].trained
     reasons = {name: why_not_trained(each) for name, each in trained.named_parameters()}
@@ -102,6 +111,7 @@ def _injection(model: nn.Module, heads: Sequence[str], seed: int) -> Change:
         raise ValueError(f"{heads[0]!r} cannot be re-initialized: it is {', '.join(sorted({*reasons.values()}))}")
     for head, wrapper in zip(heads, wrappers, strict=True):
         require_finite({f"{head}.{name}": tensor for name, tensor in wrapper.trained.named_parameters()})
+    wrappers += [average for average in dict.fromkeys(averages) if average not in wrappers]
     injections = [wrapper.prepared_injection(seed, kept) for wrapper in wrappers]
     held = 2 * (len(wrappers[0].frozen) + 1) * sum(tensor.numel() for tensor in tensors_of(trained).values())
     left_out = [f"{heads[0]}.{name}" for name, reason in reasons.items() if reason == UNTRAINED]

@@ -103,10 +103,15 @@ def is_average(thing: Any) -> bool:
     return bool(counted) and (_inner(thing) is not None or _named(thing) is not None)
 
 
+def networks_of(averages: Iterable[Any]) -> list[nn.Module]:
+    """Return the averaged networks of averages that have one, and those that are networks."""
+    found = (_inner(one) if is_average(one) else one for one in averages)
+    return [network for network in found if isinstance(network, nn.Module)]
+
+
 def averaged(model: nn.Module) -> set[Tensor]:
     """Return the parameters of the averages that a model holds: no optimizer trains them."""
-    found = averages_in([model])
-    return {parameter for one in found if (inner := _inner(one)) is not None for parameter in inner.parameters()}
+    return {parameter for network in networks_of(averages_in([model])) for parameter in network.parameters()}
 
 
 @torch.no_grad()

@@ -91,6 +91,26 @@ def test_the_average_of_an_injected_head_restarts():
     assert len(averaging._average_model.module.net[5].frozen) == len(module.net[5].frozen) == 1
 
 
+@needs_ema
+def test_an_injection_alone_changes_the_output_of_no_average():
+    """The average goes on from its own old weights."""
+    averaging, outputs, x = callbacks.EMAWeightAveraging(decay=0.99), [], torch.randn(5, 8)
+
+    class Watched(PlasticityCallback):
+        def act(self, trainer, pl_module):
+            average, own = averaging._average_model.module.net[5], pl_module.net[5]
+            before = average(x)
+            values = super().act(trainer, pl_module)
+            outputs.append((before, average(x), own(x)))
+            assert torch.equal(average.trained.weight, own.trained.weight)
+            return values
+
+    fitted(Watched(PlasticityInjection("net.5")), averaging, data=GrowingData((2, 2)), max_epochs=3)
+    ((before, after, own),) = outputs
+    torch.testing.assert_close(after, before)
+    assert not torch.allclose(after, own)
+
+
 def test_stochastic_weight_averaging_restarts():
     averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
     module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
