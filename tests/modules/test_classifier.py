@@ -180,8 +180,18 @@ def test_accuracy_at_new_data_is_that_of_the_network_after_the_event(tmp_path):
     start = Classifier(net(), 4).eval()
     pixels, labels = images(24, 1).tensors
     expected = (start((pixels / 255 - MEAN[0]) / STD[0]).argmax(1) == labels).float().mean().item()
-    _, log = run(tmp_path, Continual(2, epochs=3), PlasticityCallback(FullReset()))
+
+    class Looks(Classifier):
+        def _evaluate_at_new_data(self, batch):
+            super()._evaluate_at_new_data(batch)
+            seen.append({name: value.clone() for name, value in self.net.state_dict().items()})
+
+    seen = []
+    torch.manual_seed(0)
+    module = Looks(net(), 4)
+    _, log = run(tmp_path, Continual(2, epochs=3), PlasticityCallback(FullReset()), module=module)
     assert logged(log, "val/accuracy_at_new_data") == [(12, pytest.approx(expected))]
+    assert seen and all(torch.equal(value, seen[0][name]) for name, value in start.net.state_dict().items())
 
 
 def test_accuracy_at_new_data_without_an_event_is_the_last_accuracy(tmp_path):
