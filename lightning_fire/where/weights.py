@@ -211,7 +211,7 @@ def selected_weights(
 ) -> Selection[WeightView]:
     """Return the selection of the views without a reason, and of how many matrices of the candidates they are."""
     taken = {view.name: view for view, reason in reasons.items() if not reason}
-    counted = f"{len(taken)} of {matrices_in(candidates)} weight matrices"
+    counted = f"{len(taken)} of {matrices_in(candidates, taken)} weight matrices"
     heads = ("parameter", "shape", "matrices")
     return Selection(taken, rows, heads, counted, preset=preset, left_out=left_out, untrained=untrained)
 
