@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.log import log_now, loss_scale
-from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.activations import gram_of_last_features
 from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, why_not_run
@@ -82,7 +82,7 @@ class PlasticityMonitor(MethodCallback):
         log: Log | None = None,
     ):
         super().__init__()
-        self.logs = Log() if log is None else log  # Lightning sets `log` of each callback
+        self.logs = log_of(log)  # Lightning sets `log` of each callback
         self.name = self.logs.name or type(self).name
         for argument in ("every_n_epochs", "data_every_n_steps", "num_batches"):
             if (value := locals()[argument]) is not None and value < 1:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
-from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.callbacks.base.new_data_messages import (
@@ -75,7 +75,7 @@ class EventCallback(MethodCallback):
 
     def __init__(self, when: Schedule | Sequence[Schedule] | None = None, log: Log | None = None, start_chunk: int = 0):
         super().__init__(start_chunk)
-        self.logs = Log() if log is None else log  # Lightning sets `log` of each callback
+        self.logs = log_of(log)  # Lightning sets `log` of each callback
         self.name = self.logs.name or type(self).name
         default = self.logs_curvature and self.logs.weights
         self.curvature = default if self.logs.curvature is None else self.logs.curvature

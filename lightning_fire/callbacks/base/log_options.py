@@ -36,3 +36,10 @@ class Log:
             raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
         if self.validation_batches < 0:
             raise ValueError(f"`validation_batches` must be at least 0, got {self.validation_batches}")
+
+
+def log_of(log: Log | None) -> Log:
+    """Return what to log, `Log()` for None; raise a TypeError for anything else."""
+    if log is not None and not isinstance(log, Log):
+        raise TypeError(f"`log` must be a Log, such as Log(name='fire_2'), got {log!r}")
+    return log or Log()

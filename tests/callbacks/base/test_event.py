@@ -646,3 +646,10 @@ def test_two_callbacks_with_names_of_their_own_may_act_at_the_same_time():
     two = [PlasticityCallback(FIRE()), PlasticityCallback(FIRE(steps=5), log=Log(name="fire_2"))]
     assert two[0].state_key != two[1].state_key
     fitted(two[0], two[1])
+
+
+@pytest.mark.parametrize("make", [FIRECallback, PlasticityMonitor])
+@pytest.mark.parametrize("log", [True, "fire", {"name": "fire"}, Log])
+def test_what_to_log_must_be_a_log(make, log):
+    with pytest.raises(TypeError, match=r"`log` must be a Log, such as Log\(name='fire_2'\), got "):
+        make(log=log)
