@@ -119,11 +119,11 @@ def test_a_method_that_is_added_later_continues_from_a_start_that_was_kept(compa
 
 
 @pytest.mark.slow
-def test_the_event_is_at_half_of_training(compared):
+def test_the_event_is_after_the_first_rollout_of_the_second_half(compared):
     scalars = read_curves(compared["branches"] / "fire" / "seed0")
     assert not any(key.startswith(("charts/", "losses/")) for key in scalars)  # too long a table
     assert scalars["train/environment_steps"][1].tolist() == [32, 48, 64, 80]
-    assert scalars["fire/event"][0].tolist() == [48]
+    assert scalars["fire/event"][0].tolist() == [56]
 
 
 def resets(*fractions: float) -> dict:
