@@ -166,10 +166,9 @@ class Verification:
             return
         for sample, _held in own:
             now = sample.read()
-            if self._steps:  # a loop may copy into the weights what has been stepped elsewhere
-                back = sample.is_back(now) & sample.is_far(optimizer)
-            else:  # a method of one's own may go on after an event, and end near the old values by chance
-                back = sample.is_back(now, _SAME)
+            # A method of one's own may go on after an event, and end near the old values by chance; later on a loop may
+            # copy into the weights what has been stepped elsewhere.
+            back = sample.is_back(now) & sample.is_far(optimizer) if self._steps else sample.is_back(now, _SAME)
             self._flags.append((sample, "after" if self._steps else "before", back))
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
