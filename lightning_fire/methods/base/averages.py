@@ -21,7 +21,6 @@ class Followers(NamedTuple):
 
     values: Mapping[Tensor, Tensor]
     then: Callable[[], None]
-    names: Sequence[str]
 
 
 @torch.no_grad()
@@ -41,7 +40,7 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
     given = list(averages)
     known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
     inside = {id(part) for average in known for part in _parts(average)}
-    new, resets, names = dict[Tensor, Tensor](), list[tuple[Any, str, Any]](), list[str]()
+    new, resets = dict[Tensor, Tensor](), list[tuple[Any, str, Any]]()
     for average in known:
         pairs = _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
         if pairs is None:
@@ -51,7 +50,6 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
         if not any(tensor in values for _, tensor in pairs):
             continue
         new |= {copy: values.get(tensor, tensor).detach() for copy, tensor in pairs}
-        names.append(type(average).__name__)
         for counter in _COUNTERS if average is not model and is_average(average) else ():
             value = getattr(average, counter, None)
             if isinstance(value, Tensor):
@@ -63,7 +61,7 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
         for reset in resets:
             setattr(*reset)
 
-    return Followers(new, then, names)
+    return Followers(new, then)
 
 
 def averages_in(things: Iterable[Any]) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -174,6 +174,9 @@ class EventMethod(Method):
         self._require_whole(model)
         with _only_looking(model):
             change = planned(self, model, training)
+            if self.remakes_network and change.values:  # adapters say it before training, in `check`
+                with _training_of(self, model, training):
+                    change = replace(change, left_out=[*change.left_out, *unknown_copies(model)])
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
 
 
@@ -181,12 +184,11 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     """Compute the change of an event, measured unless the method has done so, with the drop of optimizer state."""
     start = time.perf_counter()
     check_policy(method.optimizer_state)
-    with trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext():
+    with _training_of(method, model, training):
         change = method.plan(model, training)
         if not isinstance(change, Change):
             raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
         change = measured(change, model, training.measure)
-        left_out = [*change.left_out, *(unknown_copies(model) if method.remakes_network and change.values else ())]
     report = change.report or Report()
     if change.weights:
         report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
@@ -199,10 +201,15 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     names: dict[Tensor, str] = {parameter: plain(name) for name, parameter in model.named_parameters()}
     check = Verification(change.values, names, training.optimizers).begin
     values = {**change.values, **copied, **averages.values}
-    change = replace(change, report=report, values=values, left_out=left_out, check=check)
+    change = replace(change, report=report, values=values, check=check)
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
     guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
     return change.followed_by(drop, averages.then, guard=guard)
+
+
+def _training_of(method: EventMethod, model: nn.Module, training: Training) -> AbstractContextManager[Any]:
+    """Context manager: selections take only what the optimizers train, if the method changes weights."""
+    return trained_by(model, training.optimizers, training.paused) if method.changes_weights else nullcontext()
 
 
 class StepMethod(Method):
