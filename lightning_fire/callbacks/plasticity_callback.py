@@ -27,7 +27,7 @@ class PlasticityCallback(EventCallback):
     and after (`{name}/dfi_normalized_before`, `…_after`; the paper's, which depends on the scale, as
     `{name}.raw/dfi_before`, `…_after`), the squared Frobenius error (`{name}/sfe`, `{name}/sfe_normalized`) and
     `{name}/seconds`; the same per layer under `{name}.layers/`; what else the method reports; and for the network on
-    the first 16 samples of this batch the largest eigenvalue of the Hessian of its loss before and after,
+    the first 8 samples of this batch the largest eigenvalue of the Hessian of its loss before and after,
     `{name}/lambda_max_before` and `{name}/lambda_max_after`.
 
     A method that acts at every step, such as `L2Init`, logs what it measures, such as `{name}/penalty`, at the end of

@@ -47,7 +47,7 @@ class PlasticityMonitor(MethodCallback):
     epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
     `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets; with
     `Log(curvature=True)`, `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the
-    Hessian of its loss on the first 16 samples.
+    Hessian of its loss on the first 8 samples.
 
     `plasticity/seconds` is the time that all this took, and `plasticity/overhead` the sum of these times in this fit as
     a fraction of the rest. Per layer, under `plasticity.layers/`: both DfI and the dormant fraction. At the start of
@@ -62,7 +62,7 @@ class PlasticityMonitor(MethodCallback):
             known, 1. It keeps a copy of them until the epoch ends.
         units: The hidden units to evaluate. Default: `HiddenUnits()`, all that can be resolved.
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
-        log: What to log: with `curvature=True` also λ_max, at most 8 products with the Hessian. Default: `Log()`.
+        log: What to log: with `curvature=True` also λ_max, at most 5 products with the Hessian. Default: `Log()`.
 
     Raises:
         ValueError: If an argument is out of range, or, before training, if `where` matches no weight.

@@ -13,8 +13,8 @@ class Log:
             the weights and some matrix products: disable it where events occur every few steps.
         layers: Also log each layer separately, and in TensorBoard histograms of its singular values before and after an
             event, `{name}.singular_values_before/…` and `…_after/…`.
-        curvature: Log `{name}/lambda_max`, the largest eigenvalue of the Hessian of the loss on the first 16 samples of
-            the batch in hand, before and after an event: at most 16 products with the Hessian, each of 2 to 3
+        curvature: Log `{name}/lambda_max`, the largest eigenvalue of the Hessian of the loss on the first 8 samples of
+            the batch in hand, before and after an event: 4 or 5 products with the Hessian each time, each of 2 to 3
             gradients. The loss is that of the module's `loss_on(batch)`, otherwise of `training_step`. Default: of
             `FIRECallback`, `ShrinkAndPerturb`, `FullReset` and `DASH`, where they log `weights`.
         validation_batches: Run the Trainer's validation on this many batches before and after an event that replaces

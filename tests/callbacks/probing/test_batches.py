@@ -71,7 +71,7 @@ def test_lambda_max_around_an_event_is_that_of_the_loss_on_stored_transitions(tm
     for moment, state, batch in zip(("before", "after"), states, batches, strict=True):
         module.load_state_dict(state)
         expected = exact_lambda_max(module, batch)
-        assert callback.seen[0][2][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.01), moment
+        assert callback.seen[0][2][f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=0.05), moment
 
 
 @pytest.mark.parametrize("when", [AT_HALF, EveryNEpochs(1)])

@@ -36,13 +36,14 @@ from lightning_fire import (
 )
 from lightning_fire.callbacks.probing import curvature as curvature_of_loss
 
-MOST_PRODUCTS = curvature_of_loss._PRODUCTS
+MOST_PRODUCTS, TOLERANCE = curvature_of_loss._PRODUCTS, curvature_of_loss._TOLERANCE
 
 
 @pytest.fixture(autouse=True)
 def enough_products(monkeypatch):
     """Networks as small as these have many eigenvalues close to the largest."""
     monkeypatch.setattr(curvature_of_loss, "_PRODUCTS", 50)
+    monkeypatch.setattr(curvature_of_loss, "_TOLERANCE", 0.01)
 
 
 class Smooth(PlainModule):
@@ -100,13 +101,13 @@ def test_lambda_max_is_that_of_the_first_16_samples():
     callback = Snapshots(FIRE())
     module = fitted(callback, module=Smooth(), data=LargeBatches())
     for chunk, (before, after, values) in enumerate(callback.seen, start=1):
-        x, y = (tensor[:16] for tensor in dataset(size=24 * (chunk + 1)).tensors)
+        x, y = (tensor[:8] for tensor in dataset(size=24 * (chunk + 1)).tensors)
         for moment, state in (("before", before), ("after", after)):
             expected = exact_lambda_max(module, state, (x, y))
             assert values[f"fire/lambda_max_{moment}"] == pytest.approx(expected, rel=2e-3)
 
 
-def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_are_too_few(monkeypatch):
+def test_lambda_max_takes_4_or_5_products_and_the_residual_shows_that_they_are_too_few(monkeypatch):
     found = []
 
     def noted(*args, **kwargs):
@@ -114,12 +115,13 @@ def test_lambda_max_takes_at_most_8_products_and_the_residual_shows_that_they_ar
         return found[-1]
 
     monkeypatch.setattr(curvature_of_loss, "_PRODUCTS", MOST_PRODUCTS)
+    monkeypatch.setattr(curvature_of_loss, "_TOLERANCE", TOLERANCE)
     monkeypatch.setattr(curvature_of_loss, "module_curvature", noted)
     callback = Snapshots(FIRE(), AtEpochs([2]))
     module = fitted(callback, module=Smooth(), data=LargeBatches())
-    assert [one.products for one in found] == [8, 8]
+    assert all(4 <= one.products <= 5 for one in found)
     before, after, values = callback.seen[0]
-    batch = [tensor[:16] for tensor in dataset(size=48).tensors]
+    batch = [tensor[:8] for tensor in dataset(size=48).tensors]
     for moment, state in (("before", before), ("after", after)):
         value, residual = (values[f"fire/lambda_max_{moment}{of}"] for of in ("", "_residual"))
         assert residual > 0.01 * value  # those of a tiny network lie close together
