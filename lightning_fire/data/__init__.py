@@ -4,7 +4,6 @@ from lightning_fire.data.chunked import ChunkedDataModule
 from lightning_fire.data.image_sets import (
     CIFAR10DataModule,
     CIFAR100DataModule,
-    DigitsDataModule,
     FashionMNISTDataModule,
     SmallFashionMNISTDataModule,
     TinyImageNetDataModule,
@@ -30,7 +29,6 @@ __all__ = [
     "ChunkedDataModule",
     "ClassIncremental",
     "Continual",
-    "DigitsDataModule",
     "FashionMNISTDataModule",
     "KingJamesAndPythonDataModule",
     "PermutedInputs",

@@ -19,23 +19,28 @@ from torchvision.datasets.utils import check_integrity, download_url
 from lightning_fire.data.chunked import ChunkedDataModule
 
 Sets = tuple[TensorDataset, TensorDataset]  # training and test images, uint8 (N, C, H, W), and labels, int64 (N,)
-_FASHION_MEAN, _FASHION_STD = (0.2860,), (0.3530,)  # of the 60,000 training images
+_FASHION = (0.2860,), (0.3530,)  # mean and standard deviation of the 60,000 training images
 _TINY = "tiny-imagenet-200"
 
 
-class TorchvisionDataModule(ChunkedDataModule):
-    """Base class of data sets that torchvision reads and checks.
+class ImageSet(ChunkedDataModule):
+    """Base class of image sets with a known number of classes, and mean and standard deviation of each channel."""
 
-    Args:
-        root: Folder of the data set's own folder.
-        download: Download missing files.
-        **options: Of `ChunkedDataModule`.
-    """
+    classes: ClassVar[int]
+    mean_and_std: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
+
+    def __init__(self, **options: Any):
+        mean, std = self.mean_and_std
+        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=self.classes, **options)
+
+
+class TorchvisionDataModule(ImageSet):
+    """Base class of image sets in files, which torchvision reads and checks."""
 
     source: ClassVar[type[VisionDataset]]
 
     def __init__(self, root: str = "data", download: bool = False, **options: Any):
-        super().__init__(train=None, test=None, **options)
+        super().__init__(**options)
         self.root, self.download = root, download
 
     def prepare_data(self) -> None:
@@ -75,11 +80,8 @@ class CIFAR10DataModule(TorchvisionDataModule):
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
-    source = CIFAR10
-
-    def __init__(self, root: str = "data", download: bool = False, **options: Any):
-        mean, std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-        super().__init__(root, download, mean=mean, std=std, num_classes=10, **options)
+    source, classes = CIFAR10, 10
+    mean_and_std = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 class CIFAR100DataModule(TorchvisionDataModule):
@@ -91,12 +93,9 @@ class CIFAR100DataModule(TorchvisionDataModule):
         **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
     """
 
-    source = CIFAR100
-
-    def __init__(self, root: str = "data", download: bool = False, **options: Any):
-        # of the training images, for the test images too; the authors' code has an error here
-        mean, std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-        super().__init__(root, download, mean=mean, std=std, num_classes=100, **options)
+    source, classes = CIFAR100, 100
+    # of the training images, for the test images too; the authors' code has an error here
+    mean_and_std = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 
 
 class FashionMNISTDataModule(TorchvisionDataModule):
@@ -114,12 +113,12 @@ class FashionMNISTDataModule(TorchvisionDataModule):
         ValueError: If `subset` is below 1, or above the size of the set (when the data is loaded); if `pad` is below 0.
     """
 
-    source = FashionMNIST
+    source, classes, mean_and_std = FashionMNIST, 10, _FASHION
 
     def __init__(
         self, root: str = "data", download: bool = False, subset: int | None = None, pad: int = 0, **options: Any
     ):
-        super().__init__(root, download, mean=_FASHION_MEAN, std=_FASHION_STD, num_classes=10, **options)
+        super().__init__(root, download, **options)
         if subset is not None and subset < 1:
             raise ValueError(f"`subset` must be at least 1, or None for all, got {subset}")
         if pad < 0:
@@ -140,7 +139,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
         return pad(part.data.unsqueeze(1), [self.pad] * 4), part.targets
 
 
-class SmallFashionMNISTDataModule(ChunkedDataModule):
+class SmallFashionMNISTDataModule(ImageSet):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no download.
 
     Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: on this data
@@ -151,8 +150,7 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
             `ChunkedDataModule`.
     """
 
-    def __init__(self, **options: Any):
-        super().__init__(train=None, test=None, mean=_FASHION_MEAN, std=_FASHION_STD, num_classes=10, **options)
+    classes, mean_and_std = 10, _FASHION
 
     def load(self) -> Sets:
         """Return the training set and the test set."""
@@ -163,37 +161,6 @@ class SmallFashionMNISTDataModule(ChunkedDataModule):
             for part in ("train", "test")
         )
         return train, test
-
-
-class DigitsDataModule(ChunkedDataModule):
-    """scikit-learn's 1,797 grey 8×8 digits in 10 classes: 1,500 to train on and 297 to test, by a fixed seeded split.
-
-    For quick checks only: a warm start does not reduce the accuracy on this data set.
-
-    Args:
-        **options: `protocol`, `batch_size`, `seed`, `num_workers` and `transform` of `ChunkedDataModule`.
-    """
-
-    def __init__(self, **options: Any):
-        super().__init__(train=None, test=None, mean=(0.3051,), std=(0.3757,), num_classes=10, **options)
-
-    def load(self) -> Sets:
-        """Return the training set and the test set.
-
-        Raises:
-            ImportError: If scikit-learn is not installed.
-        """
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise ImportError("DigitsDataModule needs scikit-learn: pip install scikit-learn") from error
-        pixels, labels = map(torch.from_numpy, load_digits(return_X_y=True))
-        order = torch.randperm(
-            len(labels), device="cpu", generator=torch.Generator().manual_seed(0)
-        )  # the same in each run
-        images = (pixels * (255 / 16)).round().to(torch.uint8).view(-1, 1, 8, 8)[order]
-        labels = labels.to(torch.int64)[order]
-        return TensorDataset(images[:1500], labels[:1500]), TensorDataset(images[1500:], labels[1500:])
 
 
 class TinyImageNetDataModule(TorchvisionDataModule):
@@ -210,16 +177,12 @@ class TinyImageNetDataModule(TorchvisionDataModule):
 
     url = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
     md5: str | None = "90528d7ca1a48142e341f4ef8d21d0de"
-
-    def __init__(self, root: str = "data", download: bool = False, **options: Any):
-        mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-        super().__init__(root, download, mean=mean, std=std, num_classes=200, **options)
-        self.path = Path(root) / f"{_TINY}.zip"
+    classes, mean_and_std = 200, ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))
 
     def prepare_data(self) -> None:
         """Download the file if asked to, unless it is there; a `RuntimeError` if it is not the published one."""
         if self.download:
-            download_url(self.url, self.root, self.path.name, md5=self.md5)
+            download_url(self.url, self.root, f"{_TINY}.zip", md5=self.md5)
 
     def load(self) -> Sets:
         """Return the training set and the test set.
@@ -227,9 +190,10 @@ class TinyImageNetDataModule(TorchvisionDataModule):
         Raises:
             RuntimeError: If the zip file is missing or not the published one.
         """
-        if not check_integrity(self.path, self.md5):
-            raise self._not_found(f"{self.path.name}, MD5 sum {self.md5}")
-        with ZipFile(self.path) as archive:
+        path = Path(self.root, f"{_TINY}.zip")
+        if not check_integrity(path, self.md5):
+            raise self._not_found(f"{path.name}, MD5 sum {self.md5}")
+        with ZipFile(path) as archive:
             train, val = _listed(archive)
             return _decode(archive, train), _decode(archive, val)
 

@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import pickle
-import sys
 import zipfile
 from io import BytesIO
 from pathlib import Path
@@ -22,34 +21,26 @@ ORIGINALS = Path(os.environ.get("LIGHTNING_FIRE_DATA", ROOT.parent / "shared" / 
 ONE_PASS = data.WarmStart(0.5, epochs=1)
 
 
-def patch_sums(monkeypatch, source: type, attributes: dict) -> None:
-    for name, value in attributes.items():
+FILES = {
+    "CIFAR10": (image_files.write_cifar10, torchvision.datasets.CIFAR10),
+    "CIFAR100": (image_files.write_cifar100, torchvision.datasets.CIFAR100),
+    "FashionMNIST": (image_files.write_fashion_mnist, None),
+    "TinyImageNet": (image_files.write_tiny_imagenet, data.TinyImageNetDataModule),
+}
+SETS = [getattr(data, f"{name}DataModule") for name in FILES]
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch, request):
+    """Folder with small files of a data set, whose sums are the published ones."""
+    write, source = FILES[request.param]
+    for name, value in (write(tmp_path / "root") or {}).items():
         monkeypatch.setattr(source, name, value)
+    return tmp_path / "root"
 
 
-@pytest.fixture
-def cifar10(tmp_path, monkeypatch):
-    patch_sums(monkeypatch, torchvision.datasets.CIFAR10, image_files.write_cifar10(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def cifar100(tmp_path, monkeypatch):
-    patch_sums(monkeypatch, torchvision.datasets.CIFAR100, image_files.write_cifar100(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def fashion_mnist(tmp_path):
-    image_files.write_fashion_mnist(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def tiny_imagenet(tmp_path_factory, monkeypatch):
-    root = tmp_path_factory.mktemp("tiny_imagenet")
-    patch_sums(monkeypatch, data.TinyImageNetDataModule, image_files.write_tiny_imagenet(root))
-    return root
+def files_of(name):
+    return pytest.mark.parametrize("root", [name], indirect=True)
 
 
 def ready(datamodule):
@@ -65,9 +56,10 @@ def first_batch(datamodule):
 # What is read
 
 
-def test_cifar10(cifar10):
-    dm = ready(data.CIFAR10DataModule(str(cifar10), protocol=ONE_PASS, batch_size=8))
-    original = torchvision.datasets.CIFAR10(cifar10, train=True)
+@files_of("CIFAR10")
+def test_cifar10(root):
+    dm = ready(data.CIFAR10DataModule(str(root), protocol=ONE_PASS, batch_size=8))
+    original = torchvision.datasets.CIFAR10(root, train=True)
     images, labels = dm.train_set.tensors
     assert images.dtype == torch.uint8 and labels.dtype == torch.int64
     for i in (0, 37, 99):
@@ -76,9 +68,10 @@ def test_cifar10(cifar10):
     assert first_batch(dm)[0].shape == (8, 3, 32, 32)
 
 
-def test_cifar100(cifar100):
-    dm = ready(data.CIFAR100DataModule(str(cifar100), protocol=data.class_incremental, batch_size=8))
-    original = torchvision.datasets.CIFAR100(cifar100, train=False)
+@files_of("CIFAR100")
+def test_cifar100(root):
+    dm = ready(data.CIFAR100DataModule(str(root), protocol=data.class_incremental, batch_size=8))
+    original = torchvision.datasets.CIFAR100(root, train=False)
     images, labels = dm.test_set.tensors
     for i in (0, 99):
         assert np.array_equal(images[i].permute(1, 2, 0), np.asarray(original[i][0])) and labels[i] == original[i][1]
@@ -86,18 +79,20 @@ def test_cifar100(cifar100):
     assert len(dm.seen_classes) == 5
 
 
-def test_fashion_mnist(fashion_mnist):
-    dm = ready(data.FashionMNISTDataModule(str(fashion_mnist), protocol=ONE_PASS, batch_size=8))
-    original = torchvision.datasets.FashionMNIST(fashion_mnist, train=True)
+@files_of("FashionMNIST")
+def test_fashion_mnist(root):
+    dm = ready(data.FashionMNISTDataModule(str(root), protocol=ONE_PASS, batch_size=8))
+    original = torchvision.datasets.FashionMNIST(root, train=True)
     assert torch.equal(dm.train_set.tensors[0].squeeze(1), original.data)
     assert torch.equal(dm.train_set.tensors[1], original.targets)
     assert dm.test_set.tensors[0].shape == (20, 1, 28, 28)
     assert first_batch(dm)[0].shape == (8, 1, 28, 28)
 
 
-def test_padded_fashion_mnist_has_black_margins(fashion_mnist):
+@files_of("FashionMNIST")
+def test_padded_fashion_mnist_has_black_margins(root):
     plain, padded = (
-        ready(data.FashionMNISTDataModule(str(fashion_mnist), pad=pad, subset=30, protocol=ONE_PASS)) for pad in (0, 2)
+        ready(data.FashionMNISTDataModule(str(root), pad=pad, subset=30, protocol=ONE_PASS)) for pad in (0, 2)
     )
     images = padded.train_set.tensors[0]
     assert images.shape == (30, 1, 32, 32) and images.dtype == torch.uint8
@@ -108,10 +103,11 @@ def test_padded_fashion_mnist_has_black_margins(fashion_mnist):
         data.FashionMNISTDataModule(pad=-1)
 
 
-def test_a_subset_of_fashion_mnist_is_fixed(fashion_mnist):
-    whole = ready(data.FashionMNISTDataModule(str(fashion_mnist), protocol=ONE_PASS)).train_set.tensors[0]
+@files_of("FashionMNIST")
+def test_a_subset_of_fashion_mnist_is_fixed(root):
+    whole = ready(data.FashionMNISTDataModule(str(root), protocol=ONE_PASS)).train_set.tensors[0]
     parts = [
-        ready(data.FashionMNISTDataModule(str(fashion_mnist), subset=n, protocol=ONE_PASS, seed=seed))
+        ready(data.FashionMNISTDataModule(str(root), subset=n, protocol=ONE_PASS, seed=seed))
         for n, seed in ((30, 0), (30, 1), (50, 0))
     ]
     first = parts[0].train_set.tensors[0]
@@ -122,12 +118,13 @@ def test_a_subset_of_fashion_mnist_is_fixed(fashion_mnist):
     assert len(parts[0].test_set) == 20
 
 
-def test_tiny_imagenet(tiny_imagenet):
-    dm = ready(data.TinyImageNetDataModule(str(tiny_imagenet), protocol=data.class_incremental, batch_size=8))
+@files_of("TinyImageNet")
+def test_tiny_imagenet(root):
+    dm = ready(data.TinyImageNetDataModule(str(root), protocol=data.class_incremental, batch_size=8))
     (images, labels), (val_images, val_labels) = dm.train_set.tensors, dm.test_set.tensors
     assert images.shape == (400, 3, 64, 64) and val_images.shape == (20, 3, 64, 64)
     assert labels.bincount().tolist() == [2] * 200
-    with zipfile.ZipFile(tiny_imagenet / "tiny-imagenet-200.zip") as archive:
+    with zipfile.ZipFile(root / "tiny-imagenet-200.zip") as archive:
         top = "tiny-imagenet-200"
         wnids = archive.read(f"{top}/wnids.txt").decode().split()
         classes = {wnid: i for i, wnid in enumerate(sorted(wnids))}
@@ -142,20 +139,7 @@ def test_tiny_imagenet(tiny_imagenet):
         assert val_labels.tolist() == [classes[line[1]] for line in lines]
         one = archive.read(f"{top}/val/images/{lines[5][0]}")
         assert np.array_equal(val_images[5].permute(1, 2, 0), np.asarray(Image.open(BytesIO(one))))
-    assert os.listdir(tiny_imagenet) == ["tiny-imagenet-200.zip"]
-
-
-def test_digits():
-    dm = ready(data.DigitsDataModule())
-    assert (len(dm.train_set), len(dm.test_set), dm.num_classes) == (1500, 297, 10)
-    assert dm.train_set.tensors[0].unique().numel() == 17  # scikit-learn's 17 grey levels, all distinct
-    assert torch.equal(ready(data.DigitsDataModule(seed=1)).train_set.tensors[0], dm.train_set.tensors[0])
-
-
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match="DigitsDataModule needs scikit-learn: pip install scikit-learn"):
-        data.DigitsDataModule().setup()
+    assert os.listdir(root) == ["tiny-imagenet-200.zip"]
 
 
 def every_datamodule():
@@ -175,15 +159,6 @@ def test_arguments_are_explicit_and_reach_the_base(datamodule):
             datamodule(**{wrong: None})
 
 
-@pytest.mark.parametrize("datamodule", [data.DigitsDataModule, data.SmallFashionMNISTDataModule])
-def test_mean_and_std_are_those_of_the_training_images(datamodule):
-    dm = ready(datamodule())
-    images = dm.train_set.tensors[0] / 255
-    tolerance = 5e-5 if datamodule is data.DigitsDataModule else 2e-3  # those of all 60,000 images, for the latter
-    assert images.mean().item() == pytest.approx(dm.mean[0], abs=tolerance)
-    assert images.std().item() == pytest.approx(dm.std[0], abs=tolerance)
-
-
 # The packaged part of Fashion-MNIST
 
 
@@ -194,6 +169,9 @@ def test_the_packaged_fashion_mnist():
         assert images.shape == (n, 1, 28, 28) and images.dtype == torch.uint8 and labels.dtype == torch.int64
         assert labels.bincount().tolist() == [n // 10] * 10
         assert len(images.flatten(1).unique(dim=0)) > 0.99 * n  # the original has a few images twice
+    pixels = dm.train_set.tensors[0] / 255
+    found = pixels.mean().item(), pixels.std().item()
+    assert found == pytest.approx((*dm.mean, *dm.std), abs=2e-3)  # those of all 60,000 images
     assert first_batch(dm)[0].shape == (256, 1, 28, 28)
     assert [len(dm.train_indices(chunk)) for chunk in range(2)] == [1_000, 10_000]
     notice = (ROOT / "lightning_fire" / "data" / "FASHION_MNIST_LICENSE.txt").read_text()
@@ -234,10 +212,7 @@ def test_the_original_fashion_mnist():
 # Missing and damaged files
 
 
-@pytest.mark.parametrize(
-    "datamodule",
-    [data.CIFAR10DataModule, data.CIFAR100DataModule, data.FashionMNISTDataModule, data.TinyImageNetDataModule],
-)
+@pytest.mark.parametrize("datamodule", SETS)
 def test_a_missing_file_is_named_with_both_ways_to_get_it(datamodule, tmp_path):
     message = (
         rf"{datamodule.__name__} misses whole files in {tmp_path} \(.* and set download=True or put the files there"
@@ -247,15 +222,16 @@ def test_a_missing_file_is_named_with_both_ways_to_get_it(datamodule, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["data_batch_3", "test_batch", "batches.meta"])
-def test_a_damaged_cifar_file_is_never_unpickled(cifar10, name):
+@files_of("CIFAR10")
+def test_a_damaged_cifar_file_is_never_unpickled(root, name):
     class Bomb:
         def __reduce__(self):
             return (exec, ("raise SystemError('unpickled')",))
 
-    path = cifar10 / "cifar-10-batches-py" / name
+    path = root / "cifar-10-batches-py" / name
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(RuntimeError, match=r"misses whole files in .*corrupted.*: delete damaged ones"):
-        data.CIFAR10DataModule(str(cifar10)).setup()
+        data.CIFAR10DataModule(str(root)).setup()
 
 
 @pytest.mark.parametrize("keep", [0, 3, 10, -1, -800])
@@ -263,22 +239,25 @@ def test_a_damaged_cifar_file_is_never_unpickled(cifar10, name):
     "name",
     ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"],
 )
-def test_a_truncated_fashion_mnist_file(fashion_mnist, name, keep):
-    path = fashion_mnist / "FashionMNIST" / "raw" / name
+@files_of("FashionMNIST")
+def test_a_truncated_fashion_mnist_file(root, name, keep):
+    path = root / "FashionMNIST" / "raw" / name
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(RuntimeError, match=r"misses whole files in .*: delete damaged ones"):
-        data.FashionMNISTDataModule(str(fashion_mnist)).setup()
+        data.FashionMNISTDataModule(str(root)).setup()
 
 
 @pytest.mark.parametrize("subset", [0, 101])
-def test_an_impossible_subset(fashion_mnist, subset):
+@files_of("FashionMNIST")
+def test_an_impossible_subset(root, subset):
     with pytest.raises(ValueError, match=rf"`subset` must .*, got {subset}"):
-        data.FashionMNISTDataModule(str(fashion_mnist), subset=subset).setup()
+        data.FashionMNISTDataModule(str(root), subset=subset).setup()
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:1000], lambda b: b"", lambda b: b[:90] + b"x" + b[91:]])
-def test_another_zip_than_the_published_one(tiny_imagenet, tmp_path, damage):
-    whole = (tiny_imagenet / "tiny-imagenet-200.zip").read_bytes()
+@files_of("TinyImageNet")
+def test_another_zip_than_the_published_one(root, tmp_path, damage):
+    whole = (root / "tiny-imagenet-200.zip").read_bytes()
     (tmp_path / "tiny-imagenet-200.zip").write_bytes(damage(whole))
     with pytest.raises(RuntimeError, match=r"misses whole files in .* \(tiny-imagenet-200\.zip, MD5 sum "):
         data.TinyImageNetDataModule(str(tmp_path)).setup()
@@ -287,17 +266,12 @@ def test_another_zip_than_the_published_one(tiny_imagenet, tmp_path, damage):
 # Download
 
 
-@pytest.mark.parametrize(
-    ("datamodule", "source", "asked"),
-    [
-        (data.CIFAR10DataModule, "CIFAR10DataModule.source", {"download": True}),
-        (data.CIFAR100DataModule, "CIFAR100DataModule.source", {"download": True}),
-        (data.FashionMNISTDataModule, "FashionMNISTDataModule.source", {"download": True}),
-        (data.TinyImageNetDataModule, "image_sets.download_url", {"md5": data.TinyImageNetDataModule.md5}),
-    ],
-)
-def test_torchvision_downloads_only_if_asked(datamodule, source, asked, tmp_path, monkeypatch):
+@pytest.mark.parametrize("datamodule", SETS)
+def test_torchvision_downloads_only_if_asked(datamodule, tmp_path, monkeypatch):
     calls = []
+    source, asked = "image_sets.download_url", {"md5": data.TinyImageNetDataModule.md5}
+    if datamodule is not data.TinyImageNetDataModule:
+        source, asked = f"{datamodule.__name__}.source", {"download": True}
     monkeypatch.setattr(f"lightning_fire.data.{source}", staticmethod(lambda *args, **kw: calls.append((args, kw))))
     datamodule(str(tmp_path)).prepare_data()
     assert not calls

@@ -211,7 +211,7 @@ CLASSES = [
     "Weights",
     "FIRE",
     "FIRECallback",
-    "lightning_fire.data.DigitsDataModule",
+    "lightning_fire.data.CIFAR10DataModule",
     "Continual",
     "torch.nn.ReLU",
     "torch.optim.SGD",
