@@ -134,7 +134,6 @@ class AtNewData(Schedule):
         self.skip_first = skip_first
 
     def due(self, clock: Clock) -> bool:
-        """Return whether a chunk starts."""
         return clock.epoch_start and clock.new_data and not (self.skip_first and clock.chunk == 0)
 
 
@@ -152,11 +151,9 @@ class AtEpochs(Schedule):
         self.epochs = tuple(epochs)
 
     def due(self, clock: Clock) -> bool:
-        """Return whether one of the epochs starts."""
         return clock.epoch_start and clock.epoch in self.epochs
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return a reason if training ends before the first of the epochs."""
         if horizon.max_epochs is None or min(self.epochs) < horizon.max_epochs:
             return None
         return f"training ends after epoch {horizon.max_epochs - 1} (max_epochs={horizon.max_epochs})"
@@ -174,11 +171,9 @@ class EveryNEpochs(Schedule):
         self.n = n
 
     def due(self, clock: Clock) -> bool:
-        """Return whether an epoch starts whose number is a multiple of n."""
         return clock.epoch_start and clock.epoch > 0 and clock.epoch % self.n == 0
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return a reason if training ends before epoch n."""
         return AtEpochs((self.n,)).problem(horizon)
 
 
@@ -194,11 +189,9 @@ class EveryNSteps(Schedule):
         self.n = n
 
     def due(self, clock: Clock) -> bool:
-        """Return whether the number of steps done is a multiple of n."""
         return clock.step > 0 and clock.step % self.n == 0
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return a reason if training ends with step n or before; several optimizers may end it sooner."""
         if horizon.max_steps is None or self.n < horizon.max_steps:
             return None
         return f"training ends after {horizon.max_steps} steps (max_steps={horizon.max_steps})"
@@ -220,12 +213,10 @@ class AtFraction(Schedule):
         self.fraction = fraction
 
     def due(self, clock: Clock) -> bool:
-        """Return whether the fraction is reached now, and was not when the clock was last read."""
         before, now = clock.progress_before, clock.progress
         return before is not None and now is not None and before < self.fraction <= now
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return a reason if training has no bound, or ends with the epoch or step that reaches the fraction."""
         bounds = {"epochs": horizon.max_epochs, "steps": horizon.max_steps}
         ends = {unit: end for unit, end in bounds.items() if end is not None}
         if not ends:
@@ -277,11 +268,9 @@ class WhenMetric(Schedule):
 
     @property
     def watched(self) -> Sequence[str]:
-        """The key of the metric."""
         return (self.metric,)
 
     def due(self, clock: Clock) -> bool:
-        """Return whether the metric is beyond the threshold, and was back since the last event."""
         reading = clock.metrics.get(self.metric)
         if reading is None or not clock.epoch_start:
             return False
@@ -294,7 +283,6 @@ class Never(Schedule):
     """At no time: of methods that act at every step instead of at events."""
 
     def due(self, clock: Clock) -> bool:
-        """Return False."""
         return False
 
 
@@ -307,22 +295,19 @@ class AnyOf(Schedule):
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
         if not schedules:
-            raise ValueError("`schedules` must hold at least one schedule, got none")
+            raise ValueError("`when` and `schedules` must hold at least one schedule, got an empty list")
         for schedule in schedules:
             require_schedule(schedule)
         self.schedules = tuple(schedules)
 
     @property
     def watched(self) -> Sequence[str]:
-        """Keys of the logged metrics that the schedules need."""
         return tuple(dict.fromkeys(key for schedule in self.schedules for key in watched_by(schedule)))
 
     def due(self, clock: Clock) -> bool:
-        """Return whether any of the schedules is due."""
         return any(schedule.due(clock) for schedule in self.schedules)
 
     def problem(self, horizon: Horizon) -> str | None:
-        """Return the first reason that one of the schedules can never be due."""
         reasons = ((schedule, problem_of(schedule, horizon)) for schedule in self.schedules)
         return next((f"{schedule}: {reason}" for schedule, reason in reasons if reason), None)
 
@@ -330,9 +315,7 @@ class AnyOf(Schedule):
 def idle_epochs(schedule: Any, horizon: Horizon) -> float:
     """Return the number of epochs of the first data during which a schedule is surely not due; Inf: all of them.
 
-    Args:
-        schedule: Any schedule; 0 for those whose times are not known in advance.
-        horizon: The end of training.
+    0 if its times are not known in advance.
 
     Example:
         >>> idle_epochs(AtNewData(), Horizon()), idle_epochs(AtFraction(0.5), Horizon(max_epochs=9))
@@ -353,20 +336,11 @@ def idle_epochs(schedule: Any, horizon: Horizon) -> float:
 
 
 def one_schedule(when: Schedule | Sequence[Schedule] | None) -> Schedule:
-    """Return a schedule that is due when one of several is; with None, `AtNewData()`.
-
-    Raises:
-        TypeError: If one of them is not a schedule.
-        ValueError: If there are none.
-    """
+    """Return a schedule that is due when one of several is; with None, `AtNewData()`."""
     if when is None:
         return AtNewData()
-    schedules = [when] if isinstance(when, str) or not isinstance(when, Sequence) else list(when)
-    if not schedules:
-        raise ValueError("`when` must be a schedule or a list of at least one, got an empty list")
-    for schedule in schedules:
-        require_schedule(schedule)
-    return schedules[0] if len(schedules) == 1 else AnyOf(schedules)
+    several = AnyOf([when] if isinstance(when, str) or not isinstance(when, Sequence) else when)
+    return several if len(several.schedules) > 1 else several.schedules[0]
 
 
 def require_schedule(thing: Any) -> None:

@@ -84,11 +84,7 @@ class ArrivingData(LightningDataModule, ABC, Generic[Plan]):
         return steps
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that the Trainer will train on the chunks as planned, and load the data.
-
-        Args:
-            stage: `fit`, `validate`, `test` or None.
-        """
+        """Check that the Trainer will train on the chunks as planned, and load the data."""
         self._tested_chunk = None if stage == "fit" else self._last_chunk
         trainer = undeclared(self.trainer)
         if stage == "fit" and trainer is not None and not trainer.fast_dev_run:

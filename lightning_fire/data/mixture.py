@@ -11,17 +11,10 @@ import numpy as np
 
 
 class BlockOrder:
-    """Order of the blocks of one text.
+    """Order of the blocks of one text of `num_tokens` tokens, more than `block_size` = T.
 
     Block b of a pass with offset o has its inputs at tokens `o + b·T … o + (b + 1)·T − 1`, its targets one token later.
-
-    Args:
-        num_tokens: Length of the text, more than `block_size`.
-        block_size: T, tokens in a block.
-        seed: Numbers that distinguish this order from others.
-
-    Attributes:
-        blocks: Blocks in a pass: all of the text except some tokens at both ends, fewer than 2·T of them.
+    A pass has `blocks` of them: all of the text except some tokens at both ends, fewer than 2·T.
     """
 
     def __init__(self, num_tokens: int, block_size: int, seed: Sequence[int]):
@@ -46,14 +39,9 @@ class BlockOrder:
 
 
 class Mixture:
-    """The micro-batches of a phase of training, by number.
+    """The micro-batches of a phase of training, `batch_size` blocks each, by number.
 
-    Args:
-        weights: Of each text, in proportion to the probability that a micro-batch comes from it.
-        num_tokens: Length of each text.
-        block_size: Tokens in a block.
-        batch_size: Blocks in a micro-batch.
-        seed: Numbers that distinguish this phase from others.
+    Texts have probabilities in proportion to their `weights`; `seed` distinguishes this phase from others.
 
     Example:
         >>> mixture = Mixture([9, 1], num_tokens=[1001, 501], block_size=100, batch_size=2, seed=[0])

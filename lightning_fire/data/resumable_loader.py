@@ -16,17 +16,7 @@ class EpochSampler(DistributedSampler[Any]):
     """Sample numbers of one epoch: a permutation by seed and epoch, the same on all ranks; each takes its part.
 
     As in torch, up to (number of ranks − 1) samples are repeated, so that all parts have the same size. Lightning does
-    not replace such a sampler, and sets its epoch.
-
-    Args:
-        dataset: Any data set with a length.
-        shuffle: Permute; otherwise in order.
-        seed: Seed of the permutations.
-        num_replicas: Number of ranks; None: of the running process group, 1 without one.
-        rank: This rank; None: in the running process group, 0 without one.
-
-    Attributes:
-        skip: Number of samples to skip at the start of the epoch, as they were used before a resume.
+    not replace such a sampler, and sets its epoch. Rank and number of ranks are by default those of the process group.
     """
 
     dataset: Any
@@ -42,7 +32,7 @@ class EpochSampler(DistributedSampler[Any]):
         num_replicas = world_size() if num_replicas is None else num_replicas
         rank = _rank() if rank is None else rank
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed * _SEED_STRIDE)
-        self.skip = 0
+        self.skip = 0  # samples at the start of the epoch, used before a resume
 
     def order(self) -> torch.Tensor:
         """Return the sample numbers of the epoch for this rank, without the skipped ones, int64 (samples,)."""
@@ -60,13 +50,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class EpochBatchSampler(EpochSampler):
-    """Batch sampler of the same order: one index tensor per batch, int64 (batch_size,); the last may be shorter.
-
-    Args:
-        dataset: Any data set with a length.
-        batch_size: Samples in a batch, on this rank.
-        **kwargs: As for `EpochSampler`.
-    """
+    """Batch sampler of the same order: one index tensor per batch, int64 (batch_size,); the last may be shorter."""
 
     def __init__(self, dataset: Any, batch_size: int, **kwargs: Any):
         super().__init__(dataset, **kwargs)
@@ -83,16 +67,8 @@ class EpochBatchSampler(EpochSampler):
 class ResumableLoader(DataLoader[Any]):
     """DataLoader of the batches of the current epoch; in a resumed epoch, only those not yet trained on.
 
-    A `TensorDataset`, or a subset of one by tensor, is indexed by whole batches, without a Python call per sample.
-
-    Args:
-        dataset: Map-style data set.
-        batch_size: Samples in a batch, on this rank.
-        by_batch: Index `dataset` with one tensor per batch, rather than with one number per sample.
-        shuffle: New order in each epoch; otherwise always in order.
-        seed: Seed of the order.
-        num_workers: Worker processes; they are kept from epoch to epoch.
-        sampler: Draws the order instead of `shuffle` and `seed`.
+    With `by_batch` the data set is indexed with one tensor per batch, without a Python call per sample. `batch_size` is
+    that of this rank. A `sampler` draws the order instead of `shuffle` and `seed`.
     """
 
     dataset: Any

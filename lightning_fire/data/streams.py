@@ -187,14 +187,7 @@ class ThresholdNetwork(NamedTuple):
 
     @classmethod
     def draw(cls, bits: int, hidden_units: int, threshold: float, generator: torch.Generator) -> "ThresholdNetwork":
-        """Draw all weights and biases from {−1, 1}.
-
-        Args:
-            bits: Input dimension.
-            hidden_units: Number of units.
-            threshold: β, in (0, 1).
-            generator: Source of the draws.
-        """
+        """Draw all weights and biases from {−1, 1}; `threshold` is β."""
         shapes = (hidden_units, bits), (hidden_units,), (hidden_units,), ()
         weights, biases, output_weights, output_bias = (
             torch.randint(2, shape, device="cpu", generator=generator).float() * 2 - 1 for shape in shapes

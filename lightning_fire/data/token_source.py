@@ -49,11 +49,7 @@ class Tokens:
         return self._size
 
     def blocks(self, starts: np.ndarray, length: int) -> Tensor:
-        """Return `length` tokens from each of `starts` on, int64 `(n,)`: int64 `(n, length)`.
-
-        Raises:
-            ValueError: If a token is not below `vocab_size`.
-        """
+        """Return `length` tokens from each of `starts` on, int64 `(n,)`: int64 `(n, length)`, below `vocab_size`."""
         if self._array is None:
             source = self._source
             self._array = source if isinstance(source, np.ndarray) else np.memmap(source, self._dtype, mode="r")
@@ -89,16 +85,7 @@ class TokenSource:
 
 
 def open_source(folder: Path, dtype: str = "uint16") -> TokenSource:
-    """Open a folder with `train.bin`, `val.bin` and, of `lightning-fire prepare-text`, `meta.json`.
-
-    Args:
-        folder: The folder.
-        dtype: Type of the tokens, if `meta.json` does not exist; nanoGPT writes uint16.
-
-    Raises:
-        FileNotFoundError: If a file is missing.
-        ValueError: If a file does not match `meta.json`.
-    """
+    """Open a folder with `train.bin`, `val.bin` and, of `lightning-fire prepare-text`, `meta.json`, or else `dtype`."""
     for name in ("train.bin", "val.bin"):
         if not (folder / name).is_file():
             raise FileNotFoundError(

@@ -67,12 +67,7 @@ def _idle_epochs(run: Run) -> float | None:
 def with_first_phases(runs: Sequence[Run], recipe: Recipe, names: Sequence[str] | None = None) -> list[Run]:
     """Continue each run with the later phases, from each checkpoint of a first-phase training with the same seed.
 
-    A method `<method>.<start>` replaces `<method>` for that start.
-
-    Args:
-        runs: As planned for a recipe without `starts`.
-        recipe: Of the runs, with `starts`.
-        names: Of the starts to continue from. Default: all.
+    A method `<method>.<start>` replaces `<method>` for that start. Only the starts with the given names are used.
     """
     if unknown := sorted(set(names or ()) - set(recipe.starts)):
         there = f"there are {', '.join(recipe.starts)}" if recipe.starts else "the recipe has no `starts`"

@@ -235,14 +235,9 @@ def train_and_read(
 
 
 def with_monitor(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with the callback that the table needs.
-
-    Raises:
-        ValueError: If some runs have the callback and others have not, or the data declares no known report.
-    """
+    """Return the runs with the callback that the table needs; a ValueError if some have it and others have not."""
 
     def has_monitor(config: Any) -> bool:
-        """Return whether a configuration has a `PlasticityMonitor` that logs under its own name."""
         if isinstance(config, Mapping) and str(config.get("class_path")).rpartition(".")[2] == "PlasticityMonitor":
             return "name:" not in yaml.safe_dump(config)  # of `Log`
         inner = config.values() if isinstance(config, Mapping) else config if isinstance(config, list) else []
@@ -260,11 +255,7 @@ def with_monitor(runs: Sequence[Run]) -> list[Run]:
 
 
 def declared_report(run: Run) -> str:
-    """Return which report the data of a run declares, see `contracts.HasReport`.
-
-    Raises:
-        ValueError: If the class of the data cannot be imported, or declares another report than there are.
-    """
+    """Return which report the data of a run declares, see `contracts.HasReport`; a ValueError if there is no such."""
     data = run.recipe().get("data")
     path = data.get("class_path") if isinstance(data, Mapping) else data
     if not isinstance(path, str):

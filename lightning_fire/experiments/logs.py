@@ -41,12 +41,9 @@ def read_logs(output: str | Path) -> pd.DataFrame:
 
 
 def of_events(curves: Curves, measure: str, group: str = "") -> np.ndarray:
-    """Return a metric of the events of the method, the first by name if there are several; empty without one.
+    """Return a metric of the events of the method in a run, logged as `{method}{group}/{measure}`; empty without one.
 
-    Args:
-        curves: Of one run.
-        measure: The last part of the key.
-        group: What follows the name of the method in the key, as `.raw` for metrics that depend on the scale.
+    Of several methods the first by name counts. The group `.raw` has metrics that depend on the scale.
     """
     keys = sorted(key for key in curves if re.fullmatch(rf"[\w-]+{re.escape(group)}/{measure}", key))
     return curves[keys[0]][1] if keys else NOTHING[1]

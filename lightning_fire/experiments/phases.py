@@ -24,11 +24,7 @@ def since_start(curves: Curves) -> Series:
 class PhaseReport(ComparisonReport):
     """Report of the validation loss of phase 2, from each of the checkpoints of phase 1.
 
-    Args:
-        curves: Of the runs of phase 2.
-        reference: See `ComparisonReport`.
-        first: Of the trainings of phase 1, by seed.
-        taken: By start and seed: steps of phase 1 after which the checkpoint was written.
+    `first` are the curves of phase 1, by seed; `taken` the steps of it at each checkpoint, by start and seed.
     """
 
     side_by_side = True

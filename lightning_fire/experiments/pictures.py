@@ -20,28 +20,21 @@ from lightning_fire.experiments.logs import Series
 class Panel:
     """Curves of each method, one for each seed, over a common axis.
 
-    Attributes:
-        curves: By method.
-        x: Label of the axis of positions.
-        y: Label of the axis of values.
-        labels: Name of each method in the legend. Default: its own name.
-        seeds: Draw each seed thin and their mean thick, with the names at the ends; else the mean ± standard deviation.
-        low, high: Ends of the axis of values, where they are given; of one that is `log`, at least `low`.
-        lines: Positions of vertical lines, with the text beside each.
+    `seeds`: draw each seed thin and their mean thick, with the names at the ends; else the mean ± standard deviation.
     """
 
-    curves: Mapping[str, Sequence[Series]]
-    x: str
-    y: str
+    curves: Mapping[str, Sequence[Series]]  # by method
+    x: str  # label of the axis of positions
+    y: str  # label of the axis of values
     title: str = ""
-    labels: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  # name of each method in the legend; default: its own
     legend: str = ""
     seeds: bool = False
     log: bool = False
-    low: float | None = None
+    low: float | None = None  # ends of the axis of values; of one that is `log`, at least `low`
     high: float | None = None
     whole_numbers: bool = False
-    lines: Mapping[float, str] = field(default_factory=dict)
+    lines: Mapping[float, str] = field(default_factory=dict)  # positions of vertical lines, and the text beside each
 
 
 def band(curves: Sequence[Series]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -30,23 +30,14 @@ RUN = ["start", "method", "seed"]  # the index of all numbers
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table: one number of each run, over all seeds."""
 
-    Attributes:
-        title: Its head; `{reference}` stands for the name of the reference.
-        measure: The number of each run that it shows.
-        show: How it shows those of all seeds.
-        digits: After the decimal point.
-        idle: Whether it marks methods that never acted.
-        optional: Whether it is left out if no run has the number.
-    """
-
-    title: str
+    title: str  # `{reference}` stands for the name of the reference
     measure: str
     show: Literal["spread", "mean", "minus", "arrow", "reached"] = "spread"
-    digits: int = 3
-    idle: bool = False
-    optional: bool = False
+    digits: int = 3  # after the decimal point
+    idle: bool = False  # it marks methods that never acted
+    optional: bool = False  # it is left out if no run has the number
 
 
 UNITS_RESET = Column("units reset", "units_reset", digits=1, optional=True)
@@ -88,10 +79,8 @@ class ComparisonReport:
 
     def by_method(self, of_run: Callable[[Name], Any]) -> dict[str, list[Any]]:
         """Return something of each run, by method."""
-        found: dict[str, list[Any]] = {}
-        for name in self.curves:
-            found.setdefault(name[1], []).append(of_run(name))
-        return found
+        methods = dict.fromkeys(method for _, method, _ in self.curves)
+        return {method: [of_run(name) for name in self.curves if name[1] == method] for method in methods}
 
     def of(self, start: str, method: str, measure: str) -> dict[int, float]:
         """Return one number of each run of a method, by seed."""

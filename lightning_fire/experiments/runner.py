@@ -24,13 +24,7 @@ class TimeIsUpError(Exception):
 
 
 def train(runs: Sequence[Run], engine: Engine, minutes: float | None = None) -> dict[Run, str]:
-    """Train what has not finished before, under one progress bar, and return the reasons of failed runs.
-
-    Args:
-        runs: Of the comparison.
-        engine: Where they run.
-        minutes: Time after which to stop.
-    """
+    """Train what has not finished before, under one progress bar, and return the reasons of failed runs."""
     outdated = [run.name for run in runs if (run.folder / MARKER).is_file() and not run.is_finished()]
     if outdated:
         print(f"trained before with other settings, training again: {', '.join(outdated)}")
@@ -166,8 +160,8 @@ def _stoppable() -> Iterator[None]:
         raise SystemExit(128 + number)
 
     ending = {signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)}  # Windows has no SIGHUP
+    ending = ending if threading.current_thread() is threading.main_thread() else set()
     heeded = [number for number in ending if signal.getsignal(number) is not signal.SIG_IGN]  # nohup
-    heeded = heeded if threading.current_thread() is threading.main_thread() else []
     former = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield

@@ -101,10 +101,8 @@ class Run:
             _, epochs = phases_and_epochs(recipe)
             settings = merged(settings, {"data": {"init_args": {"epochs": [done, *epochs[1:]]}}})
         logger = {"save_dir": str(self.folder.parent.parent), "name": self.method, "version": self.folder.name}
-        settings["trainer"]["logger"] = [
-            {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
-        ]
-        loggers = trainer.get("logger")
+        ours = {"class_path": "lightning.pytorch.loggers.TensorBoardLogger", "init_args": logger}
+        settings["trainer"]["logger"], loggers = [ours], trainer.get("logger")
         for one in loggers if isinstance(loggers, list) else [loggers]:  # the recipe's own stay beside ours
             spec = {"class_path": one} if isinstance(one, str) else one
             if isinstance(spec, dict):
@@ -183,13 +181,7 @@ def epochs_and_steps_of(checkpoint: Path) -> tuple[int, int]:
 def at_work_in(folder: Path, alone: bool = True, wait: bool = False) -> Iterator[None]:
     """Context manager: hold a lock on a folder, where the system has locks.
 
-    Args:
-        folder: To lock.
-        alone: Exclude all others; else only those that are alone.
-        wait: Wait until the folder is free.
-
-    Raises:
-        SystemExit: Another process is at work in the folder, and `wait` is False.
+    It excludes all others if `alone`, or else those that are. Without `wait` a locked folder is a SystemExit.
     """
     try:
         import fcntl

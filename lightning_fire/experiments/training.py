@@ -83,16 +83,14 @@ def remove_replay(folder: Path) -> None:
 
 
 class RunProgress(NamedTuple):
-    """Progress of a run: epochs done and in total, its chunk of data, counted from 1, and the number of chunks (0:
-    unknown), whether its fit has ended, and the number of epochs done when this process began.
-    """
+    """Progress of a run."""
 
-    epoch: int
+    epoch: int  # epochs done
     epochs: int
-    chunk: int
-    chunks: int
-    ended: bool = False
-    began: int = 0
+    chunk: int  # of data, counted from 1
+    chunks: int  # 0: unknown
+    ended: bool = False  # its fit
+    began: int = 0  # epochs done when this process began
 
 
 def read_progress(folder: Path) -> RunProgress | None:

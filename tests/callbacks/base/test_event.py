@@ -551,7 +551,7 @@ def test_when_must_be_a_schedule():
         Recorder(when=AtNewData)
     with pytest.raises(TypeError, match="got 5"):
         AnyOf([5])
-    with pytest.raises(ValueError, match="`when` must be a schedule or a list of at least one, got an empty list"):
+    with pytest.raises(ValueError, match="`when` and `schedules` must hold at least one schedule, got an empty list"):
         Recorder(when=[])
     with pytest.raises(TypeError, match="`when` needs a __repr__ that shows its settings"):
         Recorder(when=Nameless())
