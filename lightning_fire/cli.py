@@ -82,9 +82,8 @@ def _command(words: list[str]) -> tuple[Callable[[list[str]], Any], list[str]]:
         )
         raise SystemExit(2)
     module, _, function = COMMANDS[words[0]][0].partition(":")
-    return getattr(importlib.import_module(f"lightning_fire.{module}"), function), words if words[
-        0
-    ] in _WITH_NAME else words[1:]
+    kept = words if words[0] in _WITH_NAME else words[1:]
+    return getattr(importlib.import_module(f"lightning_fire.{module}"), function), kept
 
 
 def run(
@@ -146,8 +145,7 @@ def console() -> None:
 def _reader_has_gone(probe: str = "") -> bool:
     """Return whether the reader of stdout has exited; if so, discard unread output.
 
-    Args:
-        probe: Text to print for the check: an unbuffered stdout has nothing left to flush that could fail.
+    The `probe` is printed for the check: an unbuffered stdout has nothing left to flush that could fail.
     """
     if sys.stdout is None:  # closed before the program started
         return False

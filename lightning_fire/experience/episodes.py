@@ -60,11 +60,7 @@ def make_episodes(environment: Environment, owner: int, seed: int, *position: An
 
 
 def scaled(environment: Environment) -> gymnasium.Env:
-    """Make an environment, with actions in a box scaled to [−1, 1].
-
-    Raises:
-        ValueError: If it has actions or observations that cannot be stored.
-    """
+    """Make an environment, with actions in a box scaled to [−1, 1]; a ValueError if steps of it cannot be stored."""
     env = environment()
     observations, actions = env.observation_space, env.action_space
     if not isinstance(observations, Box):

@@ -26,14 +26,8 @@ def checkpoint_activations(net: nn.Module) -> None:
     """Let each block keep its input alone, and compute its activations again in the backward pass.
 
     Models of Hugging Face do it their own way. No parameter changes its name.
-
-    Raises:
-        ValueError: If no blocks are found.
     """
-    for name in (
-        "activation_checkpointing_enable",
-        "gradient_checkpointing_enable",
-    ):  # the second before transformers 5
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the second before transformers 5
         if hasattr(net, name):
             getattr(net, name)({"use_reentrant": False})
             return
@@ -46,16 +40,9 @@ def checkpoint_activations(net: nn.Module) -> None:
 def shard_by_block(net: nn.Module, mesh: Any, precision: str) -> None:
     """Shard the parameters of each block of a network, then all others, over the ranks (FSDP2, `fully_shard`).
 
-    With `bf16-mixed` the weights of blocks are gathered in bfloat16, which autocast would round them to, and gradients
-    are reduced in float32. A network that is sharded stays as it is.
-
-    Args:
-        net: The network.
-        mesh: `device_mesh` of Lightning's `ModelParallelStrategy`.
-        precision: `Trainer.precision`.
-
-    Raises:
-        ValueError: If the mesh has tensor parallelism.
+    `mesh` is the `device_mesh` of Lightning's `ModelParallelStrategy`. With the `precision` `bf16-mixed` the weights of
+    blocks are gathered in bfloat16, which autocast would round them to, and gradients are reduced in float32. A network
+    that is sharded stays as it is.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 

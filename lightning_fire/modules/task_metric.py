@@ -12,22 +12,13 @@ class TaskMetric(pl.LightningModule):
     """Base of modules that log a metric over each task of a stream, of the outputs on each batch before its update.
 
     A subclass calls `update_task` in `training_step`. Checkpoints keep the state of the metric.
-
-    Attributes:
-        task_metric: Name of the attribute with the metric, which must have a state `samples`.
-        task_key: Key under which it is logged.
     """
 
-    task_metric: str
-    task_key: str
+    task_metric: str  # name of the attribute with the metric, which must have a state `samples`
+    task_key: str  # under which it is logged
 
     def update_task(self, batch_idx: int, *batch: Any) -> None:
-        """Update the metric of the current task, if there is one; where a task begins, reset the metric first.
-
-        Args:
-            batch_idx: Index of the batch in its epoch.
-            batch: Arguments of the update.
-        """
+        """Update the metric of the current task, if there is one, with a batch; where a task begins, reset it first."""
         if (data := self._stream()) is None:
             return
         metric = self._metric

@@ -31,15 +31,8 @@ def continue_logs(config: Namespace, written: str) -> int | None:
     """Make TensorBoard and CSV loggers without a `version` continue the logs of `ckpt_path`.
 
     The checkpoint must be `version_N/checkpoints/*.ckpt` of one of the loggers, and `version_N/config.yaml` have the
-    same seed, model, data and method. Otherwise a new version begins. TensorBoard ignores values logged after the
-    checkpoint.
-
-    Args:
-        config: Configuration of `fit`; its `trainer.logger` is changed.
-        written: The same configuration, in the form of `config.yaml`.
-
-    Returns:
-        The first new step; None if no logs are continued.
+    same seed, model, data and method as `written`. Otherwise a new version begins. TensorBoard ignores values logged
+    after the checkpoint. Changes the `trainer.logger` of `config`; returns the first new step, None of a new version.
     """
     kind: Any = Namespace  # without types
     checkpoint, logger = Path(config.get("ckpt_path") or ""), config.trainer.logger

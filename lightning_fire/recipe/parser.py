@@ -34,18 +34,13 @@ set_loader(_MODE, _load, exceptions=(yaml.YAMLError,))
 
 
 class RecipeParser(LightningArgumentParser):
-    """Rejects a file that is not YAML or has a key twice, and names it; prints the long usage only for `--help`.
-
-    Attributes:
-        empty: Keys of all files whose value is `{}`; jsonargparse drops unknown ones silently.
-    """
+    """Rejects a file that is not YAML or has a key twice, and names it; prints the long usage only for `--help`."""
 
     def __init__(self, *args: Any, **options: Any):
         super().__init__(*args, **{"parser_mode": _MODE, "allow_abbrev": False, **options})
-        self.empty: list[tuple[str, ...]] = []
+        self.empty: list[tuple[str, ...]] = []  # keys whose value is `{}`: jsonargparse drops unknown ones silently
 
     def parse_path(self, path: Any, *args: Any, **options: Any) -> Any:
-        """Parse a file."""
         if Path(path).is_file():
             try:
                 content = read_yaml(Path(path), load=get_loader("yaml"))
@@ -57,7 +52,6 @@ class RecipeParser(LightningArgumentParser):
         return super().parse_path(path, *args, **options)
 
     def parse_string(self, *args: Any, **options: Any) -> Any:
-        """Parse a text, also that of a file."""
         text = args[0] if args else options["content"] if "content" in options else options["cfg_str"]
         if isinstance(content := _load(text), dict):
             self.empty += _empty(content)
@@ -70,7 +64,6 @@ class RecipeParser(LightningArgumentParser):
         super().error(printable(words), *args, **options)
 
     def print_usage(self, file: Any = None) -> None:
-        """Print one line instead of all keys; argparse calls it before an error."""
         if self._subcommands_action:
             return super().print_usage(file)
         command = self.prog.replace(" [options]", "")

@@ -104,12 +104,7 @@ def check_name(name: str, place: object = "") -> None:
 
 
 def extended(recipe: Recipe, name: str | Path) -> tuple[Recipe, Mapping[str, Any]]:
-    """Add the methods of another file to a recipe, and return the keys of the file that override those of all runs.
-
-    Args:
-        recipe: The recipe.
-        name: A file, or the short name of one that comes with the package.
-    """
+    """Add the methods of another file to a recipe, and return the keys of the file that override those of all runs."""
     if not (path := _file(name)):
         raise FileNotFoundError(f"the configuration file {name} does not exist")
     more = _read(path)
