@@ -27,7 +27,7 @@ def checkpoint_activations(net: nn.Module) -> None:
 
     Models of Hugging Face do it their own way. No parameter changes its name.
     """
-    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the second before transformers 5
+    for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):  # the latter before 5.0
         if hasattr(net, name):
             getattr(net, name)({"use_reentrant": False})
             return
