@@ -1,13 +1,11 @@
 """Decoder-only transformer of GPT-2."""
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-_APPROXIMATE = {"exact": "none", "tanh": "tanh"}  # our names of the GELU, and those of `nn.GELU`
 
 
 class GPT(nn.Module):
@@ -29,11 +27,9 @@ class GPT(nn.Module):
         bias: Whether Linear and LayerNorm layers have biases (Hugging Face: yes; nanoGPT: no). The head has none.
         dropout: Probability of dropout, of the sum of the embeddings, of attention weights and before each residual
             addition; in [0, 1).
-        gelu: `exact`, as nanoGPT, or its approximation by `tanh`, as OpenAI and Hugging Face.
 
     Raises:
-        ValueError: If a size is below 1, `dim` is not divisible by `heads`, `dropout` is outside [0, 1), or `gelu` is
-            unknown.
+        ValueError: If a size is below 1, `dim` is not divisible by `heads`, or `dropout` is outside [0, 1).
 
     Example:
         >>> import torch
@@ -53,7 +49,6 @@ class GPT(nn.Module):
         dim: int = 768,
         bias: bool = False,
         dropout: float = 0.0,
-        gelu: Literal["exact", "tanh"] = "exact",
     ):
         super().__init__()
         if min(vocab_size, block_size, depth, heads, dim) < 1:
@@ -64,17 +59,15 @@ class GPT(nn.Module):
             raise ValueError(f"`dim` must be divisible by `heads`, got {dim} and {heads}")
         if not 0 <= dropout < 1:
             raise ValueError(f"`dropout` must be in [0, 1), got {dropout}")
-        if gelu not in _APPROXIMATE:
-            raise ValueError(f"`gelu` must be one of {list(_APPROXIMATE)}, got {gelu!r}")
         self.vocab_size, self.block_size, self.dim = vocab_size, block_size, dim
         self.depth, self.heads = depth, heads
-        self.dropout, self.gelu = dropout, gelu
+        self.dropout = dropout
         self.transformer: Any = nn.ModuleDict(
             {
                 "wte": _NormalEmbedding(vocab_size, dim),
                 "wpe": _NormalEmbedding(block_size, dim),
                 "drop": nn.Dropout(dropout),
-                "h": nn.ModuleList(_CausalBlock(depth, heads, dim, bias, dropout, gelu) for _ in range(depth)),
+                "h": nn.ModuleList(_CausalBlock(depth, heads, dim, bias, dropout) for _ in range(depth)),
                 "ln_f": nn.LayerNorm(dim, bias=bias),
             }
         )
@@ -131,7 +124,7 @@ class _NormalEmbedding(nn.Embedding):
 
 
 class _CausalBlock(nn.Module):
-    def __init__(self, depth: int, heads: int, dim: int, bias: bool, dropout: float, gelu: str):
+    def __init__(self, depth: int, heads: int, dim: int, bias: bool, dropout: float):
         super().__init__()
         std = 0.02 / math.sqrt(2 * depth)  # 2 · depth projections add to the residual stream
         self.ln_1 = nn.LayerNorm(dim, bias=bias)
@@ -139,7 +132,7 @@ class _CausalBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(dim, bias=bias)
         self.mlp: Any = nn.Sequential()
         self.mlp.c_fc = _NormalLinear(dim, 4 * dim, bias)
-        self.mlp.act = nn.GELU(_APPROXIMATE[gelu])
+        self.mlp.act = nn.GELU()
         self.mlp.c_proj = _NormalLinear(4 * dim, dim, bias, std)
         self.mlp.dropout = nn.Dropout(dropout)
 

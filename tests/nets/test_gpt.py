@@ -1,18 +1,13 @@
-"""`GPT`: its formula, sizes and initial values, Hugging Face's GPT-2, and the methods on it."""
+"""`GPT`: Hugging Face's GPT-2, sizes and initial values, dropout, and selections of weights and units."""
 
 import math
 
-import lightning.pytorch as pl
 import pytest
-import reference
 import torch
-from small_training import GrowingData, fitted, snapshots_of
-from tolerances import assert_near
 from torch import nn
-from torch.nn.functional import cross_entropy, gelu, layer_norm
-from torch.utils.data import DataLoader, TensorDataset
+from torch.nn.functional import cross_entropy
 
-from lightning_fire import FIRECallback, FullReset, HiddenUnits, PlasticityCallback, ShrinkAndPerturb, Weights
+from lightning_fire import HiddenUnits, Weights
 from lightning_fire.methods.initial_values import fresh_values, not_resettable
 from lightning_fire.nets import GPT
 
@@ -32,57 +27,7 @@ def tokens(batch: int = 4, length: int = 10) -> torch.Tensor:
     return torch.randint(0, 13, (batch, length))
 
 
-# --- the formula -----------------------------------------------------------------------------------------------------
-
-
-def slow_gpt(net: GPT, sequence: list[int], heads: int, approximate: str) -> torch.Tensor:
-    """Logits of one sequence, by loops over heads and positions, with the mask written out, in float64."""
-    w = {name: tensor.double() for name, tensor in net.state_dict().items()}
-
-    def norm(x, name):
-        return layer_norm(x, x.shape[-1:], w[f"{name}.weight"], w.get(f"{name}.bias"), eps=1e-5)
-
-    def affine(x, name):
-        return torch.einsum("oi,ti->to", w[f"{name}.weight"], x) + w.get(f"{name}.bias", 0.0)
-
-    embedding = w["transformer.wte.weight"]
-    x = torch.stack([embedding[token] + w["transformer.wpe.weight"][place] for place, token in enumerate(sequence)])
-    length, dim = x.shape
-    width = dim // heads
-    for block in BLOCKS:
-        fused = affine(norm(x, f"{block}.ln_1"), f"{block}.attn.c_attn")
-        mixed = torch.zeros(length, dim, dtype=torch.float64)
-        for head in range(heads):
-            q, k, v = (fused[:, part * dim + head * width : part * dim + (head + 1) * width] for part in range(3))
-            scores = torch.full((length, length), -math.inf, dtype=torch.float64)
-            for late in range(length):
-                for early in range(late + 1):
-                    scores[late, early] = sum(q[late] * k[early]) / math.sqrt(width)
-            mixed[:, head * width : (head + 1) * width] = scores.softmax(1) @ v
-        x = x + affine(mixed, f"{block}.attn.c_proj")
-        hidden = affine(norm(x, f"{block}.ln_2"), f"{block}.mlp.c_fc")
-        x = x + affine(gelu(hidden, approximate=approximate), f"{block}.mlp.c_proj")
-    return norm(x, "transformer.ln_f") @ embedding.T
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("name", "approximate"), [("exact", "none"), ("tanh", "tanh")])
-def test_it_equals_a_slow_one(bias, name, approximate):
-    net = perturbed(GPT(**TINY, bias=bias, gelu=name))
-    batch = tokens(2, 7)
-    expected = torch.stack([slow_gpt(net, sequence.tolist(), 3, approximate) for sequence in batch])
-    torch.testing.assert_close(net(batch), expected, rtol=1e-10, atol=1e-10)
-
-
-def test_a_later_token_changes_no_earlier_logit():
-    net = perturbed(GPT(**TINY))
-    batch = tokens()
-    for place in range(10):
-        other = batch.clone()
-        other[:, place] = (other[:, place] + 1) % 13
-        change = (net(other) - net(batch)).abs().amax((0, 2))
-        assert (change[:place] == 0).all()
-        assert (change[place:] > 1e-6).all()
+# --- training -------------------------------------------------------------------------------------------------------
 
 
 def test_dropout_acts_in_training_on_embeddings_attention_and_both_residuals():
@@ -117,7 +62,6 @@ def test_dropout_acts_in_training_on_embeddings_attention_and_both_residuals():
         ({"dropout": 1.0}, r"`dropout` must be in \[0, 1\), got 1.0"),
         ({"dropout": -0.1}, r"`dropout` must be in \[0, 1\), got -0.1"),
         ({"dropout": math.nan}, r"`dropout` must be in \[0, 1\), got nan"),
-        ({"gelu": "none"}, r"`gelu` must be one of \['exact', 'tanh'\], got 'none'"),
     ],
 )
 def test_impossible_arguments(arguments, message):
@@ -234,21 +178,23 @@ def test_fresh_values_are_initial_values():
 
 
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-@pytest.mark.parametrize(("name", "activation"), [("exact", "gelu"), ("tanh", "gelu_new")])
-def test_it_gives_the_logits_of_hugging_face(name, activation, dtype, near):
-    """Names are the same; Conv1D stores weights (in, out)."""
+@pytest.mark.parametrize("bias", [False, True])
+def test_it_gives_the_logits_of_hugging_face(bias, dtype, near):
+    """Names are the same; Conv1D stores weights (in, out). New biases are 0."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 13, "n_positions": 10, "n_layer": 2, "n_head": 3, "n_embd": 12}
     ends = {"bos_token_id": None, "eos_token_id": None}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends, activation_function=activation))
-    net = perturbed(GPT(**TINY, bias=True, gelu=name), dtype)
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **ends, activation_function="gelu"))
+    net = perturbed(GPT(**TINY, bias=bias), dtype)
     turned = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
-    model.load_state_dict({key: w.T if key.endswith(turned) else w for key, w in net.state_dict().items()})
+    state = {key: w.T if key.endswith(turned) else w for key, w in net.state_dict().items()}
+    missing = model.load_state_dict(state, strict=bias).missing_keys
+    assert all(key.endswith(".bias") for key in missing)
     batch = tokens()
     torch.testing.assert_close(model.to(dtype).eval()(batch).logits, net(batch), rtol=near, atol=near)
 
 
-# --- the methods -----------------------------------------------------------------------------------------------------
+# --- selections -------------------------------------------------------------------------------------------------------
 
 
 MATRICES = ["attn.c_attn.weight[q]", "attn.c_attn.weight[k]", "attn.c_attn.weight[v]", "attn.c_proj.weight"]
@@ -280,63 +226,3 @@ def test_hidden_units_are_those_of_the_mlps():
     net = GPT(**TINY, bias=True)
     units = HiddenUnits().select(net, lambda: net(tokens()))
     assert [unit.name for unit in units] == [f"{block}.mlp.c_fc" for block in BLOCKS]
-
-
-class LanguageModel(pl.LightningModule):
-    """A user's module: predicts each next token."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = GPT(**TINY)
-
-    def training_step(self, batch, batch_idx):
-        (text,) = batch
-        return cross_entropy(self.net(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-
-class Texts(GrowingData):
-    """Random tokens, more in each chunk."""
-
-    def train_dataloader(self):
-        size = 8 * (self.chunk + 1)
-        return DataLoader(TensorDataset(torch.randint(0, 13, (size, 11))), batch_size=4)
-
-
-@pytest.mark.parametrize("steps", [10, "exact"])
-def test_fire_orthogonalises_each_matrix_and_nothing_else(steps):
-    callback = snapshots_of(FIRECallback)(where=Weights(preset="gpt"), steps=steps)
-    module = fitted(callback, module=LanguageModel(), data=Texts())
-    assert len(callback.seen) == 2
-    for before, after, values in callback.seen:
-        old, new = LanguageModel(), LanguageModel()
-        old.load_state_dict(before)
-        new.load_state_dict(after)
-        views = dict(zip(Weights("gpt").select(old), Weights("gpt").select(new), strict=True))
-        assert len(views) == 13
-        for view, result in views.items():
-            assert_near(result.read(), reference.fire(view.read(), steps=steps))
-            if steps == "exact":
-                values_of = torch.linalg.svdvals(result.read().double())
-                assert values_of.max() / values_of.min() - 1 < 1e-5, view.name
-        assert values["fire/dfi_normalized_after"] < values["fire/dfi_normalized_before"]
-        same = [name for name in before if torch.equal(before[name], after[name])]
-        assert same == [name for name in before if "ln_" in name or "wpe" in name]
-        assert after["net.lm_head.weight"].equal(after["net.transformer.wte.weight"])
-    assert all(parameter.isfinite().all() for parameter in module.parameters())
-    assert module.net.lm_head.weight is module.net.transformer.wte.weight
-
-
-@pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
-def test_methods_that_re_initialize_use_the_initial_distribution(method):
-    callback = snapshots_of(PlasticityCallback)(method(fresh_seed=3))
-    module = fitted(callback, module=LanguageModel(), data=Texts())
-    assert len(callback.seen) == 2
-    share = 0.8 if method is ShrinkAndPerturb else 1.0
-    for event, (before, after, _) in enumerate(callback.seen, start=1):
-        drawn = fresh_values(module, callback.method.fresh_seed + event)
-        for name, value in drawn.items():
-            torch.testing.assert_close(after[name], (1 - share) * before[name] + share * value, rtol=1e-5, atol=1e-7)
-        assert after["net.lm_head.weight"].equal(after["net.transformer.wte.weight"])
