@@ -2,6 +2,7 @@
 
 import hashlib
 import sysconfig
+from typing import Any
 
 import numpy as np
 
@@ -21,14 +22,10 @@ class KingJamesAndPythonDataModule(TextDataModule):
     Args:
         root: Folder with `text/kjv.txt`, any text of enough bytes.
         phases: As for `TextDataModule`. Default: the Bible, then nine parts of Python with a tenth of the Bible.
-        epochs: Epochs of each phase.
-        steps_per_epoch: Optimizer steps in an epoch.
-        batch_size: Blocks in a micro-batch, per device.
-        block_size: Tokens in a block.
         val_blocks: Blocks of each text to validate on.
-        seed: Seed of the order of blocks and texts.
         kjv_bytes: Bytes of the Bible to train on.
         python_bytes: Bytes of the library to train on.
+        **options: `epochs`, `steps_per_epoch`, `batch_size`, `block_size` and `seed` of `TextDataModule`.
 
     Raises:
         ValueError: If an argument is out of range; when training starts, if a text is too short.
@@ -39,18 +36,14 @@ class KingJamesAndPythonDataModule(TextDataModule):
         self,
         root: str = "data",
         phases: list[dict[str, float]] | None = None,
-        epochs: int | list[int] = 1,
-        steps_per_epoch: int = 100,
-        batch_size: int = 16,
-        block_size: int = 128,
         val_blocks: int | None = 128,
-        seed: int = 0,
         kjv_bytes: int = 400_000,
         python_bytes: int = 4_000_000,
+        **options: Any,
     ):
         sources = {"kjv": root, "python": sysconfig.get_path("stdlib")}
         phases = phases or [{"kjv": 1.0}, {"python": 9.0, "kjv": 0.1}]
-        super().__init__(sources, phases, epochs, steps_per_epoch, batch_size, block_size, val_blocks, seed=seed)
+        super().__init__(sources, phases, val_blocks=val_blocks, **options)
         self.kjv_bytes, self.python_bytes = kjv_bytes, python_bytes
 
     def load(self) -> dict[str, TokenSource]:

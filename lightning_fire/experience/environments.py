@@ -60,17 +60,13 @@ class Atari:
 
     Args:
         game: Name such as `Asterix`, `BeamRider` or `DemonAttack`.
-        frame_skip: Frames that an action lasts.
         sticky: Probability, in each frame, that the last action is repeated instead of the new one.
-        size: Height and width of the frames.
         max_steps: Actions after which an episode is cut short (half an hour of play).
         render_mode: `"rgb_array"` to record videos.
     """
 
     game: str
-    frame_skip: int = 4
     sticky: float = 0.25
-    size: int = 84
     max_steps: int = 27000
     render_mode: str | None = None
 
@@ -84,7 +80,7 @@ class Atari:
         options: dict[str, Any] = {"frameskip": 1, "repeat_action_probability": self.sticky, "full_action_space": False}
         options |= {"max_num_frames_per_episode": None, "render_mode": self.render_mode}
         env = Gymnasium(f"ale_py:ALE/{self.game}-v5", options)()
-        env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=self.frame_skip, screen_size=self.size)
+        env = gymnasium.wrappers.AtariPreprocessing(env, noop_max=0, frame_skip=4, screen_size=84)
         return gymnasium.wrappers.TimeLimit(env, self.max_steps)
 
 
