@@ -1,6 +1,5 @@
 """The image sets, from small files in their own formats; the packaged part of Fashion-MNIST against the original."""
 
-import importlib.util
 import os
 import pickle
 import zipfile
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from pages import script
 from PIL import Image
 
 from lightning_fire import data
@@ -181,12 +181,9 @@ def test_the_packaged_fashion_mnist():
 @pytest.mark.skipif(not (ORIGINALS / "FashionMNIST").exists(), reason=f"the original is not in {ORIGINALS}")
 @pytest.mark.parametrize(("part", "train", "per_class"), [("train", True, 1000), ("test", False, 200)])
 def test_the_packaged_fashion_mnist_is_the_draw_that_it_says(part, train, per_class):
-    path = ROOT / "benchmarks" / "make_small_fashion_mnist.py"
-    spec = importlib.util.spec_from_file_location("make_small_fashion_mnist", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    images, labels = script.draw(str(ORIGINALS), train, per_class)
-    with np.load(ROOT / script.OUT, allow_pickle=False) as packaged:
+    maker = script("benchmarks/make_small_fashion_mnist.py")
+    images, labels = maker.draw(str(ORIGINALS), train, per_class)
+    with np.load(ROOT / maker.OUT, allow_pickle=False) as packaged:
         assert np.array_equal(packaged[f"{part}_images"], images)
         assert np.array_equal(packaged[f"{part}_labels"], labels)
     full = torchvision.datasets.FashionMNIST(ORIGINALS, train=train)

@@ -1,7 +1,6 @@
 """The example of a pendulum that changes: its environment, when methods act, and the table; at the end as a command."""
 
 import csv
-import importlib.util
 import os
 import statistics
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import script
 
 pytest.importorskip("stable_baselines3")
 
@@ -22,9 +22,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "continual_rl.py"
 @pytest.fixture
 def example(monkeypatch):
     """The example as a module, with tasks of 2 rollouts of 512 timesteps."""
-    spec = importlib.util.spec_from_file_location("continual_rl", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("examples/continual_rl.py")
     for name, value in {"ENVIRONMENTS": 32, "STEPS": 16, "ROLLOUTS": 2, "TIMESTEPS": 1024, "LENGTH": 20}.items():
         monkeypatch.setattr(module, name, value)
     return module

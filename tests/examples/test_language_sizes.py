@@ -1,24 +1,19 @@
 """The example of sizes: its table, and a run of one size and length, shortened."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from pages import script
 
 from lightning_fire.experiments.compare import parser
 from lightning_fire.recipe.recipe import find_recipe
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "language_sizes.py"
-
 
 @pytest.fixture
 def example():
-    spec = importlib.util.spec_from_file_location("language_sizes", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("examples/language_sizes.py")
 
 
 def test_differences_are_paired_by_seed(example, tmp_path):
@@ -62,19 +57,3 @@ def test_the_comparisons_are_those_of_sizes_and_lengths(example, tmp_path, monke
     assert lines[2] == "| 0.1M | 100 | 1.000 ± 0.000 | +0.000 (+0.000 to +0.000) | +0.000 (+0.000 to +0.000) |"
     assert lines[5] == "| 2M | 200 | 1.000 ± 0.000 | +0.000 (+0.000 to +0.000) | – |"
     assert len(pd.read_csv(tmp_path / "results.csv")) == 2 * (2 * 3 + 2 * 2)
-
-
-@pytest.mark.crash
-def test_one_size_and_length(example, tmp_path, monkeypatch, capfd):
-    (tmp_path / "text").mkdir()
-    (tmp_path / "text" / "kjv.txt").write_bytes(bytes(range(97, 123)) * 1000)
-    monkeypatch.setattr(example, "STEPS_PER_EPOCH", 1)
-    words = ["--root", str(tmp_path), "--sizes", "0.1M", "--lengths", "2", "--seeds", "2"]
-    monkeypatch.setattr(sys, "argv", ["language_sizes.py", str(tmp_path / "runs"), *words])
-    example.main()
-    (line,) = [line for line in capfd.readouterr().out.splitlines() if line.startswith("| 0.1M")]
-    runs = pd.read_csv(tmp_path / "runs" / "results.csv")
-    assert sorted(zip(runs.method, runs.seed, strict=True)) == [(m, s) for m in sorted(example.METHODS) for s in (0, 1)]
-    vanilla = runs[runs.method == "vanilla"].final
-    assert line.startswith(f"| 0.1M | 2 | {vanilla.mean():.3f} ± {vanilla.std():.3f} |")
-    assert (tmp_path / "runs" / "language_sizes.png").stat().st_size > 10_000

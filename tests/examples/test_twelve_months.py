@@ -1,6 +1,5 @@
 """The example of twelve months, shortened: its table, and that a second run trains nothing again."""
 
-import importlib.util
 import json
 import logging
 import os
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch import callbacks
+from pages import script
 
 pytestmark = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
 
@@ -20,9 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "twelve_months.py"
 @pytest.fixture
 def example(monkeypatch):
     """The example as a module, with months of one epoch on 60 images."""
-    spec = importlib.util.spec_from_file_location("twelve_months", EXAMPLE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = script("examples/twelve_months.py")
     for name, value in {"TRAIN": 60, "HELD_OUT": 40, "EPOCHS": 1}.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "logging", SimpleNamespace(getLogger=logging.Logger, ERROR=logging.ERROR))

@@ -1,17 +1,26 @@
 """Pages of the documentation, and their code blocks as a reader finds them."""
 
 import builtins
+import importlib.util
 import re
 from collections.abc import Iterator
 from dis import get_instructions
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _YOURS = re.compile(r"\byour\s+((?:`\w+`(?:,? and |, )?)+)")
+
+
+def script(path: str) -> ModuleType:
+    """Import a script of the repository that is in no package, such as `examples/twelve_months.py`."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class Block(NamedTuple):
