@@ -8,9 +8,7 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +24,11 @@ from instantaneous_runs import Instantaneous
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from scipy.stats import ttest_rel
 from tiny_recipe import BASE, FIRE, MONITOR, set_base, set_method, tiny_recipe
+from torch import nn
 
 from lightning_fire.cli import main
-from lightning_fire.experiments import branching, engines, runner, runs
 from lightning_fire.experiments import compare as compare_command
+from lightning_fire.experiments import engines, runner, runs
 from lightning_fire.experiments.branching import with_shared_starts
 from lightning_fire.experiments.chunks import ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.compare import _MONITOR, common, with_monitor
@@ -40,7 +39,8 @@ from lightning_fire.experiments.runs import Run
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import deliver, difference_cell
 from lightning_fire.experiments.training import ReportProgress, RunProgress
-from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe, shipped_recipes
+from lightning_fire.modules import Classifier
+from lightning_fire.recipe.recipe import Recipe, check_name, find_recipe
 
 
 @pytest.fixture
@@ -121,73 +121,10 @@ def test_a_failed_run_is_reported_and_does_not_stop_the_others(recipe, tmp_path,
     assert "vanilla  1" in text
 
 
-DIES = """
-import os
-import signal
-
-from lightning.pytorch import Callback
-
-
-class Dies(Callback):
-    def on_train_epoch_end(self, trainer, pl_module):
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-def test_runs_that_are_killed_or_stopped_do_not_stop_the_others(recipe, tmp_path, capsys):
-    """Lightning leaves a training that is stopped with exit code 0."""
-    (tmp_path / "dies.py").write_text(DIES)
-    (tmp_path / "stops.py").write_text(DIES.replace("SIGKILL", "SIGTERM").replace("Dies", "Stops"))
-    set_method(recipe, "killed", "method: {class_path: dies.Dies}\n")
-    set_method(recipe, "stopped", "method: {class_path: stops.Stops}\n")
-    methods = ["--methods", "killed", "stopped", "vanilla", "--seeds", "1"]
-    with pytest.raises(SystemExit, match="2 of 3 runs failed"):
-        compare(recipe, *methods, "--set", "trainer.limit_train_batches=1")
-    text = capsys.readouterr().out
-    assert "killed seed 0 FAILED: killed by SIGKILL; out of memory? Try fewer --jobs" in text
-    assert "stopped seed 0 FAILED: stopped from outside before its end" in text
-    assert "vanilla  1" in text
-    assert not any((tmp_path / f"out/{method}/seed0/finished.json").exists() for method in ("killed", "stopped"))
-
-
-@pytest.mark.slow
-def test_a_comparison_that_is_stopped_stops_its_processes(recipe, tmp_path):
-    (tmp_path / "waits.py").write_text(
-        "import os, pathlib, time\nfrom lightning.pytorch import Callback\n\nclass Waits(Callback):\n"
-        "    def on_train_start(self, trainer, pl_module):\n"
-        "        pathlib.Path('pid').write_text(str(os.getpid()))\n        time.sleep(120)\n"
-    )
-    set_method(recipe, "waiting", "method: {class_path: waits.Waits}\n")
-    words = ["compare", str(recipe), "--output", "out", "--methods", "waiting", "--seeds", "1"]
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    parent = subprocess.Popen([sys.executable, "-m", "lightning_fire", *words], cwd=tmp_path, env=environment)
-    pid = tmp_path / "pid"
-    for _ in range(1800):
-        if pid.is_file() and pid.read_text():
-            break
-        time.sleep(0.1)
-    parent.send_signal(signal.SIGTERM)
-    assert parent.wait(timeout=30) != 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(pid.read_text()), 0)
-
-
 def test_a_run_that_did_not_log_what_the_table_needs_is_reported(recipe, capsys):
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, "--methods", "vanilla", "--seeds", "1", "--set", "trainer.limit_val_batches=0")
     assert re.search("vanilla seed 0 FAILED: .* has not logged .*val/accuracy", capsys.readouterr().out)
-
-
-@pytest.mark.slow
-def test_a_metric_that_validation_does_not_log_is_named_before_more_is_trained(recipe, tmp_path, capsys):
-    with pytest.raises(SystemExit, match="no run finished"):
-        compare(recipe, "--methods", "vanilla", "--seeds", "1", "--metric", "val/f1")
-    told = (
-        "validation logs no val/f1, which is compared: let Classifier log it, or name another with --metric; there are"
-    )
-    assert f"vanilla seed 0 FAILED: lightning-fire: error: {told} val/accuracy, val/loss" in capsys.readouterr().out
-    assert not (tmp_path / "out/vanilla/seed0/progress.json").exists()  # the first epoch has not ended
 
 
 OWN = """
@@ -533,19 +470,6 @@ def test_a_method_whose_curves_are_those_of_vanilla_never_acted():
     assert not never_acted({"fire": {0: IDLE}, "redo": {0: IDLE}})  # both may have acted alike
 
 
-@pytest.mark.slow
-def test_unit_resets_that_find_no_unit_never_acted(recipe, tmp_path):
-    """Each time it looks, ReDo logs an event. The head has dead units, the other layers have not."""
-    where = "{class_path: HiddenUnits, init_args: {exclude: [net.head]}}"
-    for name, threshold in (("redo", 0.0), ("resets", 0.9)):
-        arguments = f"{{threshold: {threshold}, where: {where}}}"
-        set_method(recipe, name, f"method: {{class_path: ReDo, init_args: {arguments}}}\nstart_chunk: 1\n")
-    compare(recipe, "--methods", "vanilla", "redo", "resets", "--seeds", "1")
-    lines = (tmp_path / "out/table.txt").read_text().splitlines()[-3:]
-    vanilla, redo, resets = (line.split()[-1] for line in lines)
-    assert (vanilla, redo) == ("–", "0.0") and float(resets) > 0
-
-
 def test_the_summary_holds_mean_spread_and_difference(tmp_path):
     methods = {
         "vanilla": {0: ending(0.4), 1: ending(0.8)},
@@ -601,20 +525,30 @@ def test_the_note_names_the_data_of_the_metric(key, origin):
     assert report_of({"vanilla": {0: run}}, metric=Metric(key)).note.startswith(origin)
 
 
-@pytest.mark.parametrize(("key", "logged"), [("train/accuracy", "train/accuracy"), ("train/none", None)])
-def test_a_metric_of_training_may_come_after_validation(key, logged, tmp_path):
-    """`Classifier` logs it at the end of the epoch."""
-    report = ReportProgress(tmp_path / "progress.json", needs=key)
-    trainer = SimpleNamespace(callback_metrics={}, sanity_checking=False)
-    report.on_validation_end(trainer, None)
-    trainer.callback_metrics = {logged: 0.5} if logged else {"val/loss": 1.0}
-    trainer.is_global_zero, trainer.current_epoch = False, 0
-    trainer.strategy = SimpleNamespace(broadcast=lambda due: False)
-    if logged:
-        report.on_train_epoch_end(trainer, None)
-    else:
-        with pytest.raises(MisconfigurationException, match="training logs no train/none, which is compared"):
-            report.on_train_epoch_end(trainer, None)
+def test_a_metric_that_is_not_logged_is_named_at_once(tmp_path):
+    """That of validation when it ends, that of training at the end of the epoch, where `Classifier` logs it."""
+    trainer = SimpleNamespace(callback_metrics={"val/loss": 1.0}, sanity_checking=False, is_global_zero=False)
+    trainer.current_epoch, trainer.strategy = 0, SimpleNamespace(broadcast=lambda due: False)
+    module = Classifier(nn.Linear(2, 2), 2)
+    for key, stage in (("val/f1", "validation"), ("train/f1", "training")):
+        report = ReportProgress(tmp_path / "progress.json", needs=key)
+        end = report.on_validation_end if stage == "validation" else report.on_train_epoch_end
+        if stage == "training":
+            report.on_validation_end(trainer, module)
+        told = f"{stage} logs no {key}, which is compared: let Classifier log it, or name another with --metric"
+        with pytest.raises(MisconfigurationException, match=f"{told}; there are val/loss"):
+            end(trainer, module)
+        for there in (key, f"{key}_seen"):
+            end(SimpleNamespace(**{**vars(trainer), "callback_metrics": {there: 0.5}}), module)
+
+
+def test_trainings_end_with_their_comparison(tmp_path):
+    stopped = []
+    job = SimpleNamespace(ended=lambda: False, stop=lambda: stopped.append("job"))
+    engine = SimpleNamespace(limit=1, begin=lambda runs: [job] * len(runs))
+    with pytest.raises(runner.TimeIsUpError):
+        runner.execute([Run("vanilla", 0, tmp_path / "run", [{}])], engine, until=0.0)
+    assert stopped == ["job"]
 
 
 def test_many_methods_have_colours_of_their_own():
@@ -753,21 +687,6 @@ def test_a_failed_run_does_not_steer_the_terminal(recipe, monkeypatch, capsys):
     assert "FAILED: \\x1b[2J" in text and "\x1b" not in text
 
 
-@pytest.mark.slow
-def test_each_run_trains_with_the_settings_and_seeds_it_should(recipe, tmp_path, capsys):
-    """As Lightning wrote them down after all files and overrides."""
-    words = ["--set", "trainer.limit_train_batches=1", "--set", "data.init_args.batch_size=4"]
-    compare(recipe, "--methods", "vanilla", "--seeds", "2", "--first-seed", "10", *words)
-    for seed in (10, 11):
-        used = yaml.safe_load((tmp_path / f"out/vanilla/seed{seed}/config.yaml").read_text())
-        assert used["seed_everything"] == used["data"]["init_args"]["seed"] == seed
-        assert used["trainer"]["limit_train_batches"] == 1
-        assert used["data"]["init_args"]["batch_size"] == 4
-    capsys.readouterr()
-    compare(recipe, "--methods", "vanilla", "--seeds", "1", "--first-seed", "10", *words, "trainer.max_epochs=6")
-    assert "trained before with other settings, training again: vanilla seed 10" in capsys.readouterr().out
-
-
 def test_a_method_that_is_named_twice_runs_once(recipe, tmp_path):
     assert len(runs.plan(find_recipe(recipe), ["vanilla", "fire", "vanilla"], range(2), tmp_path)) == 4
 
@@ -776,14 +695,6 @@ def test_the_reason_of_a_failure_begins_at_the_last_error():
     log = "Epoch 0\nlightning-fire: error: no\nusage: …\nerror: Parser key:\n  Option 'stepz' not accepted\n  Given 4\n"
     assert engines.last_words(log) == "error: Parser key: Option 'stepz' not accepted Given 4"
     assert engines.last_words("one\n\nRuntimeError: two\n") == "RuntimeError: two"
-
-
-@pytest.mark.slow
-def test_the_end_of_training_is_not_that_of_the_last_validation(recipe, tmp_path):
-    words = ["--set", "trainer.limit_train_batches=1", "trainer.check_val_every_n_epoch=4"]
-    results = compare(recipe, "--methods", "vanilla", "--seeds", "1", *words)
-    assert list(ChunkedRun(read_curves(tmp_path / "out/vanilla/seed0"), Metric()).starts) == [0, 2, 4, 6]
-    assert np.isnan(results.loc[("", "vanilla", 0), "final"])  # without a validation in the last chunk
 
 
 @pytest.mark.parametrize(
@@ -830,12 +741,6 @@ def test_configuration_is_laid_over_every_run_and_what_is_set_over_that(recipe):
     words = [str(recipe), "--config", "more.yaml", "--set", "trainer.max_epochs=5"]
     extra = common(compare_parser().parse_args(words))[3]
     assert extra == {"trainer": {"precision": "bf16-mixed", "max_epochs": 5}}
-
-
-def test_the_configuration_for_a_gpu_comes_with_the_package_and_is_not_a_recipe():
-    extra = common(compare_parser().parse_args(["quick_start", "--config", "vision/gpu"]))[3]
-    assert extra["trainer"]["precision"] == "bf16-mixed" and extra["model"]["init_args"]["compile"] is True
-    assert "vision/gpu" not in shipped_recipes()
 
 
 SHARING = {
@@ -914,24 +819,6 @@ def test_where_the_first_chunk_cannot_be_shared_runs_train_it_themselves(recipe,
     with pytest.raises(SystemExit, match="no run finished"):
         compare(recipe, *words, "data.init_args.batch_size=0")
     assert len(re.findall("seed 0 FAILED: .*`batch_size` must be", capsys.readouterr().out)) == 2
-
-
-@pytest.mark.slow
-def test_a_recipe_that_is_edited_during_a_run_is_run_again(recipe, tmp_path):
-    """The run uses the recipe from before the edit."""
-    (run,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-
-    def edit(*args):
-        set_method(recipe, "fire", FIRE.replace("steps: 5", "steps: 6"))
-
-    assert runner.execute([run], local(), edit) == {run: None}
-    assert yaml.safe_load((run.folder / "config.yaml").read_text())["method"]["init_args"]["steps"] == 5
-    (edited,) = runs.plan(find_recipe(recipe), ["fire"], [0], tmp_path / "out")
-    assert run.is_finished() and not edited.is_finished()
-
-
-def local():
-    return engines.Local(1, engines.Resources())
 
 
 def test_a_training_is_another_one_if_its_settings_are(recipe, tmp_path):
@@ -1046,6 +933,8 @@ def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, c
     before = marker.stat().st_mtime_ns
     compare(recipe, *words, "vanilla", "fire", "--seeds", "2")
     assert marker.stat().st_mtime_ns == before
+    compare(recipe, "--methods", "fire", "--seeds", "1", "--first-seed", "1")
+    assert "trained before with other settings, training again: fire seed 1" in capsys.readouterr().out
 
 
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
@@ -1081,26 +970,3 @@ def test_the_resources_of_a_run_come_from_the_recipe_or_the_command_line(recipe,
         assert message in " ".join(capsys.readouterr().err.split())
     with pytest.raises(ValueError, match="`cpus` of a run must be a whole number of at least 1, got 0"):
         engines.Resources(cpus=0)
-
-
-def test_starts_wait_as_long_as_their_methods(recipe, tmp_path):
-    """The methods decide: a schedule is asked at the start of each epoch."""
-    whens = {
-        "epochs": "{class_path: AtEpochs, init_args: {epochs: [3, 5]}}",
-        "every": "{class_path: EveryNEpochs, init_args: {n: 3}}",
-        "steps": "{class_path: EveryNSteps, init_args: {n: 3}}",
-        "metric": "{class_path: WhenMetric, init_args: {metric: val/loss, above: 1}}",
-    }
-
-    def idle(*layers, **extra):
-        configs = list(map(yaml.safe_load, layers))
-        return branching._idle_epochs(Run("method", 0, tmp_path, configs, extra))
-
-    base = "trainer: {max_epochs: 6}"
-    texts = {name: f"method: {{class_path: FullReset}}\nwhen: {when}" for name, when in whens.items()}
-    found = {name: idle(base, text) for name, text in texts.items()}
-    assert found == {"epochs": 3, "every": 3, "steps": 0, "metric": 0}
-    assert idle(base, texts["epochs"], trainer={"max_steps": 5}) == 0
-    assert idle(base) is None
-    assert idle("{}", texts["epochs"]) == 0  # the length of training is not known
-    assert idle("{}", FIRE) == math.inf

@@ -156,13 +156,6 @@ def test_numbers_that_yaml_takes_for_strings(recipe, monkeypatch):
     assert all(1e-5 <= s["strength"] <= 0.1 and s["seed"] in (1, 1e-3) for s, _ in scores.seen)
 
 
-@pytest.mark.slow
-def test_keys_of_the_recipe_are_tried_too(recipe, tmp_path):
-    assert tune(recipe, "--method", "anywhere", "--seeds", "1", "--trials", "1")["model.init_args.warmup"] in (0.1, 0.2)
-    (config,) = (tmp_path / "out").rglob("config.yaml")
-    assert f"warmup={yaml.safe_load(config.read_text())['model']['init_args']['warmup']}" in str(config)
-
-
 def test_labels_are_distinct_names_of_folders(recipe, tmp_path, monkeypatch):
     (tmp_path / "space.yaml").write_text("shrink: {strength: [0.1, 0.1000001, x/y]}")
     Scores(monkeypatch, lambda strength: float(strength != "x/y"))
