@@ -358,12 +358,6 @@ def test_errors_are_one_line(tmp_path, monkeypatch, bpe_file, small_pieces, word
     assert not Path("out/meta.json").exists()
 
 
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "a.txt").write_text("a\nb\n")
-    with pytest.raises(SystemExit, match=r"error: .*File exists: .*a\.txt'$"):
-        prepare(tmp_path / "a.txt", tmp_path / "a.txt")
-
-
 def test_gpt2_is_downloaded_only_when_asked_for(tmp_path, monkeypatch, bpe_file):
     (tmp_path / "a.txt").write_text(VERSE)
     asked = []

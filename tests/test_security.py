@@ -3,24 +3,18 @@
 import ast
 import builtins
 import csv
-import gzip
-import io
 import json
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 
-import image_files
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-import torchvision
 import yaml
 from checkpoint_files import draw, error_of, small_state, write_safetensors
 from history import HISTORY, named
@@ -188,17 +182,6 @@ def test_the_packaged_images_are_not_unpickled(tmp_path, monkeypatch):
     assert not (tmp_path / "done").exists()
 
 
-def test_images_of_an_older_torchvision_are_not_unpickled(tmp_path):
-    """torchvision would take them instead of the download."""
-    folder = tmp_path / "FashionMNIST" / "processed"
-    folder.mkdir(parents=True)
-    for name in ("training.pt", "test.pt"):
-        torch.save(Attack(os.mkdir, str(tmp_path / "done")), folder / name)
-    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
-        data.FashionMNISTDataModule(str(tmp_path), download=True).prepare_data()
-    assert not (tmp_path / "done").exists()
-
-
 # recipes
 
 
@@ -256,81 +239,7 @@ def test_the_docs_warn_that_a_recipe_is_code():
 # archives
 
 
-def everything(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
-
-
-def test_a_zip_of_tiny_imagenet_with_another_sum_is_not_read(tmp_path, monkeypatch):
-    image_files.write_tiny_imagenet(tmp_path)
-    monkeypatch.setattr("lightning_fire.data.image_sets.ZipFile", None)
-    with pytest.raises(RuntimeError, match="MD5 sum 90528d7ca1a48142e341f4ef8d21d0de"):
-        data.TinyImageNetDataModule(str(tmp_path)).setup()
-
-
-def evil_tar(path: Path, outside: Path) -> None:
-    with tarfile.open(path, "w:gz") as archive:
-        for name in ("../evil", f"{outside}/absolute", "cifar-10-batches-py/data_batch_1"):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
-        link = tarfile.TarInfo("cifar-10-batches-py/link")
-        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
-        archive.addfile(link)
-
-
-def serve(monkeypatch, folder: Path) -> None:
-    """Let torchvision get its downloads from a folder."""
-    utils = torchvision.datasets.utils
-    monkeypatch.setattr(utils, "_get_redirect_url", lambda url, max_hops: url)
-    monkeypatch.setattr(utils, "_urlretrieve", lambda url, to: shutil.copy(folder / url.rsplit("/", 1)[1], to))
-
-
-@pytest.mark.parametrize("content", ["evil", "truncated"])
-@pytest.mark.parametrize("kind", ["CIFAR10", "CIFAR100"])
-def test_a_download_of_cifar_with_another_sum_is_not_unpacked(tmp_path, monkeypatch, kind, content):
-    source = getattr(torchvision.datasets, kind)
-    served = tmp_path / "served" / source.filename
-    served.parent.mkdir()
-    evil_tar(served, tmp_path)
-    if content == "truncated":
-        served.write_bytes(served.read_bytes()[:60])
-    serve(monkeypatch, served.parent)
-    root = tmp_path / "a" / "root"
-    with pytest.raises(RuntimeError, match="not found or corrupted"):
-        getattr(data, f"{kind}DataModule")(str(root), download=True).prepare_data()
-    assert everything(tmp_path) - {"a", "a/root"} == {"served", f"served/{served.name}", f"a/root/{served.name}"}
-
-
-def test_a_download_of_fashion_mnist_with_another_sum_is_not_unpacked(tmp_path, monkeypatch):
-    served = tmp_path / "served"
-    served.mkdir()
-    for name, _ in torchvision.datasets.FashionMNIST.resources:
-        (served / name).write_bytes(gzip.compress(b"\0" * 100))
-    serve(monkeypatch, served)
-    with pytest.raises(RuntimeError, match="not found or corrupted"):
-        data.FashionMNISTDataModule(str(tmp_path / "root"), download=True).prepare_data()
-    raw = tmp_path / "root" / "FashionMNIST" / "raw"
-    assert all(file.suffix == ".gz" for file in raw.iterdir())
-
-
-def test_a_download_of_tiny_imagenet_with_another_sum_is_not_used(tmp_path, monkeypatch):
-    """Whole as a zip file, but not the published one."""
-    image_files.write_tiny_imagenet(tmp_path / "served")
-    serve(monkeypatch, tmp_path / "served")
-    dm = data.TinyImageNetDataModule(str(tmp_path / "root"), download=True)
-    with pytest.raises(RuntimeError, match="not found or corrupted"):
-        dm.prepare_data()
-    with pytest.raises(RuntimeError, match="MD5 sum 90528d7ca1a48142e341f4ef8d21d0de"):
-        dm.setup()
-
-
 # sizes
-
-
-def test_an_idx_file_that_claims_too_much_is_damaged(tmp_path):
-    image_files.write_fashion_mnist(tmp_path)
-    path = tmp_path / "FashionMNIST" / "raw" / "train-images-idx3-ubyte"
-    path.write_bytes(path.read_bytes()[:4] + b"\x7f\xff\xff\xff" * 3 + path.read_bytes()[16:])
-    with pytest.raises(RuntimeError, match="misses whole files in"):
-        data.FashionMNISTDataModule(str(tmp_path)).setup()
 
 
 def sharded(folder: Path) -> Path:

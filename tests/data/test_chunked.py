@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual, WarmStart
-from lightning_fire.data.resumable_loader import EpochBatchSampler, EpochSampler, ResumableLoader
+from lightning_fire.data.resumable_loader import EpochBatchSampler, EpochSampler
 from lightning_fire.data.samples import TensorSubset
 
 pytestmark = [pytest.mark.filterwarnings(r"ignore:The '.*_dataloader' does not have many workers:UserWarning")]
@@ -149,12 +149,6 @@ def test_workers_change_nothing():
     with_workers = datamodule(protocol, OwnDataset(images()), num_workers=2)
     assert fit(with_workers).epochs == fit(datamodule(protocol)).epochs
     assert with_workers.train_dataloader().persistent_workers
-
-
-def test_seeds_do_not_share_their_orders():
-    """torch's sampler seeds an epoch with seed + epoch: epoch 1 of seed 0 would be epoch 0 of seed 1."""
-    orders = [tuple(order_of(EpochSampler(range(50), seed=seed), epoch)) for seed in range(3) for epoch in range(3)]
-    assert len(set(orders)) == 9
 
 
 def test_only_the_seed_of_the_datamodule_counts():
@@ -331,18 +325,11 @@ def test_steps_per_chunk_are_those_taken(protocol, options):
 
 def test_steps_without_a_trainer_and_in_a_trial_run():
     data = datamodule(WarmStart(0.5, epochs=(10, 2)))
+    assert (data.chunk, data.num_chunks, data.epochs_per_chunk, data.total_epochs) == (0, 2, (10, 2), 12)
+    assert [len(data.train_indices(chunk)) for chunk in range(2)] == [12, 23]
     assert data.steps_per_chunk() == [10 * 3, 2 * 6]
     fit(data, fast_dev_run=2, max_epochs=None)
     assert data.steps_per_chunk() == [10 * 2, 2 * 2]
-
-
-def test_chunks_and_epochs():
-    data = datamodule(Continual(3, epochs=(4, 1, 2)))
-    assert data.chunk == 0
-    assert (data.num_chunks, data.epochs_per_chunk, data.total_epochs) == (3, (4, 1, 2), 7)
-    assert [data.chunk_at(epoch) for epoch in range(7)] == [0, 0, 0, 0, 1, 2, 2]
-    assert [data.first_epoch(chunk) for chunk in range(3)] == [0, 4, 5]
-    assert [len(data.train_indices(chunk)) for chunk in range(3)] == [8, 15, 23]
 
 
 def test_seen_classes_grow():
@@ -439,16 +426,6 @@ def test_a_transform_is_for_training_images_only():
         assert torch.equal(one[0], other[0])
 
 
-def test_a_named_data_set_only_overrides_load():
-    class Named(ChunkedDataModule):
-        def load(self):
-            return images(), images(5)
-
-    data = Named(protocol=Continual(2, epochs=1), batch_size=4)
-    assert len(fit(data).epochs) == 2
-    assert data.num_classes == 4
-
-
 @pytest.mark.parametrize("labels", ["targets", "labels"])
 def test_labels_of_a_strangers_data_set(labels):
     data = datamodule(ClassIncremental(4, epochs=1), OwnDataset(images(), labels))
@@ -515,14 +492,6 @@ def test_the_trainer_does_not_matter_for_a_test():
             lambda: datamodule(ClassIncremental(2), TensorDataset(torch.zeros(4, 1), torch.rand(4))).setup(),
             r"`train` must show its labels to ClassIncremental, whole numbers",
         ),
-        (
-            lambda: datamodule(Continual(50)).setup(),
-            r"`num_chunks` must not exceed the number of samples \(23\), got 50",
-        ),
-        (
-            lambda: datamodule(ClassIncremental(3)).setup(),
-            r"`num_chunks` must divide the number of classes \(4\), got 3",
-        ),
         (lambda: datamodule(ClassIncremental(2), num_classes=2).setup(), r"`labels` must be in \[0, 2\), got 0 to 3"),
     ],
 )
@@ -554,15 +523,3 @@ def test_part_of_the_tensors_gives_samples_and_whole_batches():
     assert all(map(torch.equal, part[rows], whole[[22, 7]]))
     with pytest.raises(IndexError):
         part[3]
-
-
-def test_a_loader_skips_only_in_the_resumed_epoch():
-    loader = ResumableLoader(images(), batch_size=4, by_batch=True)
-    loader.sampler.set_epoch(1)
-    whole = [batch[0] for batch in loader]
-    assert loader.state_dict() == {"epoch": 1, "batches": 6}
-    loader.load_state_dict({"epoch": 1, "batches": 4})
-    assert all(map(torch.equal, [batch[0] for batch in loader], whole[4:]))
-    assert len(loader) == 6
-    loader.sampler.set_epoch(2)
-    assert len(list(loader)) == 6

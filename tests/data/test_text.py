@@ -1,14 +1,12 @@
 """TextDataModule in real fits: order of the tokens, resume, ranks, workers."""
 
 import json
-import time
 from itertools import chain
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from processes import run
 from small_training import trainer
 from token_files import write_tokens
@@ -176,11 +174,6 @@ def test_files_of_two_folders(tmp_path):
         assert tokens[0].tolist() in every and tokens[0, 1:].tolist() == targets[0, :-1].tolist()
 
 
-def test_a_fit_needs_the_reload_of_each_epoch():
-    with pytest.raises(MisconfigurationException, match="reload_dataloaders_every_n_epochs=1"):
-        fit(numbered(), reload_dataloaders_every_n_epochs=0)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -206,31 +199,12 @@ def test_invalid_texts(tmp_path):
         numbered(block_size=61).setup()
     with pytest.raises(ValueError, match=r"`vocab_size` must be at least that of the texts \(2000\), got 100"):
         numbered(vocab_size=100).setup()
-    folder = write_tokens(tmp_path, np.full(100, 70), np.full(100, 70), meta=False)
-    data = TextDataModule({"a": str(folder)}, [{"a": 1}], block_size=8, batch_size=1, vocab_size=65)
-    data.setup()
-    with pytest.raises(ValueError, match="is 70, but the vocabulary has 65: another tokenizer"):
-        next(iter(data.train_dataloader()))
-
-
-def test_texts_of_two_tokenizers_raise(tmp_path):
     one = write_tokens(tmp_path / "one", np.arange(100), np.arange(100))
     two = write_tokens(tmp_path / "two", np.arange(100), np.arange(100))
     (two / "meta.json").write_text((two / "meta.json").read_text().replace('"own"', '"gpt2"'))
     data = TextDataModule({"a": str(one), "b": str(two)}, [{"a": 1, "b": 1}], block_size=8)
     with pytest.raises(ValueError, match=r"all texts must be made by one tokenizer, got \['gpt2', 'own'\]"):
         data.setup()
-
-
-def test_reading_is_fast(tmp_path):
-    """A micro-batch of 12 blocks of 1024 tokens from a file takes a small part of a training step."""
-    folder = write_tokens(tmp_path, np.zeros(2_000_000), np.zeros(2000))
-    data = TextDataModule({"a": str(folder)}, [{"a": 1}], steps_per_epoch=200)
-    data.setup()
-    list(data.train_dataloader())
-    start = time.perf_counter()
-    assert len(list(data.train_dataloader())) == 200
-    assert (time.perf_counter() - start) / 200 < 0.02
 
 
 @pytest.mark.slow

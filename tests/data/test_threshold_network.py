@@ -28,15 +28,6 @@ def test_targets_equal_the_slow_version(beta):
     assert targets.unique().numel() > 2
 
 
-def test_the_bias_moves_the_threshold_and_the_output():
-    """Of a unit with weights 1, 1 and β = 0.5: 1.5 less half its bias, while the bias adds to its input."""
-    weights, inputs = torch.ones(1, 2), torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
-    for bias, limit, fires in ((1.0, 1.0, [0, 1, 1]), (-1.0, 2.0, [0, 0, 0])):
-        network = ThresholdNetwork(weights, torch.tensor([bias]), torch.ones(1), torch.tensor(-1.0), 0.5)
-        assert network.thresholds.tolist() == [limit]
-        assert (network(inputs) + 1).flatten().tolist() == fires
-
-
 def test_weights_and_biases_are_drawn_from_both_signs():
     network = ThresholdNetwork.draw(20, 100, 0.7, torch.Generator().manual_seed(0))
     for drawn in network[:3]:

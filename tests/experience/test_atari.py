@@ -29,11 +29,6 @@ def test_an_episode_ends_with_the_time_limit():
     assert [env.step(0)[3] for _ in range(5)] == [False] * 4 + [True]
 
 
-def test_an_unknown_game_is_named():
-    with pytest.raises(ValueError, match="'ale_py:ALE/Chess3D-v5' cannot be made"):
-        Atari("Chess3D")()
-
-
 @pytest.mark.parametrize("folder", [None, "replay"])
 def test_a_training_with_an_event_resumes_in_the_midst_of_a_game(tmp_path, folder):
     def fit(where: str, checkpoint: str | None = None, stop_in: int | None = None) -> None:

@@ -12,7 +12,6 @@ from torch.utils.data import TensorDataset
 from lightning_fire import FullReset, PlasticityCallback
 from lightning_fire.data import ChunkedDataModule, ClassIncremental, Continual
 from lightning_fire.modules import Classifier
-from lightning_fire.modules.chunk_schedule import learning_rate_factors
 from lightning_fire.modules.mean_loss import MeanLoss
 
 MEAN, STD = (0.4,), (0.1,)
@@ -52,20 +51,6 @@ def test_learning_rate_warms_up_in_each_chunk(tmp_path):
     assert rates == pytest.approx([1e-3 * factor for factor in expected])
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_warm_up_counts_optimizer_steps(tmp_path, accumulate):
-    data = chunked(Continual(2, epochs=5))
-    module = Classifier(net(), 4)
-    fit = trainer(max_epochs=10, accumulate_grad_batches=accumulate, folder=tmp_path)
-    fit.fit(module, datamodule=data)
-    assert sum(data.steps_per_chunk()) == fit.global_step
-
-
-def test_factor_of_one_long_chunk():
-    factor = learning_rate_factors([1000], [0.1])
-    assert [factor(s) for s in (0, 1, 50, 99, 100, 999)] == pytest.approx([0, 0.01, 0.5, 0.99, 1, 1])
-
-
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
 def test_no_warm_up_for_data_without_chunks_and_for_zero(tmp_path):
     loader = torch.utils.data.DataLoader(TensorDataset(torch.rand(20, 1, 4, 4), torch.arange(20) % 4), batch_size=5)
@@ -96,16 +81,12 @@ def test_an_optimizer_that_cannot_be_constructed(tmp_path, optimizer, message):
 
 def test_accuracies_equal_a_count_by_hand(tmp_path):
     module, log = run(tmp_path, ClassIncremental(2, epochs=2))
-    data = chunked(ClassIncremental(2, epochs=2))
     pixels, labels = images(24, 1).tensors
     module.eval()
     right = (module((pixels / 255 - MEAN[0]) / STD[0]).argmax(1) == labels).float()
     assert logged(log, "val/accuracy")[-1][1] == pytest.approx(right.mean().item())
     assert len(logged(log, "val/accuracy")) == 4
     assert len(logged(log, "train/accuracy")) == 4
-    data.setup()
-    seen = torch.isin(labels, data.protocol.classes(4, 0)[0])
-    assert seen.sum() == 12
 
 
 def test_training_metrics_are_means_over_samples_logged_once_an_epoch(tmp_path):

@@ -1,6 +1,5 @@
 """`channels_last` and `compile` of `Classifier`: the same training but for rounding, the same checkpoints."""
 
-import shutil
 from functools import partialmethod
 
 import lightning.pytorch as pl
@@ -10,7 +9,7 @@ from small_training import state_of, trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_fire import FIRECallback, Log
+from lightning_fire import FIRECallback
 from lightning_fire.data import ChunkedDataModule, Continual
 from lightning_fire.modules import Classifier
 from lightning_fire.nets import ResNet
@@ -97,17 +96,3 @@ def test_a_checkpoint_of_one_is_resumed_and_tested_by_the_other(first, second, c
     resumed = fitted(second, FIRECallback(), ckpt_path=tmp_path / "epoch=1.ckpt")  # the event is ahead
     assert_close(resumed, whole)
     assert bool(compiled) == ("compile" in WAYS[second])
-
-
-@pytest.mark.skipif(shutil.which("c++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-def test_generated_code_trains_the_same_network():
-    """A fixed batch size and no validation: one graph to compile."""
-    torch.compiler.reset()
-    results = []
-    for compile in (False, True):
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Flatten(), nn.Linear(192, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-        module = Classifier(net, 4, compile=compile)
-        trainer(Event(log=Log(curvature=False)), max_epochs=4, limit_val_batches=0).fit(module, datamodule=data())
-        results.append(module)
-    assert_close(*results)

@@ -1,16 +1,13 @@
 """The paper's ablation figures: training, output and errors."""
 
-import csv
 from typing import get_args
 
 import numpy as np
 import pytest
-import yaml
 from matplotlib.axes import Axes
 from tiny_recipe import set_method, tiny_recipe
 
 from lightning_fire.experiments.chunks import ChunkReport
-from lightning_fire.experiments.logs import read_curves
 from lightning_fire.experiments.report import ComparisonReport
 from lightning_fire.experiments.tables import aligned
 from lightning_fire.functional.orthogonal import Coefficients
@@ -28,33 +25,6 @@ def recipe(tmp_path, monkeypatch):
 
 def ablate(recipe, *words):
     return study.main([str(recipe), "--output", "out", "--jobs", "2", "--seeds", "1", *words])
-
-
-@pytest.mark.slow
-def test_it_trains_each_number_of_steps_once_and_tabulates_what_was_logged(recipe, tmp_path, capsys):
-    methods = ["--methods", "vanilla", "fire"]
-    numbers = ablate(recipe, *methods, "--steps", "5", "exact")
-    text = capsys.readouterr().out
-    assert list(numbers.index) == [("", method, 0) for method in ("vanilla", "fire", "fire,steps=exact")]  # 5: own
-    used = yaml.safe_load((tmp_path / "out/fire,steps=exact/seed0/config.yaml").read_text())
-    assert used["method"]["init_args"]["steps"] == "exact"
-    assert len(list((tmp_path / "out/shared_start").glob("seed0/events*"))) == 1  # one first chunk for all
-
-    with open("out/results.csv") as file:
-        rows = {row["method"]: row for row in csv.DictReader(file)}
-    assert float(rows["fire,steps=exact"]["dfi_after"]) < float(rows["fire"]["dfi_after"])
-    assert rows["vanilla"]["lambda_max_after"] == ""
-    one, other = (read_curves(tmp_path / f"out/{method}/seed0") for method in ("fire", "fire,steps=exact"))
-    before, after = "fire/lambda_max_before", "fire/lambda_max_after"
-    assert one[before][1][0] == other[before][1][0]  # of one network on one batch
-    assert one[after][1][0] != other[after][1][0]
-    lines = text.splitlines()
-    assert [line.split()[0] for line in lines if line[:1].isdigit() or line.startswith("exact")] == ["5", "exact"]
-    assert (tmp_path / "out/ablation.png").stat().st_size > 10_000
-    assert (tmp_path / "out/ablation.txt").read_text().strip() in text
-    capsys.readouterr()
-    ablate(recipe, *methods, "--steps", "5", "exact")
-    assert "epochs" not in capsys.readouterr().out  # nothing is trained again
 
 
 NAN = float("nan")

@@ -99,17 +99,6 @@ def test_batch_normalization_trains_as_alone():
             torch.testing.assert_close(own[key], value, rtol=1e-3, atol=tolerance)
 
 
-def test_members_have_learning_rates_of_their_own_and_do_not_touch_one_another():
-    together = [Member(network(0), 0, vanilla, rate=rate) for rate in (1e-3, 1e-2)]
-    together.append(Member(network(0), 0, fire, rate=1e-2))
-    train(together, partial(data_of, TASKS))
-    for member in together:
-        alone = Member(network(0), 0, member.act, rate=member.rate)
-        train([alone], partial(data_of, TASKS))
-        for own, other in zip(member.network.parameters(), alone.network.parameters(), strict=True):
-            torch.testing.assert_close(own, other, rtol=1e-3, atol=1e-4)
-
-
 class Never(Schedule):
     def due(self, clock: Clock) -> bool:
         return False

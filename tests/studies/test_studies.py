@@ -5,11 +5,9 @@ import sys
 
 import pandas as pd
 import pytest
-import yaml
 
 from lightning_fire.data import PermutedInputs, PermutedLabels, RandomLabels, WarmStart
 from lightning_fire.experiments import compare, sweep
-from lightning_fire.recipe.recipe import find_recipe
 from studies import runs, streams, units
 
 TINY = {
@@ -76,26 +74,6 @@ def test_what_was_tuned_is_compared(tmp_path, monkeypatch):
     assert seen[-1].methods == [*units.REFERENCES, *units.TUNED] and (seen[-1].seeds, seen[-1].first_seed) == (2, 0)
     assert table[2].startswith("| `vanilla` |  | 5.0 ± 7.1 | -10.0 (-10.0 to -10.0) | -30.0 (")
     assert table[5].startswith("| `redo` | threshold 0.1 | 35.0 ± 7.1 | +20.0 (+20.0 to +20.0) | 0 |")
-
-
-@pytest.mark.crash
-def test_methods_that_reset_units_are_tuned_and_compared(tmp_path, capsys, monkeypatch):
-    recipe = yaml.safe_load(find_recipe("quick_start").path.read_text())
-    recipe["data"]["init_args"]["protocol"]["init_args"] = {"num_chunks": 3, "samples_per_task": 100, "epochs": 2}
-    recipe["trainer"]["check_val_every_n_epoch"] = 2
-    recipe["trainer"]["callbacks"][0]["init_args"] = {"every_n_epochs": 2, "data_every_n_steps": 4}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
-    monkeypatch.setattr(units, "RECIPES", (str(tmp_path / "tiny.yaml"),))
-    monkeypatch.setattr(units, "NORMALIZATIONS", ("batch",))
-    monkeypatch.setattr(units, "REFERENCES", ("vanilla", "full_reset"))
-    monkeypatch.setattr(units, "TUNED", ("redo", "redo_gradient"))
-    monkeypatch.setattr(sys, "argv", ["units", str(tmp_path / "out"), "--seeds", "2", "--jobs", "1"])
-    units.main()
-    printed = capsys.readouterr().out
-    assert "### Tiny, batch normalization" in printed and "| `redo_gradient` | threshold 0" in printed
-    results = pd.read_csv(tmp_path / "out" / "results.csv")
-    assert set(results.seed) == {0, 1} and set(results.method) == {"vanilla", "full_reset", "redo", "redo_gradient"}
-    assert (tmp_path / "out" / "units.png").stat().st_size > 5_000
 
 
 def test_differences_are_paired_by_seed():
