@@ -1,12 +1,10 @@
 """Trainings that are killed at random times and resumed: nothing is lost, nothing done twice."""
 
-import csv
 import json
 import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -45,31 +43,14 @@ def in_tensorboard(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag.partition("/")[0]: [(event.step, event.value) for event in log.Scalars(tag)] for tag in tags}
 
 
-def in_table(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """Return the same of a log of Lightning's CSVLogger."""
-    if not (folder / "metrics.csv").is_file():
-        return {}
-    events = defaultdict(list)
-    for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines()):
-        for name in METHODS:
-            if row.get(f"{name}/event"):
-                events[name].append((int(row["step"]), float(row[f"{name}/event"])))
-    return events
-
-
-def logged_events(
-    folder: Path, kind: str, lives: list[dict], left_out: Collection[int] = ()
-) -> dict[str, list[tuple[int, float]]]:
+def logged_events(folder: Path, lives: list[dict]) -> dict[str, list[tuple[int, float]]]:
     """Return step and number of each event in the logs of lives, by method, but those that a kill has undone.
 
     These are the events that the last checkpoint before the kill does not count.
     """
-    read = {"TensorBoardLogger": in_tensorboard, "CSVLogger": in_table}[kind]
     events = defaultdict(list)
     for number, life in enumerate(lives):
-        if number in left_out:
-            continue
-        for name, moments in read(folder / kind / f"life{number}").items():
+        for name, moments in in_tensorboard(folder / "tensorboard" / f"life{number}").items():
             events[name] += [moment for moment in moments if moment[1] <= life["counts"].get(METHODS[name], 0)]
     return {name: moments for name, moments in events.items() if moments}
 
@@ -79,12 +60,6 @@ EVENTS = {
     "optimizer_reset": [(6, 1.0), (18, 2.0)],
     "shrink_and_perturb": [(7, 1.0), (14, 2.0), (21, 3.0), (28, 4.0)],
 }
-
-
-def without_table(folder: Path, lives: list[dict]) -> list[int]:
-    """Return the lives that were killed while CSVLogger rewrote its file, as it does for a new column."""
-    tables = {number: folder / "CSVLogger" / f"life{number}" / "metrics.csv" for number in range(len(lives))}
-    return [number for number, table in tables.items() if table.is_file() and not table.stat().st_size]
 
 
 @pytest.mark.slow(10)
@@ -104,10 +79,7 @@ def test_a_training_that_is_killed_many_times_is_the_undisturbed_one(tmp_path, k
         assert training[-1]["counts"] == counts, name
         for key, tensor in torch.load(tmp_path / name / "weights.pt").items():
             assert torch.equal(tensor, weights[key]), f"{key} of {name} differs"
-        assert logged_events(tmp_path / name, "TensorBoardLogger", training) == EVENTS, name
-        lost = without_table(tmp_path / name, training)
-        expected = logged_events(tmp_path / name, "TensorBoardLogger", training, left_out=lost)
-        assert logged_events(tmp_path / name, "CSVLogger", training) == expected, name
+        assert logged_events(tmp_path / name, training) == EVENTS, name
 
 
 def results_in(folder: Path) -> dict[str, str]:

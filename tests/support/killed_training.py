@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from killed_processes import KILLED, lived, random_death
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from small_training import PlainModule, dataset, trainer
 
 from lightning_fire import (
@@ -35,11 +35,11 @@ def train(folder: Path, life: int) -> None:
         PlasticityCallback(ContinualBackprop(replacement_rate=0.3, maturity=2)),
     ]
     save = ModelCheckpoint(folder / "checkpoints", "{step}", every_n_train_steps=1, save_last=True)
-    loggers = [kind(folder, name=kind.__name__, version=f"life{life}") for kind in (TensorBoardLogger, CSVLogger)]
+    logger = TensorBoardLogger(folder, name="tensorboard", version=f"life{life}")
     torch.manual_seed(0)
     module = PlainModule()
     data = ChunkedDataModule(dataset(48), dataset(6), Continual(num_chunks=3, epochs=2), batch_size=6)
-    trainer(*methods, save, logger=loggers, limit_val_batches=0, log_every_n_steps=50).fit(
+    trainer(*methods, save, logger=logger, limit_val_batches=0, log_every_n_steps=50).fit(
         module, data, ckpt_path="last"
     )
     torch.save(module.state_dict(), folder / "weights.pt")
