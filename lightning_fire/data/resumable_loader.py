@@ -30,7 +30,7 @@ class EpochSampler(DistributedSampler[Any]):
         rank: int | None = None,
     ):
         num_replicas = world_size() if num_replicas is None else num_replicas
-        rank = _rank() if rank is None else rank
+        rank = (torch.distributed.get_rank() if _is_distributed() else 0) if rank is None else rank
         super().__init__(dataset, num_replicas, rank, shuffle=shuffle, seed=seed * _SEED_STRIDE)
         self.skip = 0  # samples at the start of the epoch, used before a resume
 
@@ -156,10 +156,6 @@ def ranks_of(trainer: Any) -> Iterator[None]:
 def world_size() -> int:
     """Return the number of processes of the running process group; 1 without one, or for a Trainer on its own."""
     return torch.distributed.get_world_size() if _is_distributed() else 1
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if _is_distributed() else 0
 
 
 def _is_distributed() -> bool:

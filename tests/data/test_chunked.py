@@ -134,16 +134,6 @@ def test_every_epoch_sees_each_sample_of_its_chunk_once(protocol, train):
     assert len({tuple(order) for order in orders}) == len(orders)  # a new order in each epoch
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-def test_whole_batches_equal_samples_one_by_one(protocol):
-    fast, slow = datamodule(protocol), datamodule(protocol, OwnDataset(images()))
-    assert fit(fast).epochs == fit(slow).epochs
-    for one, other in zip(fast.train_dataloader(), slow.train_dataloader(), strict=True):
-        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
-    for one, other in zip(fast.test_dataloader(), slow.test_dataloader(), strict=True):
-        assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
-
-
 def test_workers_change_nothing():
     protocol = Continual(3, epochs=2)
     with_workers = datamodule(protocol, OwnDataset(images()), num_workers=2)
