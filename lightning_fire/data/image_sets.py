@@ -23,24 +23,16 @@ _FASHION = (0.2860,), (0.3530,)  # mean and standard deviation of the 60,000 tra
 _TINY = "tiny-imagenet-200"
 
 
-class ImageSet(ChunkedDataModule):
-    """Base class of image sets with a known number of classes, and mean and standard deviation of each channel."""
-
-    classes: ClassVar[int]
-    mean_and_std: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
-
-    def __init__(self, **options: Any):
-        mean, std = self.mean_and_std
-        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=self.classes, **options)
-
-
-class TorchvisionDataModule(ImageSet):
+class TorchvisionDataModule(ChunkedDataModule):
     """Base class of image sets in files, which torchvision reads and checks."""
 
     source: ClassVar[type[VisionDataset]]
+    classes: ClassVar[int]
+    mean_and_std: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]  # of each channel
 
     def __init__(self, root: str = "data", download: bool = False, **options: Any):
-        super().__init__(**options)
+        mean, std = self.mean_and_std
+        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=self.classes, **options)
         self.root, self.download = root, download
 
     def prepare_data(self) -> None:
@@ -139,7 +131,7 @@ class FashionMNISTDataModule(TorchvisionDataModule):
         return pad(part.data.unsqueeze(1), [self.pad] * 4), part.targets
 
 
-class SmallFashionMNISTDataModule(ImageSet):
+class SmallFashionMNISTDataModule(ChunkedDataModule):
     """10,000 training and 2,000 test images of Fashion-MNIST, the same number of each class; no download.
 
     Drawn at random, with a fixed seed, from the official training and test sets. For experiments on a CPU: on this data
@@ -150,7 +142,9 @@ class SmallFashionMNISTDataModule(ImageSet):
             `ChunkedDataModule`.
     """
 
-    classes, mean_and_std = 10, _FASHION
+    def __init__(self, **options: Any):
+        mean, std = _FASHION
+        super().__init__(train=None, test=None, mean=mean, std=std, num_classes=10, **options)
 
     def load(self) -> Sets:
         """Return the training set and the test set."""

@@ -19,7 +19,8 @@ from lightning_fire import (
     Weights,
 )
 from lightning_fire.modules import SAC
-from lightning_fire.modules.sac import RunningNorm, _floats
+from lightning_fire.modules.running_norm import RunningNorm
+from lightning_fire.modules.sac import _floats
 from lightning_fire.nets import SimBa
 
 
