@@ -12,7 +12,7 @@ from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import INTERLEAVED, is_gated, parts_of, role_of, split
+from lightning_fire.where.fused import INTERLEAVED, candidate_in, is_gated, parts_of, role_of
 from lightning_fire.where.layers import plain
 from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
@@ -157,7 +157,7 @@ def _candidate(
         hint = "" if config.architecture else ", which config.json shows: give --config"
         reason, note = (f"{parts}{hint}", "") if parts == INTERLEAVED else ("", f"as one matrix: {parts}")
         return replace(candidate, views=[whole], reason=reason, note=note, attention=not is_gated(fused))
-    return replace(candidate, views=split(whole, parts) or [replace(whole, role=role_of(layer, layers[parents]))])
+    return candidate_in(parts, whole, role=role_of(layer, layers[parents]), aliases=stored.aliases)
 
 
 def _why_not(stored: Stored, known: str) -> str:

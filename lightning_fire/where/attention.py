@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from lightning_fire.where.candidate import Candidate, is_matrix
-from lightning_fire.where.fused import Part, is_attention_name, split
+from lightning_fire.where.fused import NOT_FUSED, candidate_in, is_attention_name
 from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.weight_layers import is_layer, weight_of, why_never
 from lightning_fire.where.weight_view import WeightView
@@ -45,10 +45,9 @@ def of_multihead_attention(prefix: str, module: nn.MultiheadAttention) -> Iterat
         weight, parametrization = weight_of(module, name, shape)
         if weight is None:
             continue
-        whole = WeightView(prefix + name, weight, role="" if packed else name[0])
-        parts = [Part(role, index * width, (index + 1) * width) for index, role in enumerate("qkv")]
-        views = split(whole, parts) if packed else [whole]
-        yield Candidate(whole.name, views, why_never(whole), parametrization=parametrization)
+        whole = WeightView(prefix + name, weight)
+        parts = (dict.fromkeys("qkv", width), 1) if packed else NOT_FUSED
+        yield candidate_in(parts, whole, why_never(whole), name[0], parametrization=parametrization)
 
 
 def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> bool:

@@ -8,7 +8,7 @@ from torch.nn import Parameter
 
 from lightning_fire._private import children_of
 from lightning_fire.where.candidate import Candidate
-from lightning_fire.where.fused import classes_of, gate_and_up, in_order, is_gated, parts_of, role_of, split
+from lightning_fire.where.fused import NOT_FUSED, candidate_in, classes_of, gate_and_up, is_gated, parts_of, role_of
 from lightning_fire.where.usage import usages
 from lightning_fire.where.weight_layers import is_layer, layout_of, stored_shape, why_never
 from lightning_fire.where.weight_view import Layout, WeightView
@@ -31,9 +31,8 @@ def recurrent_weights(prefix: str, module: nn.Module, recurrent: bool) -> Iterat
             continue
         whole = WeightView(prefix + name, parameter)
         projection = name.startswith("weight_hr")  # of the output of an LSTM
-        parts = in_order(dict.fromkeys(gates, len(parameter) // len(gates))) if gates and not projection else []
-        reason = why_never(whole) or ("" if recurrent else RECURRENT)
-        yield Candidate(whole.name, split(whole, parts) or [whole], reason)
+        widths = dict.fromkeys(gates, len(parameter) // len(gates)) if gates and not projection else {}
+        yield candidate_in((widths, 1), whole, why_never(whole) or ("" if recurrent else RECURRENT))
 
 
 def bare_weights(prefix: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
@@ -48,10 +47,8 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module) -> Iterator[
         if is_gated(names[name]):
             parts = gate_and_up(whole.shape[0] // whole.groups, module, widths)
         else:
-            parts = parts_of(names[name], names.values(), module, whole.shape) if whole.groups == 1 else []
-        reason = why_never(whole) or (parts if isinstance(parts, str) else "")
-        found = [] if isinstance(parts, str) else split(whole, parts)
-        yield Candidate(whole.name, found or [replace(whole, role=role_of(names[name], names.values()))], reason)
+            parts = parts_of(names[name], names.values(), module, whole.shape) if whole.groups == 1 else NOT_FUSED
+        yield candidate_in(parts, whole, why_never(whole), role_of(names[name], names.values()))
 
 
 def stacked(view: WeightView) -> WeightView:

@@ -3,23 +3,19 @@
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any
 
 from torch import nn
 
+from lightning_fire.where.candidate import Candidate
 from lightning_fire.where.usage import halves
 from lightning_fire.where.weight_view import WeightView
 
+Parts = tuple[Mapping[str, int], int]
+"""The number of outputs of each part, in their order, and how often that order repeats."""
 
-class Part(NamedTuple):
-    """A part of a fused weight: the first and the last + 1 of its outputs in each of some equal blocks."""
-
-    role: str
-    first: int
-    last: int
-    blocks: int = 1
-
-
+NOT_FUSED: Parts = {}, 1
 _QUERY = {"q", "q_proj", "query", "query_proj", "to_q", "q_lin", "wq", "q_attn"}
 _KEY = {"k", "k_proj", "key", "key_proj", "to_k", "k_lin", "wk"}
 _VALUE = {"v", "v_proj", "value", "value_proj", "to_v", "v_lin", "wv"}
@@ -32,15 +28,15 @@ _FUSED = re.compile(
 _LIKE_FUSED = re.compile(r"qkv|(^|_)w?qk(_|$)|quer(y|ies)_keys?", re.IGNORECASE)
 _GATED = re.compile(r"gate_up(_proj)?|up_gate_proj")
 INTERLEAVED = "fused query-key-value in an interleaved order"
-# CodeGen, DeBERTa, MiniMax, LightGlue and EfficientViT give an interleaved projection a name that elsewhere means three
-# blocks
-_INTERLEAVED_PARENTS = {
-    *("CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention", "SelfBlock", "LiteMla", "LiteMLA"),
+_ORDERS = {  # by classes that give their projection a name that elsewhere means three blocks
+    **dict.fromkeys(["CodeGenAttention", "DisentangledSelfAttention", "MiniMaxLightningAttention"], INTERLEAVED),
+    **dict.fromkeys(["SelfBlock", "LiteMla", "LiteMLA"], INTERLEAVED),  # of LightGlue, EfficientViT
+    # query, key and value of each head side by side; AAttn is YOLO's area attention
+    **dict.fromkeys(["GPTNeoXAttention", "GPTNeoXJapaneseAttention", "BloomAttention"], "by head"),
+    **dict.fromkeys(["PersimmonAttention", "AAttn"], "by head"),
+    # for each key head its queries, the key and the value
+    **dict.fromkeys(["InternLM2Attention", "InternLM2FlashAttention2", "InternLM2SdpaAttention"], "by key head"),
 }
-# GPT-NeoX, BLOOM and Persimmon; area attention of YOLO: query, key and value of each head side by side
-_BY_HEADS = {"GPTNeoXAttention", "GPTNeoXJapaneseAttention", "BloomAttention", "PersimmonAttention", "AAttn"}
-# InternLM 2: for each key head its queries, the key and the value
-_BY_KEY_HEADS = {"InternLM2Attention", "InternLM2FlashAttention2", "InternLM2SdpaAttention"}
 # bottleneck and halo attention; lambda layers: parts of different widths
 _UNEVEN = (("key_dim", "val_dim"), ("dim_head_qk", "dim_head_v"), ("dim_qk", "dim_v"))
 _UNEVEN_IF_DIFFERENT = (
@@ -96,8 +92,8 @@ def is_gated(leaf: str) -> bool:
     return bool(_GATED.fullmatch(leaf))
 
 
-def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> list[Part] | str:
-    """Split the outputs of a fused projection: the parts, none if it is not fused, or why they are not known.
+def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[int, ...]) -> Parts | str:
+    """Split the outputs of a fused projection: the parts, `NOT_FUSED`, or why they are not known.
 
     Parts are never guessed from the name alone: their widths have to follow from the number of heads, and from the
     size of a head that the parent declares or that its width confirms.
@@ -109,38 +105,50 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
         shape: Of the weight, `(out, in)`.
     """
     out, inputs = shape[:2]
+    names, order = set(siblings), next((_ORDERS[kind] for kind in classes_of(parent) if kind in _ORDERS), "")
     if is_gated(leaf):
         return gate_and_up(out, parent, _widths_of_inputs(parent) | set(_numbers(parent, ("intermediate_size",))))
     if leaf in ("kv_a_proj_with_mqa", "kv_b_proj"):
         return _latent(leaf, out, parent)
     if leaf == "attn":  # litgpt until 0.5.4, group by group
-        return _by_heads(out, parent, by_key_heads=True) if _number(parent, ("n_query_groups",)) else []
-    key_value = (leaf in _KEY_VALUE and set(siblings) & _QUERY) or (leaf == "c_attn" and "q_attn" in siblings)
-    if not (key_value or _is_fused(leaf, parent, out, inputs)):
+        return _by_heads(out, parent, "by key head") if _number(parent, ("n_query_groups",)) else NOT_FUSED
+    key, value = _number(parent, ("key_dim",)), _number(parent, ("val_dim",))
+    key_value = (leaf in _KEY_VALUE and names & _QUERY) or (leaf == "c_attn" and "q_attn" in names)
+    fused = bool(_FUSED.fullmatch(leaf))
+    if leaf in ("in_proj", "att_proj"):  # state-space and gated-convolution layers have one too
+        fused = out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
+    if not (key_value or fused):
+        if leaf in _QUERY_KEY and out == inputs:  # one matrix for both: Reformer, LightGlue
+            return NOT_FUSED
+        if leaf in _QUERY_KEY and out == 2 * inputs and names & _VALUE:
+            return {"q": inputs, "k": inputs}, 1
         if leaf in _QUERY_KEY:
-            return _query_key(out, inputs, siblings)
-        key, value = _number(parent, ("key_dim",)), _number(parent, ("val_dim",))
+            return f"fused query-key of width {out}, not 2·{inputs} beside a value"
         if leaf == "qkvs in a list" and key and value and out == 2 * key + value:  # EfficientViT, one for each head
-            return in_order({"q": key, "k": key, "v": value})
-        return f"fused query-key-value of an unknown kind ({leaf})" if _LIKE_FUSED.search(leaf) else []
-    if leaf == "query_key_value" or classes_of(parent) & (_BY_HEADS | _BY_KEY_HEADS):
-        return _by_heads(out, parent, by_key_heads=bool(classes_of(parent) & _BY_KEY_HEADS))
-    if _is_interleaved(parent):
+            return {"q": key, "k": key, "v": value}, 1
+        return f"fused query-key-value of an unknown kind ({leaf})" if _LIKE_FUSED.search(leaf) else NOT_FUSED
+    if leaf == "query_key_value" or order.startswith("by"):
+        return _by_heads(out, parent, order)
+    # MaxViT and CoAtNet; GPT-BigCode
+    if order or getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False:
         return INTERLEAVED
-    heads, key, value = _number(parent, ("num_heads",)), _number(parent, ("key_dim",)), _number(parent, _VALUE_SIZES)
+    heads, value = _number(parent, ("num_heads",)), _number(parent, _VALUE_SIZES)
     # LeViT, TinyViT, EfficientFormer and YOLO: head by head; other modules have a `head_dim` of the same size
     if heads and key and value and (key != value or hasattr(parent, "val_dim")):
         widths = {"k": key, "v": value} if key_value else {"q": key, "k": key, "v": value}
         if out == heads * sum(widths.values()):
-            return in_order(widths, heads)
-    if any(_differ(parent, names) for names in _UNEVEN_IF_DIFFERENT) or any(
+            return widths, heads
+    sizes = [(_number(parent, (first,)), _number(parent, (second,))) for first, second in _UNEVEN_IF_DIFFERENT]
+    if any(first and second and first != second for first, second in sizes) or any(
         hasattr(parent, first) and hasattr(parent, second) for first, second in _UNEVEN
     ):
         return "fused query-key-value whose keys and values have widths of their own"
-    return _halves(out) if key_value else _three_blocks(out, inputs, parent)
+    if not key_value:
+        return _three_blocks(out, inputs, parent)
+    return f"fused key-value of width {out}, not a multiple of 2" if out % 2 else (dict.fromkeys("kv", out // 2), 1)
 
 
-def gate_and_up(out: int, parent: object, widths: Collection[int]) -> list[Part] | str:
+def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | str:
     """Split a projection that holds gate and up projection, if a width that follows it confirms that these are two.
 
     Args:
@@ -154,25 +162,10 @@ def gate_and_up(out: int, parent: object, widths: Collection[int]) -> list[Part]
     if out % 2 or out // 2 not in widths or not order:
         return f"fused gate and up projection of width {out}, whose parts are not known"
     width = out // 2
-    return in_order({"gate": width, "up": width}) if order == "halves" else in_order({"gate": 1, "up": 1}, width)
+    return ({"gate": width, "up": width}, 1) if order == "halves" else ({"gate": 1, "up": 1}, width)
 
 
-def _is_fused(leaf: str, parent: object, out: int, inputs: int) -> bool:
-    if leaf in ("in_proj", "att_proj"):  # state-space and gated-convolution layers have one too
-        return out == 3 * inputs and any(hasattr(parent, name) for name in _HEADS)
-    return bool(_FUSED.fullmatch(leaf))
-
-
-def in_order(widths: Mapping[str, int], blocks: int = 1) -> list[Part]:
-    """Return parts of these widths, one after the other, in each block."""
-    parts, first = [], 0
-    for role, width in widths.items():
-        parts.append(Part(role, first, first + width, blocks))
-        first += width
-    return parts
-
-
-def _latent(leaf: str, out: int, parent: object) -> list[Part] | str:
+def _latent(leaf: str, out: int, parent: object) -> Parts | str:
     """Split the projections of latent attention (DeepSeek): by compressed and rotary, head by head by key and value."""
     if leaf == "kv_a_proj_with_mqa":
         names, blocks = {"kv": "kv_lora_rank", "k": "qk_rope_head_dim"}, 1
@@ -182,23 +175,15 @@ def _latent(leaf: str, out: int, parent: object) -> list[Part] | str:
     blocks = blocks or _number(parent, _HEADS) or 0
     if not all(widths.values()) or out != blocks * sum(widths.values()):
         return "fused key-value whose parts are not known"
-    return in_order(widths, blocks)
+    return widths, blocks
 
 
-def _query_key(out: int, inputs: int, siblings: Collection[str]) -> list[Part] | str:
-    if out == inputs:  # one matrix for both: Reformer, LightGlue
-        return []
-    if out != 2 * inputs or not set(siblings) & _VALUE:
-        return f"fused query-key of width {out}, not 2·{inputs} beside a value"
-    return in_order({"q": inputs, "k": inputs})
-
-
-def _by_heads(out: int, parent: object, by_key_heads: bool = False) -> list[Part] | str:
+def _by_heads(out: int, parent: object, order: str) -> Parts | str:
     """Split a projection that holds, for each head of keys, its queries, the key and the value side by side."""
     heads, size, blocks = _number(parent, _HEADS), _number(parent, _HEAD_SIZES), None
-    if by_key_heads:
+    if order == "by key head":
         blocks = _number(parent, _KEY_HEADS)
-    elif classes_of(parent) & _BY_HEADS:
+    elif order == "by head":
         blocks = heads
     elif "FalconAttention" in classes_of(parent):
         shared = 1 if getattr(parent, "multi_query", False) else heads
@@ -209,28 +194,10 @@ def _by_heads(out: int, parent: object, by_key_heads: bool = False) -> list[Part
     width = out // (heads + 2 * blocks)
     if size and size != width:
         return INTERLEAVED
-    return in_order({"q": width * heads // blocks, "k": width, "v": width}, blocks)
+    return {"q": width * heads // blocks, "k": width, "v": width}, blocks
 
 
-def _is_interleaved(parent: object) -> bool:
-    if classes_of(parent) & _INTERLEAVED_PARENTS:
-        return True
-    # MaxViT and CoAtNet; GPT-BigCode
-    return getattr(parent, "head_first", False) is True or getattr(parent, "multi_query", True) is False
-
-
-def _differ(parent: object, names: tuple[str, str]) -> bool:
-    first, second = (_number(parent, (name,)) for name in names)
-    return bool(first and second and first != second)
-
-
-def _halves(out: int) -> list[Part] | str:
-    if out % 2:
-        return f"fused key-value of width {out}, not a multiple of 2"
-    return in_order({"k": out // 2, "v": out // 2})
-
-
-def _three_blocks(out: int, inputs: int, parent: object) -> list[Part] | str:
+def _three_blocks(out: int, inputs: int, parent: object) -> Parts | str:
     """Split into queries, keys and values, with fewer heads of keys and values if the parent announces them.
 
     With H heads, K of them of keys, of size D, a projection has (H + 2K)·D rows.
@@ -242,7 +209,7 @@ def _three_blocks(out: int, inputs: int, parent: object) -> list[Part] | str:
     if heads is None:
         if out != 3 * inputs or key_heads:
             return f"fused query-key-value of width {out}, of an unknown number of heads"
-        return in_order(dict.fromkeys("qkv", inputs))
+        return dict.fromkeys("qkv", inputs), 1
     widths = _widths_of_inputs(parent) | {inputs}
 
     def fits(number: int) -> bool:
@@ -259,7 +226,7 @@ def _three_blocks(out: int, inputs: int, parent: object) -> list[Part] | str:
             f"fused query-key-value of width {out}, which {known}{number} {'leave open' if found else 'do not explain'}"
         )
     width = out // (heads + 2 * found[0])
-    return in_order({"q": heads * width, "k": found[0] * width, "v": found[0] * width})
+    return {"q": heads * width, "k": found[0] * width, "v": found[0] * width}, 1
 
 
 def _widths_of_inputs(parent: object) -> set[int]:
@@ -297,10 +264,25 @@ def _number(parent: object, names: Collection[str]) -> int | None:
     return next(iter(_numbers(parent, names)), None)
 
 
-def split(whole: WeightView, parts: list[Part]) -> list[WeightView]:
-    """Return the parts of a fused weight."""
-    named = [(f"{whole.name}[{part.role}]", part) for part in parts]
-    return [replace(whole, name=n, rows=(p.first, p.last), blocks=p.blocks, role=p.role) for n, p in named]
+def candidate_in(parts: Parts | str, whole: WeightView, reason: str = "", role: str = "", **options: Any) -> Candidate:
+    """Return a weight as a candidate in its parts; as a whole if it is not fused, or its parts are not known.
+
+    Args:
+        parts: What `parts_of` returns.
+        whole: The weight.
+        reason: Why it can never be selected.
+        role: Its role if it is not fused.
+        options: Further attributes of the candidate.
+    """
+    if isinstance(parts, str):
+        return Candidate(whole.name, [whole], reason or parts, **{"attention": "gate" not in parts, **options})
+    widths, blocks = parts
+    named = zip(widths.items(), accumulate(widths.values()), strict=True)
+    views = [
+        replace(whole, name=f"{whole.name}[{part}]", rows=(end - width, end), blocks=blocks, role=part)
+        for (part, width), end in named
+    ]
+    return Candidate(whole.name, views or [replace(whole, role=role)], reason, **options)
 
 
 def classes_of(module: object) -> set[str]:

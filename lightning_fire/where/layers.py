@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -13,7 +12,7 @@ from lightning_fire.distributed import local
 from lightning_fire.where.attention import of_multihead_attention, user_of, wraps_one_layer
 from lightning_fire.where.bare import bare_weights, recurrent_weights, stacked
 from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import is_attention_name, is_gated, parts_of, role_of, split
+from lightning_fire.where.fused import NOT_FUSED, candidate_in, is_attention_name, parts_of, role_of
 from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.memory import Place, overlapping, place_of
 from lightning_fire.where.selection import times
@@ -154,11 +153,5 @@ def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module, recur
     reason = why_never(whole) or rescales(module)
     children = children_of(parent).items()
     siblings = [n for n, child in children if child is not None and is_attention_name(n) and wraps_one_layer(child)]
-    parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else []
-    if isinstance(parts, str):
-        yield Candidate(
-            whole.name, [whole], reason or parts, attention=not is_gated(leaf), parametrization=parametrization
-        )
-        return
-    views = split(whole, parts) or [replace(whole, role=role_of(leaf, siblings))]
-    yield Candidate(whole.name, views, reason, parametrization=parametrization)
+    parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else NOT_FUSED
+    yield candidate_in(parts, whole, reason, role_of(leaf, siblings), parametrization=parametrization)

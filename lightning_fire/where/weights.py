@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_fire.where.attention import is_causal_language_model, mostly_attention
 from lightning_fire.where.candidate import Candidate, is_vector, matrices_in
-from lightning_fire.where.fused import in_order, split
+from lightning_fire.where.fused import candidate_in
 from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
 from lightning_fire.where.trained import UNTRAINED
@@ -159,7 +159,7 @@ class Weights(ByName):
                 f" {blocks * sum(widths.values())} rows, but it has {shape[0]}"
             )
         reason = "" if candidate.reason.startswith("fused") else candidate.reason
-        return replace(candidate, views=split(candidate.whole, in_order(widths, blocks)), reason=reason)
+        return replace(candidate, views=candidate_in((widths, blocks), candidate.whole).views, reason=reason)
 
     def reasons(
         self, candidates: Sequence[Candidate], preset: str, others: Sequence[str] = ()
