@@ -1,5 +1,6 @@
 """Weights that are parameters of a module itself: gates of recurrent layers, stacks of experts or agents, products."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -8,8 +9,17 @@ from torch.nn import Parameter
 
 from lightning_fire._private import children_of
 from lightning_fire.where.candidate import Candidate
-from lightning_fire.where.fused import NOT_FUSED, candidate_in, classes_of, gate_and_up, is_gated, parts_of, role_of
-from lightning_fire.where.usage import usages
+from lightning_fire.where.fused import (
+    NOT_FUSED,
+    Parts,
+    candidate_in,
+    classes_of,
+    gate_and_up,
+    is_gated,
+    parts_of,
+    role_of,
+)
+from lightning_fire.where.usage import Usage, usages
 from lightning_fire.where.weight_layers import is_layer, layout_of, stored_shape, why_never
 from lightning_fire.where.weight_view import Layout, WeightView
 
@@ -35,8 +45,11 @@ def recurrent_weights(prefix: str, module: nn.Module, recurrent: bool) -> Iterat
         yield candidate_in((widths, 1), whole, why_never(whole) or ("" if recurrent else RECURRENT))
 
 
-def bare_weights(prefix: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
-    """Yield parameters that are used as weights, by the source of the class, or by the layers that they stand for."""
+def bare_weights(prefix: str, module: nn.Module, parent: nn.Module, recurrent: bool) -> Iterator[Candidate]:
+    """Yield parameters that are used as weights, by the source of the class, or by the layers that they stand for.
+
+    Of a recurrent layer, `W_ih` and `W_hh` by name, each gate is a part, as many as the size of the state shows.
+    """
     parameters = dict(nn.Module.named_parameters(module, recurse=False))
     layouts = _layouts_of(module, parameters, parent)
     names = {name: name.removesuffix("_weight") for name in layouts}
@@ -44,11 +57,17 @@ def bare_weights(prefix: str, module: nn.Module, parent: nn.Module) -> Iterator[
     views = {name: stacked(view) for name, view in views.items()}
     for name, whole in views.items():
         widths = {other.shape[1] for other in views.values() if other is not whole}
-        if is_gated(names[name]):
+        reason = why_never(whole)
+        hidden = views[name.replace("ih", "hh")].shape[1] if name.replace("ih", "hh") in views else 0
+        if re.search(r"(?<![a-z])(ih|hh)(?![a-z])", name) and hidden and not whole.shape[0] % hidden:
+            gates = whole.shape[0] // hidden
+            parts: Parts | str = {f"gate {1 + gate}": hidden for gate in range(gates)} if gates > 1 else {}, 1
+            reason = reason or ("" if recurrent else RECURRENT)
+        elif is_gated(names[name]):
             parts = gate_and_up(whole.shape[0] // whole.groups, module, widths)
         else:
             parts = parts_of(names[name], names.values(), module, whole.shape) if whole.groups == 1 else NOT_FUSED
-        yield candidate_in(parts, whole, why_never(whole), role_of(names[name], names.values()))
+        yield candidate_in(parts, whole, reason, role_of(names[name], names.values()))
 
 
 def stacked(view: WeightView) -> WeightView:
@@ -59,9 +78,17 @@ def stacked(view: WeightView) -> WeightView:
 def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: nn.Module) -> dict[str, Layout]:
     found: dict[str, Layout] = {}
     used = usages(type(module)) if any(parameter.ndim > 1 for parameter in parameters.values()) else {}
+    if isinstance(module, nn.ParameterList | nn.ParameterDict):  # an item of which its parent uses as a weight
+        leaf = next((name for name, child in children_of(parent).items() if child is module), "")
+        item = usages(type(parent)).get(leaf)
+        used = dict.fromkeys(parameters, Usage(item.layout, False)) if item and item.indexed else {}
     for name, parameter in parameters.items():
         if name in used and (parameter.ndim == 3 or (parameter.ndim == 2 and not used[name].indexed)):
             found[name] = _STORED[used[name].layout, parameter.ndim]
+    for name, parameter in parameters.items():  # of a model of Keras, such as `dense/kernel`; gates are not known
+        layer, _, leaf = name.rpartition("/")
+        if layer and leaf == "kernel" and parameter.ndim == 2 and f"{layer}/recurrent_kernel" not in parameters:
+            found[name] = "in_out"
     if "TensorDictParams" in classes_of(module):  # torchrl: one network or, in a stack, one for each agent
         layers = [child for child in children_of(parent).values() if child is not None and child is not module]
         for name, parameter in parameters.items():

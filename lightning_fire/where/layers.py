@@ -52,7 +52,9 @@ def candidates_of(
     shared = _sharing_memory(named)
     targets = _target_networks({plain(path): module for path, module in modules.items()})
     shapes = {candidate.name: candidate.whole.shape for candidate in found.values()}
-    factors = low_rank_factors(shapes, {name for name, parameter in named.items() if why_not_trained(parameter)})
+    factors = low_rank_factors(
+        shapes, {name for name, parameter in named.items() if why_not_trained(parameter)}
+    )
     routers = _routers(shapes, {name: parameter for name, parameter in named.items() if parameter not in found})
     for candidate in found.values():
         target = "target network" if candidate.name.startswith(targets) else ""
@@ -127,7 +129,7 @@ def _declared(path: str, module: nn.Module, layers: Mapping[type[nn.Module] | st
             by_class = isinstance(key, type) and isinstance(module, key) and parameter.ndim > 1
             if "parametrizations." not in name and (by_class or (isinstance(key, str) and re.search(key, name))):
                 fewest = {"out_in": 2, "in_out": 2}.get(layout, 3)
-                if parameter.ndim < fewest or (layout == "in_out" and parameter.ndim > 2):
+                if parameter.ndim < fewest:
                     shape = times(parameter.shape)
                     raise ValueError(f"`layers` has {layout!r} for {name}, but it is of shape {shape}")
                 whole = stacked(WeightView(name, parameter, layout=layout))
@@ -144,14 +146,13 @@ def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module, recur
         yield from recurrent_weights(prefix, module, recurrent)
         return
     weight, parametrization = weight_of(module, "weight", stored_shape(module)) if is_layer(module) else (None, "")
-    if weight is None:
-        if not re.search("Embed|Norm", type(module).__name__):
-            yield from (c for c in bare_weights(prefix, module, parent) if looks_like_a_weight(c.name))
-        return
-    layout = layout_of(module)
-    whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1) if weight.ndim > 2 else 1, layout)
-    reason = why_never(whole) or rescales(module)
-    children = children_of(parent).items()
-    siblings = [n for n, child in children if child is not None and is_attention_name(n) and wraps_one_layer(child)]
-    parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else NOT_FUSED
-    yield candidate_in(parts, whole, reason, role_of(leaf, siblings), parametrization=parametrization)
+    if weight is not None:
+        layout = layout_of(module)
+        whole = WeightView(f"{prefix}weight", weight, getattr(module, "groups", 1) if weight.ndim > 2 else 1, layout)
+        children = children_of(parent).items()
+        siblings = [n for n, child in children if child is not None and is_attention_name(n) and wraps_one_layer(child)]
+        parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else NOT_FUSED
+        reason = why_never(whole) or rescales(module)
+        yield candidate_in(parts, whole, reason, role_of(leaf, siblings), parametrization=parametrization)
+    if not re.search("Embed|Norm", type(module).__name__):
+        yield from bare_weights(prefix, module, parent, recurrent)

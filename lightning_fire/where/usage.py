@@ -3,7 +3,8 @@
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -26,11 +27,19 @@ class Usage(NamedTuple):
     indexed: bool
 
 
+class _Scope(NamedTuple):
+    """Names in a method: what it calls the module, and its local names that are assigned once."""
+
+    module: str
+    local: Mapping[str, ast.expr]
+
+
 def usages(kind: type) -> Mapping[str, Usage]:
     """Return how a class uses its parameters, by their names: those that it uses in matrix products, all in one way.
 
-    Known are products by the parameter itself, one item of it, another dtype of it, or its transpose. Whatever is
-    computed from it otherwise, as a normalized or scaled weight is, is not the parameter.
+    Known are products by the parameter itself, one item of it or of a list of them, another dtype of it, or its
+    transpose, under a local name too. Whatever is computed from it otherwise, as a normalized or scaled weight is, is
+    not the parameter.
 
     Example:
         >>> usages(nn.Linear)
@@ -42,18 +51,34 @@ def usages(kind: type) -> Mapping[str, Usage]:
 @cache
 def _usages(kind: type) -> Mapping[str, Usage]:
     found: dict[str, set[Usage]] = {}
-    for node in _nodes(kind):
-        for operand, layout in _operands(node):
-            name, usage = _parameter(operand, layout)
-            if name:
-                found.setdefault(name, set()).add(usage)
+    for method in _methods(kind):
+        scope = _scope(method)
+        for node in ast.walk(method):
+            for operand, layout in _operands(node, scope):
+                name, usage = _parameter(operand, layout, scope)
+                if name:
+                    found.setdefault(name, set()).add(usage)
     return {name: next(iter(ways)) for name, ways in found.items() if len(ways) == 1}
+
+
+def _scope(method: ast.FunctionDef) -> _Scope:
+    arguments = [argument.arg for argument in [*method.args.posonlyargs, *method.args.args]]
+    nodes = list(ast.walk(method))
+    stored = Counter([*arguments, *(n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))])
+    local: dict[str, ast.expr] = {}
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1:
+                local[name] = value
+            case ast.For(target=ast.Name(id=name) as target, iter=items) if stored[name] == 1:
+                local[name] = ast.Subscript(items, target, ast.Load())
+    return _Scope(next(iter(arguments), ""), local)
 
 
 def halves(kind: type) -> Literal["", "halves", "interleaved"]:
     """Return in which order a class divides the outputs of a layer in two: `x.chunk(2, …)`, or `x[..., ::2]`."""
     chunks, steps = False, False
-    for node in _nodes(kind):
+    for node in (node for method in _methods(kind) for node in ast.walk(method)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "chunk":
             arguments = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg == "chunks")]
             chunks |= any(isinstance(each, ast.Constant) and each.value == 2 for each in arguments)
@@ -62,9 +87,9 @@ def halves(kind: type) -> Literal["", "halves", "interleaved"]:
 
 
 @cache
-def _nodes(kind: type) -> tuple[ast.AST, ...]:
+def _methods(kind: type) -> tuple[ast.FunctionDef, ...]:
     """Return the syntax of the methods of a class but its constructor; nothing where the source is not at hand."""
-    methods: dict[str, ast.AST] = {}
+    methods: dict[str, ast.FunctionDef] = {}
     for base in kind.__mro__[: kind.__mro__.index(nn.Module)]:
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
@@ -74,10 +99,10 @@ def _nodes(kind: type) -> tuple[ast.AST, ...]:
             if isinstance(item, ast.FunctionDef):
                 methods.setdefault(item.name, item)
     methods.pop("__init__", None)
-    return tuple(node for method in methods.values() for node in ast.walk(method))
+    return tuple(methods.values())
 
 
-def _operands(node: ast.AST) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
+def _operands(node: ast.AST, scope: _Scope) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
     """Yield what is used as a weight in a product, with its layout."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
         sides = [node.left, node.right]
@@ -89,34 +114,57 @@ def _operands(node: ast.AST) -> Iterator[tuple[ast.expr, Literal["out_in", "in_o
             yield from ((side, "out_in") for side in sides[1:])
             return
     else:
+        if isinstance(node, ast.Call) and _name(node.func) == "einsum":
+            yield from _of_einsum(node.args)
         return
-    if len(sides) == 2 and not (_parameter(sides[0], "out_in")[0] and _parameter(sides[1], "in_out")[0]):
+    known = [_parameter(side, "out_in", scope)[0] for side in sides]
+    if len(sides) == 2 and not all(known):
         yield sides[0], "out_in"
         yield sides[1], "in_out"
+
+
+def _of_einsum(arguments: Sequence[ast.expr]) -> Iterator[tuple[ast.expr, Literal["out_in", "in_out"]]]:
+    """Yield operands whose last two dimensions are one that the product sums over and one of its output."""
+    match arguments:
+        case [ast.Constant(value=str(equation)), *operands]:
+            inputs, _, output = equation.replace(" ", "").partition("->")
+            terms = inputs.split(",")
+            for index, (term, operand) in enumerate(zip(terms, operands, strict=False)):
+                others = "".join(terms[:index] + terms[index + 1 :])
+                summed = "".join(
+                    "i" if x in others and x not in output else "o" if x not in others else "b" for x in term
+                )
+                if len(terms) == 2 and len(term) in (2, 3) and summed[-2:] in ("io", "oi"):
+                    yield operand, "in_out" if summed[-2:] == "io" else "out_in"
 
 
 def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def _parameter(expression: ast.expr, layout: Literal["out_in", "in_out"], indexed: bool = False) -> tuple[str, Usage]:
+def _parameter(
+    expression: ast.expr, layout: Literal["out_in", "in_out"], scope: _Scope, indexed: bool = False
+) -> tuple[str, Usage]:
     """Return the name in `self.name`, `self.name[i]`, `self.name.to(…)`, `self.name.T` or none, and its usage."""
     turned: Literal["out_in", "in_out"] = "in_out" if layout == "out_in" else "out_in"
     match expression:
-        case ast.Attribute(value=ast.Name(id="self"), attr=name):
+        case ast.Attribute(value=ast.Name(id=owner), attr=name) if owner == scope.module:
             return name, Usage(layout, indexed)
+        case ast.Name(id=name) if name in scope.local:
+            others = {other: value for other, value in scope.local.items() if other != name}
+            return _parameter(scope.local[name], layout, scope._replace(local=others), indexed)
         case ast.Attribute(value=inner, attr="T" | "mT"):
-            return _parameter(inner, turned, indexed)
+            return _parameter(inner, turned, scope, indexed)
         case ast.Call(func=ast.Attribute(value=inner, attr="t"), args=[]):
-            return _parameter(inner, turned, indexed)
+            return _parameter(inner, turned, scope, indexed)
         case ast.Call(func=ast.Attribute(value=inner, attr="transpose"), args=[first, second]):
             dims = {_number(first), _number(second)}
             if dims in _LAST_TWO or dims == {0, 1}:
-                return _parameter(inner, turned, indexed)
+                return _parameter(inner, turned, scope, indexed)
         case ast.Call(func=ast.Attribute(value=inner, attr=attr)) if attr in _CASTS:
-            return _parameter(inner, layout, indexed)
+            return _parameter(inner, layout, scope, indexed)
         case ast.Subscript(value=inner, slice=ast.Name() | ast.Constant()):
-            return _parameter(inner, layout, True)
+            return _parameter(inner, layout, scope, True)
     return "", Usage(layout, indexed)
 
 

@@ -23,9 +23,10 @@ class WeightView:
         name: Name of the parameter; a part of a fused weight has its letter behind it: `attn.qkv.weight[q]`.
         parameter: The parameter that holds it.
         groups: Number of convolution groups, or of the matrices in a stack.
-        layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: transposed, as Hugging
-            Face's Conv1D does. `transposed_conv`: `(in, out / groups, *kernel)`. `stacked_out_in`, `stacked_in_out`: a
-            stack of such weights, as of experts, `(groups, out / groups, in)` or `(groups, in, out / groups)`.
+        layout: How the parameter is stored. `out_in`: as Linear and convolutions do. `in_out`: `(*kernel, in, out)`, as
+            Hugging Face's Conv1D and Keras do. `transposed_conv`: `(in, out / groups, *kernel)`. `stacked_out_in`,
+            `stacked_in_out`: a stack of such weights, as of experts, `(groups, out / groups, in)` or
+            `(groups, in, out / groups)`.
         rows: Of a fused weight, the first and the last + 1 of the outputs that belong to this part, in each group.
         blocks: Of a fused weight that is interleaved, the number of equal blocks of outputs: `rows` are those of each.
         role: `q`, `k` or `v` for a projection of attention, otherwise empty.
@@ -89,7 +90,7 @@ class WeightView:
     def _grid_of(self, stored: Tensor) -> Tensor:
         """Return what is stored as `(groups, blocks, …, in / groups, *kernel)`, without a copy."""
         if self.layout == "in_out":
-            grid = stored.mT.unsqueeze(0)
+            grid = torch.unflatten(stored.movedim((-1, -2), (0, 1)), 0, (self.groups, -1))
         elif self.layout == "transposed_conv":
             grid = torch.unflatten(stored, 0, (self.groups, -1)).transpose(1, 2)
         elif self.layout == "stacked_in_out":

@@ -1,7 +1,7 @@
 """Selection of weight matrices by a preset, narrowed by names."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Literal
 
@@ -52,9 +52,9 @@ class Weights(ByName):
         vectors: Whether to take weights of one row or column, such as the output layer of a critic. Orthogonalization
             changes nothing but their length.
         layers: How weights of layers that are not known are stored, by a class of modules or a regular expression for
-            names of parameters: `out_in`, `in_out`, `transposed_conv`, or for a stack of matrices, as of experts,
-            `stacked_out_in` or `stacked_in_out`, such as `{"W_enc": "in_out"}`.
-        recurrent: Whether to take the weights of LSTM, GRU and RNN, each gate as a matrix.
+            names of parameters: `out_in`, `in_out` (`(*kernel, in, out)`), `transposed_conv`, or for a stack of
+            matrices, as of experts, `stacked_out_in` or `stacked_in_out`, such as `{"W_enc": "in_out"}`.
+        recurrent: Whether to take the weights of recurrent layers, each gate as a matrix.
 
     Raises:
         ValueError: If `preset` is unknown, `include` or `exclude` is not a list of regular expressions, `splits` not a
@@ -124,7 +124,7 @@ class Weights(ByName):
         ]
         untrained = [candidate.name for candidate in missed if candidate.reason == UNTRAINED]
         left_out = [f"{candidate.name}: {candidate.reason}" for candidate in missed if candidate.reason != UNTRAINED]
-        rows = _rows(module, candidates, reasons)
+        rows = _rows(module, candidates, reasons, set(passed_over))
         if preset not in ("vit", "dqn"):  # which would not take them
             unknown = [row for row in rows if row.name in passed_over and not self.reason(row.name)]
             left_out += [f"{row.name}: {row.reason}" for row in unknown]
@@ -257,7 +257,9 @@ def _checked_layers(
     return dict(layers or {})
 
 
-def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str]) -> list[Row]:
+def _rows(
+    module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str], passed_over: Set[str]
+) -> list[Row]:
     """List every parameter of a model, with all its names."""
     by_parameter = {candidate.views[0].parameter: candidate for candidate in candidates}
     names: dict[nn.Parameter, list[str]] = {}
@@ -271,31 +273,34 @@ def _rows(module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[W
     for parameter, aliases in names.items():
         candidate = by_parameter.get(parameter)
         if candidate is None:
-            candidate = Candidate(aliases[0], reason=_why_no_weight(aliases[0], parameter, owners[parameter]))
+            name, may_be = aliases[0], not passed_over.isdisjoint(aliases)
+            candidate = Candidate(name, reason=_why_no_weight(name, parameter, owners[parameter], may_be))
         candidate = replace(candidate, aliases=tuple(alias for alias in aliases if alias != candidate.name))
         rows.append(row_of(candidate, tuple(parameter.shape), reasons))
     return rows
 
 
 def _passed_over(module: nn.Module, known: Collection[nn.Parameter]) -> list[str]:
-    """List the trained parameters that may be weights of layers that are not known: of an LSTM, stacks of experts, …"""
+    """List the trained parameters that may be weights of layers that are not known, by their names or in a list."""
     found: dict[nn.Parameter, str] = {}
     for path, owner in module.named_modules():
         if "Embed" in type(owner).__name__ or "Norm" in type(owner).__name__:
             continue
+        several = isinstance(owner, nn.ParameterList | nn.ParameterDict)
         for leaf, parameter in nn.Module.named_parameters(owner, recurse=False):
             name = plain(f"{path}.{leaf}" if path else leaf)
             trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1
             computed = "parametrised" in _why_no_weight(name, parameter, owner)
-            if trained and parameter.ndim > 1 and looks_like_a_weight(name) and not computed:
+            if trained and parameter.ndim > 1 and (several or looks_like_a_weight(name)) and not computed:
                 found.setdefault(parameter, name)
     return [name for parameter, name in found.items() if parameter not in known]
 
 
-def _why_no_weight(name: str, parameter: nn.Parameter, owner: nn.Module) -> str:
+def _why_no_weight(name: str, parameter: nn.Parameter, owner: nn.Module, passed_over: bool = False) -> str:
     if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
         return "part of a parametrised weight"
-    return f"{type(owner).__name__}: neither Linear nor convolution" if parameter.ndim > 1 else "not a matrix"
+    hint = ": if it is a weight, Weights(layers=…) takes it" if passed_over else ""
+    return f"{type(owner).__name__}: neither Linear nor convolution{hint}" if parameter.ndim > 1 else "not a matrix"
 
 
 def _about_parametrizations(lost: list[Candidate]) -> str:

@@ -58,6 +58,92 @@ def test_a_class_without_source_or_with_another_forward():
     assert usages(type("Derived", (Products,), {})) == usages(Products)
 
 
+class Named(Bare):
+    """Local names, another name of the module, and lists."""
+
+    def __init__(self):
+        super().__init__(W=(6, 4), V=(6, 3), scaled=(4, 4), twice=(4, 4))
+        self.steps = nn.ParameterList([nn.Parameter(torch.randn(3, 3)) for _ in range(2)])
+        self.table = nn.ParameterDict({"a": torch.randn(3, 5), "b": torch.randn(5, 2)})
+
+    def forward(this, x):
+        w = this.W.to(x.dtype)
+        scaled = this.scaled * 2
+        other = this.twice
+        x = F.linear(F.linear(F.linear(x, scaled), other), w) @ this.V
+        for step in this.steps:
+            x = x @ step
+        other = this.twice.T
+        return x @ this.table["a"] @ this.table["b"], F.linear(x, other)
+
+
+def test_local_names_and_lists_of_parameters():
+    selection = Weights().select(Named())
+    assert {view.name: view.shape for view in selection} == {
+        "W": (6, 4), "V": (3, 6), "steps.0": (3, 3), "steps.1": (3, 3), "table.a": (5, 3), "table.b": (2, 5),
+    }  # fmt: skip
+    assert {view.layout for view in selection[1:]} == {"in_out"}
+
+
+class Einsum(Bare):
+    def forward(self, x, s):
+        dense = torch.einsum("...i,io->...o", x, self.dense)
+        turned = torch.einsum("oi, bi -> bo", self.turned, x)
+        up, down = torch.einsum("bi,eio->ebo", x, self.up), torch.einsum("ebo,eoi->ebi", s, self.down)
+        merged = torch.einsum("bhk,hkd->bd", s, self.merged)
+        outer, three = torch.einsum("bi,ihk->bhk", x, self.outer), torch.einsum("bi,io,b->bo", x, self.three, s)
+        return dense, turned, up, down, merged, outer, three, torch.einsum("ij,ij->ij", self.gate, x)
+
+
+def test_products_by_einsum():
+    """A matrix for each expert or head, where the last two dimensions are those of a matrix."""
+    assert {name: usage.layout for name, usage in usages(Einsum).items()} == {
+        **dict.fromkeys(["dense", "up", "down", "merged"], "in_out"), "turned": "out_in",
+    }  # fmt: skip
+    model = Einsum(dense=(4, 6), turned=(6, 4), up=(3, 4, 6), outer=(4, 2, 3), weight_three=(4, 6))
+    selection = Weights().select(model)
+    assert [row.views for row in selection.rows] == ["6×4", "6×4", "3 of 6×4", "", ""]
+    assert selection.left_out == [
+        "weight_three: Einsum: neither Linear nor convolution: if it is a weight, Weights(layers=…) takes it"
+    ]
+
+
+def test_what_is_not_known_can_be_declared_as_the_reason_says():
+    model = nn.ModuleDict(
+        {"pair": nn.Bilinear(3, 4, 5), "spline": Bare(spline_weight=(6, 4, 8)), "fc": nn.Linear(4, 4)}
+    )
+    selection = Weights().select(model)
+    assert [said.partition(":")[0] for said in selection.left_out] == ["pair.weight", "spline.spline_weight"]
+    layers = {nn.Bilinear: "stacked_out_in", "spline_weight": "out_in"}
+    assert [row.views for row in Weights(layers=layers).select(model).rows if row.views] == [
+        "5 of 3×4",
+        "6×4×8",
+        "4×4",
+    ]
+
+
+class KerasModel(nn.Module):
+    """As a model of Keras on torch holds the variables of all its layers."""
+
+    def __init__(self):
+        super().__init__()
+        shapes = {"dense/kernel": (4, 6), "dense/bias": (6,), "conv/kernel": (3, 3, 4, 8), "lstm/cell/kernel": (4, 24)}
+        shapes |= {"lstm/cell/recurrent_kernel": (6, 24), "embedding/embeddings": (9, 4)}
+        self._torch_params = nn.ParameterDict({name: torch.randn(shape) for name, shape in shapes.items()})
+
+
+def test_layers_of_keras():
+    model = KerasModel()
+    selection = Weights().select(model)
+    assert [(view.name, view.shape) for view in selection] == [("_torch_params.dense/kernel", (6, 4))]
+    assert [said.split(":")[0].rpartition(".")[2] for said in selection.left_out] == [
+        *("conv/kernel", "embedding/embeddings", "lstm/cell/kernel", "lstm/cell/recurrent_kernel"),
+    ]
+    kernel = model._torch_params["conv/kernel"].detach().clone()
+    fire_(model, where=Weights(layers={"conv/kernel": "in_out"}, exclude=["embedding", "lstm"]))
+    torch.testing.assert_close(model._torch_params["conv/kernel"].permute(3, 2, 0, 1), fire(kernel.permute(3, 2, 0, 1)))
+
+
 class SparseAutoencoder(Bare):
     """As in SAELens."""
 
@@ -243,6 +329,23 @@ def test_recurrent_weights_are_taken_gate_by_gate_if_asked_for(layer, gates):
     selection = Weights(recurrent=True).select(module)
     first = {view.role for view in selection if view.name.partition("[")[0] == selection[0].name.partition("[")[0]}
     assert first == set(gates) and not selection.left_out
+
+
+class Cell(Bare):
+    """An LSTM by hand."""
+
+    def forward(self, x, h):
+        return F.linear(x, self.weight_ih) + h @ self.weight_hh.T
+
+
+@pytest.mark.parametrize("gates", [1, 3, 4])
+def test_a_recurrent_layer_of_ones_own_is_taken_gate_by_gate_if_asked_for(gates):
+    model = nn.ModuleDict({"cell": Cell(weight_ih=(gates * 6, 4), weight_hh=(gates * 6, 6)), "head": nn.Linear(6, 3)})
+    assert Weights().select(model).names == ["head.weight"]
+    views = Weights(recurrent=True).select(model)
+    assert [view.shape for view in views] == [(6, 4)] * gates + [(6, 6)] * gates + [(3, 6)]
+    if gates == 1:
+        assert views.names[:2] == ["cell.weight_ih", "cell.weight_hh"]
 
 
 def test_the_projection_of_an_lstm_has_no_gates():

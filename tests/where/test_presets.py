@@ -164,9 +164,10 @@ def test_what_is_passed_over_is_said():
         "cell.weight_hh_l0: recurrent: Weights(recurrent=True) takes each gate",
         "scaled.weight: scaled in the forward pass, by `weight_gain` of Layer",
         "moe.gate.weight: router of experts that are left out",
-        "unknown.weight: Layer: neither Linear nor convolution",
-        "sharded.weight: Layer: neither Linear nor convolution",
-        "moe.experts.gate_up_proj: Module: neither Linear nor convolution",
+        *(
+            f"{name}: neither Linear nor convolution: if it is a weight, Weights(layers=…) takes it"
+            for name in ("unknown.weight: Layer", "sharded.weight: Layer", "moe.experts.gate_up_proj: Module")
+        ),
     ]
     assert Weights(include=["^head"]).select(module).left_out == []
     assert Weights(exclude=["cell", "unknown", "sharded", "scaled", "moe"]).select(module).left_out == []

@@ -327,7 +327,10 @@ def test_other_layers_are_listed_with_their_kind():
     assert names(selection) == ["head.weight"]
     reasons = {row.name: row.reason for row in selection.rows}
     assert reasons["lstm.weight_ih_l0"] == "recurrent: Weights(recurrent=True) takes each gate"
-    assert reasons["bilinear.weight"] == "Bilinear: neither Linear nor convolution"
+    assert (
+        reasons["bilinear.weight"]
+        == "Bilinear: neither Linear nor convolution: if it is a weight, Weights(layers=…) takes it"
+    )
     assert reasons["table.weight"] == "Embedding: neither Linear nor convolution"
     assert "table.weight" in str(selection)
 
