@@ -52,8 +52,9 @@ def candidates_of(
     shared = _sharing_memory(named)
     targets = _target_networks({plain(path): module for path, module in modules.items()})
     shapes = {candidate.name: candidate.whole.shape for candidate in found.values()}
+    biases = {name: tuple(parameter.shape) for name, parameter in named.items() if parameter.ndim == 1}
     factors = low_rank_factors(
-        shapes, {name for name, parameter in named.items() if why_not_trained(parameter)}
+        shapes | biases, {name for name, parameter in named.items() if why_not_trained(parameter)}
     )
     routers = _routers(shapes, {name: parameter for name, parameter in named.items() if parameter not in found})
     for candidate in found.values():

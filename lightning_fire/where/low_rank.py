@@ -18,11 +18,13 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
 
     One factor starts at 0 and stays near it: with the norm of a new weight, the correction would be a large one. These
     are: weights with "lora" (or another kind of adapter) in the name; two weights A (r, in) and B (out, r), with r at
-    most half of in and of out, if they are called A and B, or if their names differ in one word (a and b, down and up,
-    …) and a weight (out, in) is beside or around them; or two trained weights of any name beside a frozen one.
+    most half of in and of out, A without a bias, if they are called A and B, or if their names differ in one word (a
+    and b, down and up, …) and one weight (out, in) is beside or around them, of which they are the correction; or two
+    trained weights of any name beside a frozen one.
 
     Args:
-        shapes: The shape of each weight, `(out, in, *kernel)`, by names such as `layers.0.lora_down.weight`.
+        shapes: The shape of each weight, `(out, in, *kernel)`, by names such as `layers.0.lora_down.weight`, and of
+            each bias.
         frozen: Names of those that are not trained.
 
     Example:
@@ -42,8 +44,9 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
         parents = module.split(".")
         around = [".".join(parents[:end]) for end in range(len(parents), max(-1, len(parents) - 4), -1)]
         bases = modules[module] | {f"{path}{base}".lstrip(".") for path in around for base in _BASES}
-        beside = {shapes[layers[base]][:2] for base in bases & set(layers)}
-        if a.removesuffix(".weight").endswith(".A") or (shapes[b][0], shapes[a][1]) in beside:
+        beside = [shapes[layers[base]][:2] for base in bases & set(layers)]
+        alone = beside.count((shapes[b][0], shapes[a][1])) == 1 and f"{a.removesuffix('.weight')}.bias" not in shapes
+        if a.removesuffix(".weight").endswith(".A") or alone:
             found |= {a, b}
     for held in modules.values():
         names = {layers[layer] for layer in held}

@@ -8,6 +8,7 @@ from lightning_fire import Weights, fire_
 from lightning_fire.where.low_rank import low_rank_factors
 
 BASE, A, B = (64, 64), (4, 64), (64, 4)
+DIMENET = {"kj": BASE, "ji": BASE, "down": (32, 64), "up": (64, 32)}
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,8 @@ def test_factors_are_found_by_name_or_structure(factors):
         {"x.base.weight": BASE, "x.a.weight": (48, 64), "x.b.weight": (64, 48)},  # not low
         {"pair.A.weight": (4, 64), "pair.B.weight": (64, 8)},
         {"explora.weight": A, "color.weight": B},
+        {f"block.lin_{name}.weight": shape for name, shape in DIMENET.items()},
+        {"mix.weight": BASE, "down.weight": A, "down.bias": (4,), "up.weight": B},  # a bottleneck
     ],
 )
 def test_other_narrow_layers_are_none(layers):
