@@ -87,8 +87,9 @@ def _parent(name: str) -> str:
 
 
 def looks_like_a_weight(name: str) -> bool:
-    """Return whether a name is like those of weights: `weight_hh_l0`, `W_enc`, `down_proj`."""
-    return bool(re.search(r"^W|(^|_)(weights?|kernel|w)(_|\d|$)|proj", name.rpartition(".")[2]))
+    """Return whether a name is like those of weights: `weight_hh_l0`, `W_enc`, `down_proj`; not `down_proj_bias`."""
+    leaf = name.rpartition(".")[2]
+    return bool(re.search(r"^W|(^|_)(weights?|kernel|w)(_|\d|$)|proj", leaf)) and "bias" not in leaf
 
 
 def _sharing_memory(named: Mapping[str, nn.Parameter]) -> dict[str, str]:

@@ -122,6 +122,11 @@ def test_what_is_not_known_can_be_declared_as_the_reason_says():
     ]
 
 
+def test_biases_of_experts_are_not_named_as_weights():
+    model = nn.ModuleDict({"experts": Bare(gate_up_proj_bias=(3, 12), down_proj_bias=(3, 6)), "fc": nn.Linear(4, 4)})
+    assert Weights().select(model).left_out == []
+
+
 class KerasModel(nn.Module):
     """As a model of Keras on torch holds the variables of all its layers."""
 
