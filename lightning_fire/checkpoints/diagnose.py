@@ -7,7 +7,6 @@ from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from tqdm import tqdm
 
 from lightning_fire.atomic import atomic_file, require_folder_of
@@ -64,15 +63,15 @@ def diagnose(
             raise ValueError(f"{reference.path} has no {name} of shape {tuple(tensor.shape)}")
         other = reference.read(held[name].name) if reference else None
         for view in views:
-            of_other = None if other is None else _dfi(view.of(other).read(), view.name)
-            rows.append(diagnosis_of(view.of(tensor).read(), view.name, of_other, **options))
+            of_other = None if other is None else _dfi(view.of(other))
+            rows.append(diagnosis_of(view.of(tensor).read(), view.name, of_other, groups=view.groups, **options))
     return rows
 
 
-def _dfi(weight: Tensor, name: str) -> float:
-    value = dfi_normalized(as_matrices(weight.double())[0]).mean().item()
+def _dfi(view: WeightView) -> float:
+    value = dfi_normalized(as_matrices(view.read().double(), view.groups)).mean().item()
     if not isfinite(value):
-        raise ValueError(f"NaN or Inf in {name} of the reference")
+        raise ValueError(f"NaN or Inf in {view.name} of the reference")
     return value
 
 

@@ -18,21 +18,21 @@ _LEAST = 0.01  # lower bound of ratios: one weight at an isometry must not domin
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Metrics of one weight; of a convolution, a matrix for each kernel position. All are Inf if it has a NaN or Inf.
+    """Metrics of one weight; of a convolution or a stack, of several matrices. All are Inf if it has a NaN or Inf.
 
     Attributes:
         name: Its name in a checkpoint; a part of a fused weight ends with its letter.
         shape: Shape `(out, in, *kernel)`.
         dfi_reference: Normalised DfI of its reference.
         dfi_normalized: Scale- and shape-invariant deviation from isometry, see `functional.dfi_normalized`; mean
-            over the positions.
+            over the matrices.
         condition: Ratio of the largest to the smallest of the min(out, in) singular values; the largest over the
-            positions. Inf if the smallest is 0 up to rounding.
-        stable_rank: ‖W‖_F² / σ_max², between 1 and min(out, in); mean over the positions. 0 for a matrix of zeros.
+            matrices. Inf if the smallest is 0 up to rounding.
+        stable_rank: ‖W‖_F² / σ_max², between 1 and min(out, in); mean over the matrices. 0 for a matrix of zeros.
         norm: ‖W‖_F of the whole weight.
         sfe_normalized: ‖W − FIRE(W)‖_F² / ‖W‖_F² of the whole weight. Inf for a weight of zeros that FIRE would
             change.
-        quantiles: Of the singular values of all positions together, at `QUANTILES`.
+        quantiles: Of the singular values of all matrices together, at `QUANTILES`.
     """
 
     name: str
@@ -60,6 +60,7 @@ def diagnosis_of(
     steps: int | Literal["exact"] = 10,
     coefficients: Coefficients = "cubic",
     scale: Scale = "paper",
+    groups: int = 1,
 ) -> Diagnosis:
     """Compute the metrics of one weight, in float64, by a singular value decomposition.
 
@@ -73,6 +74,7 @@ def diagnosis_of(
         steps: See `functional.fire`.
         coefficients: See `functional.fire`.
         scale: See `functional.fire`.
+        groups: Number of matrices that are stacked in the outputs, as of experts.
 
     Example:
         >>> measured = diagnosis_of(torch.diag(torch.tensor([1.0, 3.0])), steps="exact")
@@ -80,19 +82,20 @@ def diagnosis_of(
         (3.0, 0.4)
     """
     shape = tuple(weight.shape)
-    reference = dfi_of_new(shape) if dfi_reference is None else dfi_reference
+    one = (shape[0] // groups, *shape[1:])
+    reference = dfi_of_new(one) if dfi_reference is None else dfi_reference
     if not torch.isfinite(weight).all():
         return Diagnosis(name, shape, reference)
-    matrices = as_matrices(weight.double())[0]  # (positions, out, in)
-    sigma = singular_values(matrices)  # (positions, r), the largest first
+    matrices = as_matrices(weight.double(), groups).flatten(0, 1)  # (groups · positions, out / groups, in)
+    sigma = singular_values(matrices)  # (groups · positions, r), the largest first
     if steps == "exact":
         new = torch.ones_like(sigma).masked_fill(sigma[:, :1] == 0, 0.0)
     else:
-        start = unit_norm(sigma.unsqueeze(-1)).unsqueeze(-1)  # (positions, r, 1, 1): as matrices of one entry
+        start = unit_norm(sigma.unsqueeze(-1)).unsqueeze(-1)  # (…, r, 1, 1): as matrices of one entry
         new = newton_schulz(start, steps, COEFFICIENTS[coefficients])[..., 0, 0]
-    new = rescale(new.unsqueeze(-1), sigma.unsqueeze(-1), shape, scale).squeeze(-1)
+    new = rescale(new.unsqueeze(-1), sigma.unsqueeze(-1), one, scale).squeeze(-1)
     largest, smallest = sigma[:, 0], sigma[:, -1]
-    rounding = torch.finfo(sigma.dtype).eps * max(shape[:2])
+    rounding = torch.finfo(sigma.dtype).eps * max(one[:2])
     ordered = sigma.flatten().sort().values  # `torch.quantile` takes no more than 16 million values
     return Diagnosis(
         name,

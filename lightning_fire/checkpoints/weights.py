@@ -12,7 +12,7 @@ from lightning_fire.checkpoints.model_config import ModelConfig
 from lightning_fire.checkpoints.stored import DTYPES, FLOATING, Stored
 from lightning_fire.where import Selection, Weights, WeightView
 from lightning_fire.where.candidate import LOW_RANK, Candidate
-from lightning_fire.where.fused import INTERLEAVED, candidate_in, is_gated, parts_of, role_of
+from lightning_fire.where.fused import INTERLEAVED, NOT_FUSED, Parts, candidate_in, is_gated, parts_of, role_of
 from lightning_fire.where.layers import plain
 from lightning_fire.where.low_rank import low_rank_factors, named_pairs
 from lightning_fire.where.selection import ByName, about
@@ -24,6 +24,7 @@ _SINGLE_COLUMNS = "depthwise convolution, or one input channel: single columns"
 _UNFUSED = {"q_proj_weight": "q", "k_proj_weight": "k", "v_proj_weight": "v"}  # of nn.MultiheadAttention
 _WEIGHTS = {"weight", "in_proj_weight", *_UNFUSED}
 _CONV1D = {"c_attn", "c_fc", "c_proj", "q_attn"}  # Hugging Face's GPT-2 stores these (in, out)
+_DOWN = re.compile(r"(^|[._])(down|w2|wo|output|fc2|c_proj)([._]|$)[^.]*$")  # of an expert
 _OUTPUTS = {"lm_head", "embed_out", "output", "head"}
 
 
@@ -65,8 +66,13 @@ def select_weights(
             conv1d |= (layer, leaf) == ("c_attn", "weight") and stored.shape[1:] == (3 * stored.shape[0],)
     config = config or ModelConfig()
     named = [*(weights.include or ()), *([f"^{re.escape(tied_embedding(tensors))}$"] if tied else ())]
-    known = _known_reasons(tensors)
-    candidates = [_candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config) for stored in tensors]
+    known, stacks = _known_reasons(tensors), stacks_of_experts(tensors, config)
+    candidates = [
+        _stack(stored, *stacks[stored.name])
+        if stored.name in stacks and stored.dtype in FLOATING and not stored.reason
+        else _candidate(stored, known.get(stored.name, ""), conv1d, layers, named, config)
+        for stored in tensors
+    ]
     candidates = weights.declared(candidates)
     layers_only = [candidate for candidate in candidates if candidate.reason != EMBEDDING]  # as those of a model
     preset = weights.preset_for(layers_only, config.is_causal_language_model, in_order=False)
@@ -126,6 +132,49 @@ def low_rank_factors_in_file(shapes: Mapping[str, tuple[int, ...]]) -> set[str]:
     return matrices if matrices <= factors.union(*(pair[:2] for pair in named_pairs(shapes))) else factors
 
 
+def stacks_of_experts(tensors: Sequence[Stored], config: ModelConfig) -> dict[str, tuple[Layout, Parts | str]]:
+    """Return the layout of stacks of experts, (experts, out, in) or (experts, in, out), and their parts, by name.
+
+    Down projections return what the others take, which is the `hidden_size` of the model, or the input dimension of the
+    router; they take what the others return, of which gate and up projection may be one weight.
+    """
+    groups: dict[str, list[Stored]] = {}
+    for stored in tensors:
+        if len(stored.shape) == 3 and re.search("expert|moe", stored.name):
+            groups.setdefault(_layer_path(stored.name).rpartition(".")[0], []).append(stored)
+    found: dict[str, tuple[Layout, Parts | str]] = {}
+    for group, stacks in groups.items():
+        around = group.rpartition(".")[0] if "expert" in group.rpartition(".")[2] else group
+        beside = [s.shape for s in tensors if len(s.shape) == 2 and _layer_path(s.name).rpartition(".")[0] == around]
+        width = config.settings.get("hidden_size") or next((s[1] for s in beside if s[0] == stacks[0].shape[0]), None)
+        fitting: list[dict[str, tuple[Layout, Parts | str]]] = []
+        layouts: tuple[tuple[Layout, int], ...] = (("stacked_out_in", 1), ("stacked_in_out", -1))
+        for layout, step in layouts:
+            sizes = {stored.name: stored.shape[1:][::step] for stored in stacks}  # (out, in)
+            downs = {name for name in sizes if _DOWN.search(_layer_path(name))}
+            outputs, inputs = {sizes[name][0] for name in downs}, {sizes[name][1] for name in downs}
+            ups = [sizes[name] for name in sizes.keys() - downs]
+            if not ups or len(outputs) != 1 or len(inputs) != 1 or (width and outputs != {width}):
+                continue
+            (inner,) = inputs
+            if all({up[1]} == outputs and up[0] in (inner, 2 * inner) for up in ups):
+                both = {name for name in sizes.keys() - downs if sizes[name][0] != inner}
+                fitting.append({n: (layout, _gate_and_up(inner, config) if n in both else NOT_FUSED) for n in sizes})
+        found |= fitting[0] if len(fitting) == 1 else {}
+    return found
+
+
+def _gate_and_up(width: int, config: ModelConfig) -> Parts | str:
+    if config.architecture.startswith("GptOss"):
+        return {"gate": 1, "up": 1}, width
+    known = "stack of gate and up projections in an order that config.json shows: give --config"
+    return ({"gate": width, "up": width}, 1) if config.architecture else known
+
+
+def _layer_path(name: str) -> str:
+    return plain(name).removesuffix(".weight")
+
+
 def _path_of(name: str) -> tuple[str, str, str]:
     """Split `h.0.attn.c_attn.weight` into the parents `h.0.attn`, the layer `c_attn` and the tensor `weight`."""
     *parents, layer, leaf = ["", *plain(name).split(".")]
@@ -136,6 +185,12 @@ def _known_reasons(tensors: Sequence[Stored]) -> dict[str, str]:
     """Return reasons that only the tensors of a file together show."""
     factors = low_rank_factors_in_file({stored.name: stored.shape for stored in tensors})
     return dict.fromkeys(embeddings_by_shape(tensors), EMBEDDING) | dict.fromkeys(factors, LOW_RANK)
+
+
+def _stack(stored: Stored, layout: Layout, parts: Parts | str) -> Candidate:
+    without_values = Parameter(torch.empty(stored.shape, device="meta"), requires_grad=False)
+    whole = WeightView(stored.name, without_values, stored.shape[0], layout)
+    return candidate_in(parts, whole, aliases=stored.aliases)
 
 
 def _candidate(
@@ -176,7 +231,7 @@ def _why_not(stored: Stored, known: str) -> str:
         "empty": 0 in stored.shape,
         "normalisation": re.search(r"norm(?!al)|^(ln|bn)(_|\d|$)", layer),
         LOW_RANK: known == LOW_RANK,
-        "stack of expert matrices": dimensions == 3 and re.search("expert|moe", stored.name),
+        "stack of experts in an order that is not known": dimensions == 3 and re.search("expert|moe", stored.name),
         "transposed convolution, which may be grouped": dimensions > 2
         and re.search("transpose|deconv|upconv", stored.name.lower()),
         _SINGLE_COLUMNS: dimensions > 2 and stored.shape[1] == 1,

@@ -62,7 +62,7 @@ from lightning_fire.nets import ResNet
             "depthwise convolution, or one input channel: single columns",
         ),
         ("up.deconv.weight", (8, 4, 2, 2), "F32", "transposed convolution, which may be grouped"),
-        ("block_sparse_moe.input_linear.weight", (4, 8, 6), "F32", "stack of expert matrices"),
+        ("block_sparse_moe.input_linear.weight", (4, 8, 6), "F32", "stack of experts in an order that is not known"),
         (
             "gpt.query_key_value.weight",
             (12, 4),
