@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 NAMES = Path(__file__).with_name("names.txt")
@@ -13,6 +14,23 @@ SMALL = ("tiny", "nano", "_s", "18", "26", "_b0", "small", "xs")
 Build = Callable[[], nn.Module]
 Found = Iterator[tuple[str, Build]]
 
+NEEDED = {  # what has no default that works
+    "esm": {"vocab_size": 33, "pad_token_id": 1},
+    **{key: {"head_dim": 32} for key in ["ministral", "hunyuan_v1_moe"]},
+    "nemotron": {"num_key_value_heads": 48},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "reformer": {"is_decoder": True},
+    **{key: {"prediction_length": 8} for key in ["informer", "autoformer", "time_series_transformer"]},
+}  # fmt: skip
+WITHOUT_AUTO = {
+    "clap_audio_model": "ClapAudioModel", "zoedepth": "ZoeDepthForDepthEstimation",
+    "superpoint": "SuperPointForKeypointDetection", "superglue": "SuperGlueForKeypointMatching",
+}  # fmt: skip
+DIFFUSERS = {
+    "HunyuanDiT2DModel": {"sample_size": 32, "patch_size": 2, "num_layers": 4, "hidden_size": 1408},
+    "LatteTransformer3DModel": {"sample_size": 32, "patch_size": 2, "in_channels": 4, "caption_channels": 64},
+    "LuminaNextDiT2DModel": {"num_kv_heads": 8, "num_layers": 2},
+}
 OTHER_HEADS = {  # than the defaults of these have
     "falcon": {"new_decoder_architecture": True, "num_attention_heads": 8, "num_kv_heads": 2, "hidden_size": 64},
     "phi3": {"num_key_value_heads": 8},
@@ -34,6 +52,15 @@ PYG = {  # arguments that are other than (8, 16)
     "PDNConv": (8, 16, 4, 8), "SignedConv": (8, 16, True), "DNAConv": (16,),
 }  # fmt: skip
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
+
+
+def on_meta(build: Build) -> nn.Module:
+    """Build an architecture without values; with values where its constructor computes with them."""
+    try:
+        with torch.device("meta"):
+            return build()
+    except (RuntimeError, NotImplementedError):
+        return build()
 
 
 def names(section: str) -> list[str]:
@@ -75,7 +102,7 @@ def _transformers(library: Any) -> Found:
     known = set(library.models.auto.configuration_auto.CONFIG_MAPPING_NAMES)
     for kind in names("transformers"):
         if kind in known:
-            yield kind, partial(huggingface, kind)
+            yield kind, partial(huggingface, kind, NEEDED.get(kind))
     for kind, options in OTHER_HEADS.items():
         yield f"{kind}, {', '.join(options)}", partial(huggingface, kind, options)
 
@@ -91,10 +118,12 @@ def huggingface(kind: str, options: dict[str, Any] | None = None, most_layers: i
             if isinstance(number, int) and number > most_layers and name not in getattr(part, "attribute_map", {}):
                 try:
                     setattr(part, name, most_layers)
+                    if isinstance(types, list):
+                        part.layer_types = [*dict.fromkeys(types), *types][:most_layers]
                 except (AttributeError, NotImplementedError, ValueError, TypeError):
                     continue
-                if isinstance(types, list):
-                    part.layer_types = [*dict.fromkeys(types), *types][:most_layers]
+    if kind in WITHOUT_AUTO:
+        return getattr(transformers, WITHOUT_AUTO[kind])(config)
     try:
         return transformers.AutoModelForCausalLM.from_config(config)
     except ValueError:
@@ -102,7 +131,8 @@ def huggingface(kind: str, options: dict[str, Any] | None = None, most_layers: i
 
 
 def _diffusers(library: Any) -> Found:
-    yield from ((name, getattr(library, name)) for name in names("diffusers") if hasattr(library, name))
+    found = (name for name in names("diffusers") if hasattr(library, name))
+    yield from ((name, partial(getattr(library, name), **DIFFUSERS.get(name, {}))) for name in found)
 
 
 def _torch_geometric(library: Any) -> Found:

@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_fire.where import Selection, Weights, WeightView
 
+from .architectures import on_meta
 from .gradients import confirmed
 
 COLUMNS = (
@@ -29,8 +30,7 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
     `left_out` with a reason; `silent` are those without one. `split` are taken in parts, which are confirmed by the
     numbers of heads that the model declares, or by gradients of a forward pass; `unconfirmed` are by neither.
     """
-    with torch.device("meta"):
-        model = build()
+    model = on_meta(build)
     where = Weights("cnn", recurrent=True)
     try:
         selection = where.select(model)
@@ -69,9 +69,8 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
 
 def confirmed_by_gradients(build: Callable[[], nn.Module], doubtful: Collection[str]) -> set[str]:
     """Return those of some weights that gradients of a small forward pass confirm; none if it does not run."""
-    with torch.device("meta"):
-        if sum(parameter.numel() for parameter in build().parameters()) > 300e6:
-            return set()
+    if sum(parameter.numel() for parameter in on_meta(build).parameters()) > 300e6:
+        return set()
     torch.manual_seed(0)
     model = build().eval()
     size = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
