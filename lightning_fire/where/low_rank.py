@@ -40,10 +40,13 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
     for layer in layers:
         if not layer.rpartition(".")[2].isdigit():
             modules[layer.rpartition(".")[0]].add(layer)
-    for a, b, module in named_pairs(shapes, numbers=True):
+    for a, b, module, prefix in named_pairs(shapes, numbers=True):
         parents = module.split(".")
         around = [".".join(parents[:end]) for end in range(len(parents), max(-1, len(parents) - 4), -1)]
         bases = modules[module] | {f"{path}{base}".lstrip(".") for path in around for base in _BASES}
+        others = modules[module] - {a.removesuffix(".weight"), b.removesuffix(".weight")}
+        if {layer for layer in others if layer == prefix or layer.startswith(f"{prefix}_")} == {prefix}:
+            bases = {prefix}  # `q` beside `q_a` and `q_b`
         beside = [shapes[layers[base]][:2] for base in bases & set(layers)]
         alone = beside.count((shapes[b][0], shapes[a][1])) == 1 and f"{a.removesuffix('.weight')}.bias" not in shapes
         if a.removesuffix(".weight").endswith(".A") or alone:
@@ -57,8 +60,8 @@ def low_rank_factors(shapes: Mapping[str, tuple[int, ...]], frozen: Collection[s
     return found
 
 
-def named_pairs(shapes: Mapping[str, tuple[int, ...]], numbers: bool = False) -> Iterator[tuple[str, str, str]]:
-    """Yield the names of A (r, in) and B (out, r) that differ in a word (or number), and the module that holds both."""
+def named_pairs(shapes: Mapping[str, tuple[int, ...]], numbers: bool = False) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the names of A (r, in) and B (out, r) that differ in a word (or number), their module, what they share."""
     layers = _layers(shapes)
     for layer, a in layers.items():
         words = layer.split(".")
@@ -69,7 +72,7 @@ def named_pairs(shapes: Mapping[str, tuple[int, ...]], numbers: bool = False) ->
                 other = f"{before}{second.upper() if first.isupper() else second}{after}"
                 b = layers.get(".".join([*words[:index], other, *words[index + 1 :]]))
                 if b and _is_low_rank(shapes[a], shapes[b]):
-                    yield a, b, ".".join(words[:index])
+                    yield a, b, ".".join(words[:index]), ".".join([*words[:index], before.rstrip("_")])
 
 
 def _layers(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from lightning_fire import Weights, fire_
 from lightning_fire.where.low_rank import low_rank_factors
 
 BASE, A, B = (64, 64), (4, 64), (64, 4)
-DIMENET = {"kj": BASE, "ji": BASE, "down": (32, 64), "up": (64, 32)}
+DIMENET = {"lin": BASE, "lin_kj": BASE, "lin_ji": BASE, "lin_down": (32, 64), "lin_up": (64, 32)}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,7 @@ DIMENET = {"kj": BASE, "ji": BASE, "down": (32, 64), "up": (64, 32)}
         {"q.hada_w1_a": A, "q.hada_w1_b": B},  # LoHa
         {"q.weight": BASE, "q.A.weight": A, "q.B.weight": B},
         {"q.base.weight": BASE, "q.down.weight": A, "q.up.weight": B},
+        {"q.weight": BASE, "k.weight": BASE, "kv.weight": BASE, "q_a.weight": A, "q_b.weight": B},
         {"q.base.weight": BASE, "q.adapter_a.weight": A, "q.adapter_b.weight": B},
         {"q.A.weight": A, "q.B.weight": B},  # in a file of its own
         {"conv.weight": (64, 64, 3, 3), "conv.A.weight": (4, 64, 3, 3), "conv.B.weight": (64, 4, 1, 1)},
@@ -42,7 +43,7 @@ def test_factors_are_found_by_name_or_structure(factors):
         {"x.base.weight": BASE, "x.a.weight": (48, 64), "x.b.weight": (64, 48)},  # not low
         {"pair.A.weight": (4, 64), "pair.B.weight": (64, 8)},
         {"explora.weight": A, "color.weight": B},
-        {f"block.lin_{name}.weight": shape for name, shape in DIMENET.items()},
+        {f"block.{name}.weight": shape for name, shape in DIMENET.items()},
         {"mix.weight": BASE, "down.weight": A, "down.bias": (4,), "up.weight": B},  # a bottleneck
     ],
 )
