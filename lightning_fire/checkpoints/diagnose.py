@@ -11,8 +11,9 @@ from tqdm import tqdm
 
 from lightning_fire.atomic import atomic_file, require_folder_of
 from lightning_fire.checkpoints.diagnosis import QUANTILES, Diagnosis, diagnosis_of, mean_ratio
-from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
+from lightning_fire.checkpoints.stored import Checkpoint
 from lightning_fire.checkpoints.weights import by_tensor
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, dfi_normalized

@@ -111,15 +111,11 @@ def diagnosis_of(
 
 
 def dfi_of_new(shape: tuple[int, ...]) -> float:
-    """Return the expected normalised DfI of a new weight: of a matrix with independent Gaussian entries.
+    """Return the expected normalised DfI of a new weight (out, in, *kernel), of independent Gaussian entries.
 
     With r the short and l the long side, ‖G‖_F² has the expectation r·l·(r + l + 1) and (tr G)² has r·l·(r·l + 2), and
     their ratio is independent of the norm. So it is r·(r + l + 1) / (r·l + 2) - 1, about r / l.
 
-    Args:
-        shape: Shape `(out, in, *kernel)`.
-
-    Example:
         >>> round(dfi_of_new((512, 512)), 3), round(dfi_of_new((10, 64, 3, 3)), 3)
         (1.002, 0.168)
     """
@@ -128,14 +124,10 @@ def dfi_of_new(shape: tuple[int, ...]) -> float:
 
 
 def mean_ratio(ratios: Iterable[float]) -> float:
-    """Return the geometric mean of the ratios of DfI to its reference; NaN without ratios.
+    """Return the geometric mean of the finite ratios of DfI to its reference; NaN without any.
 
-    Args:
-        ratios: One for each weight; NaN and Inf are left out.
-
-    Example:
-        >>> mean_ratio([2.0, 8.0, nan])
-        4.0
+    >>> mean_ratio([2.0, 8.0, nan])
+    4.0
     """
     logs = [log(max(ratio, _LEAST)) for ratio in ratios if isfinite(ratio)]
     return exp(sum(logs) / len(logs)) if logs else nan

@@ -27,15 +27,9 @@ _FEWEST = 16  # rows of a table; output layers of fewer are frequent
 
 
 def is_named_embedding(layer: str, parent: str) -> bool:
-    """Return whether the names of a layer and of the module that holds it are those of an embedding.
-
-    Example:
-        >>> is_named_embedding("word_embeddings", "bert"), is_named_embedding("embedding_projection", "bert")
-        (True, False)
-    """
-    if _PROJECTION.search(layer):
-        return False
-    return bool(_WHOLE.fullmatch(layer) or _NAMED.search(layer) or _NAMED.search(parent))
+    """Return whether the names of a layer and of the module that holds it are those of an embedding."""
+    named = _WHOLE.fullmatch(layer) or _NAMED.search(layer) or _NAMED.search(parent)
+    return bool(named) and not _PROJECTION.search(layer)
 
 
 def is_of_tokens(layer: str) -> bool:
@@ -51,10 +45,6 @@ def embeddings_by_shape(tensors: Sequence[Stored]) -> set[str]:
     without a bias as well: if it is not tied, the last matrix in the order given, or a layer with a usual name of
     Linear layers, is not a table.
 
-    Args:
-        tensors: All tensors of a file, in its order.
-
-    Example:
         >>> shapes = {"net.things.weight": (99, 8), "net.fc.weight": (16, 8), "net.end.weight": (3, 16)}
         >>> embeddings_by_shape([Stored(name, shape, "F32") for name, shape in shapes.items()])
         {'net.things.weight'}

@@ -9,29 +9,22 @@ from pathlib import Path
 from torch import Tensor
 
 from lightning_fire.atomic import atomic_folder
-from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.optimizer_states import empty
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
-from lightning_fire.checkpoints.stored import Edit, Stored, in_layer_order
+from lightning_fire.checkpoints.stored import Checkpoint, Edit, Stored, in_layer_order
 from lightning_fire.where.selection import some
 
 _STATE = re.compile(r"optimizer|optim_states|scheduler|scaler|rng|random|training_args|rank\d|zero_")  # not of a model
 _ENDINGS = ("*.safetensors", "*.ckpt", "*.pt", "*.pth", "*.bin")
 
 
-class Folder:
-    """Tensors of the files of one kind in a folder: those that an index names, or a single one.
-
-    Attributes:
-        emptied: Names of files in it whose optimizer states are emptied in a copy.
-    """
-
-    keys: tuple[str, ...] = ()
+class Folder(Checkpoint):
+    """Tensors of the files of one kind in a folder: those that an index names, or a single one."""
 
     def __init__(self, path: Path, kind: type[Safetensors | PickledCheckpoint], unsafe: bool = False):
         self.path, self.kind, self._unsafe = path, kind, unsafe
-        self.emptied: Sequence[str] = ()
+        self.emptied: Sequence[str] = ()  # files whose optimizer states are emptied in a copy
         index = _read_index(path / index_of(kind)) if (path / index_of(kind)).is_file() else {}
         files = list(dict.fromkeys(index.values())) or [kind.single]
         if missing := [file for file in files if not (path / file).is_file()]:
@@ -50,11 +43,6 @@ class Folder:
         words = "safetensors" if kind is Safetensors else "torch.save"
         self.description = f"{words} in {len(files)} file{'s' * (len(files) > 1)}, {len(self.tensors)} tensors"
 
-    @property
-    def config(self) -> ModelConfig:
-        """Settings of the model in the folder."""
-        return config_beside(self.path)
-
     def read(self, name: str) -> Tensor:
         """Return one tensor."""
         return self._shard_of[name].read(name)
@@ -69,10 +57,7 @@ class Folder:
         return [f"also in the folder, and not changed: {some(others)}"] if others else []
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
-        """Write a copy of the folder with some tensors changed, one file at a time.
-
-        Links in it are followed, as a model in Hugging Face's cache consists of them.
-        """
+        """Write a copy of the folder with some tensors changed, one file at a time; links in it are followed."""
         here, there = self.path.resolve(), output.resolve()
         if here != there and (here in there.parents or there in here.parents):
             raise ValueError(f"{output} and {self.path} must not lie in each other")
@@ -104,14 +89,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def contents_of(folder: Path) -> str:
-    """Describe what a folder without the weights of a model holds instead, and what to do.
-
-    Args:
-        folder: Any folder.
-
-    Returns:
-        The end of a sentence that begins with the name of the folder.
-    """
+    """Complete a sentence about a folder without the weights of a model: what it holds instead, and what to do."""
     if (folder / ".metadata").is_file():
         command = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         words = f"{command} {folder} {folder.name}.pt"

@@ -6,8 +6,7 @@ from pathlib import Path
 from lightning_fire.checkpoints.folders import Folder, contents_of, index_of
 from lightning_fire.checkpoints.pickled import PickledCheckpoint
 from lightning_fire.checkpoints.safetensors_file import Safetensors
-
-Checkpoint = Safetensors | PickledCheckpoint | Folder
+from lightning_fire.checkpoints.stored import Checkpoint
 
 
 def open_checkpoint(path: Path, unsafe_pickle: bool = False, keys: Sequence[str] = ()) -> Checkpoint:

@@ -14,11 +14,7 @@ _TASK = re.compile(r"(?:For[A-Z]\w*|LMHeadModel|Model)$")  # the end of a class 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Settings of a model.
-
-    Attributes:
-        settings: As in the file; empty if they are unknown.
-    """
+    """Settings of a model, as in the file; empty if they are unknown."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -40,22 +36,13 @@ class ModelConfig:
 
 
 def config_beside(checkpoint: Path) -> ModelConfig:
-    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model.
-
-    Raises:
-        ValueError: If the `config.json` is not JSON.
-    """
+    """Return the settings in a folder, or beside a file; empty ones if it has no `config.json` of a model."""
     path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / FILE
     return _read(path) if path.is_file() else ModelConfig()
 
 
 def read_config(path: Path) -> ModelConfig:
-    """Read settings from a `config.json`, or from a folder that holds one.
-
-    Raises:
-        ValueError: If the file does not hold the settings of a model.
-        OSError: If it cannot be read.
-    """
+    """Read settings from a `config.json`, or from a folder that holds one; a ValueError if it has none of a model."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file: name the {FILE} of a Hugging Face model, or its folder")

@@ -22,14 +22,9 @@ def networks_of(content: Any) -> dict[str, State]:
     """Find the networks in the content of a file.
 
     A network is a module, or a mapping from names to tensors of which one has 2 dimensions. States of optimizers, of
-    random generators and of other parts of a training are not networks.
-
-    Args:
-        content: As loaded by `torch.load`.
-
-    Returns:
-        State dicts by key, the keys of nested entries joined by dots. The key is empty if the content itself is the
-        state dict. Without networks: the tensors of an entry with a usual name, or of the content.
+    random generators and of other parts of a training are not networks. Returned are state dicts by key, the keys of
+    nested entries joined by dots, empty if the content itself is the state dict. Without networks: the tensors of an
+    entry with a usual name, or of the content.
 
     Example:
         >>> weights = {"fc.weight": nn.Linear(2, 3).weight}

@@ -24,11 +24,7 @@ def optimizer_files(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def empty(path: Path, unsafe: bool = False) -> None:
-    """Empty the optimizer states in a file; their parameter groups stay, so that training can be resumed.
-
-    Raises:
-        ValueError: If it cannot be read, or has no optimizer state.
-    """
+    """Empty the optimizer states in a file; their parameter groups stay, so that training can be resumed."""
     content = load_pickled(path, unsafe, " If you trust where it comes from: --unsafe-pickle")
     states = states_of(content)
     if not states:

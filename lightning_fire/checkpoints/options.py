@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_fire.checkpoints.folders import Folder
-from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.checkpoints.model_config import read_config
 from lightning_fire.checkpoints.pickled import PickledCheckpoint, warning_of_torch
+from lightning_fire.checkpoints.stored import Checkpoint
 from lightning_fire.checkpoints.weights import select_weights
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.where import Selection, Weights, WeightView

@@ -35,19 +35,12 @@ _SAFETENSORS = "of safetensors"
 _MOST = 512  # bytes that are looked at
 
 
-def require_torch_format(path: Path) -> None:
-    """Raise a ValueError that names the format if a file is known not to be one of `torch.save` with tensors."""
-    if found := _format_of(path):
-        kind, advice = found
-        raise ValueError(f"{path} is {kind}: {advice}")
-
-
-def require_safetensors_format(path: Path) -> None:
-    """Raise a ValueError that names the format if a file is known not to be one of safetensors."""
+def require_format(path: Path, safetensors: bool = False) -> None:
+    """Raise a ValueError that names the format of a file, if it is known not to be of `torch.save`, or safetensors."""
     found = _format_of(path)
-    if zipfile.is_zipfile(path) and not found:
+    if safetensors and not found and zipfile.is_zipfile(path):
         found = "of torch.save", "give it the ending .pt"
-    if found and found[0] != _SAFETENSORS:
+    if found and not (safetensors and found[0] == _SAFETENSORS):
         raise ValueError(f"{path} is {found[0]}: {found[1]}")
 
 

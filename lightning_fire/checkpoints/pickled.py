@@ -12,14 +12,14 @@ from torch import Tensor
 from lightning_fire.atomic import atomic_file
 from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.checkpoints.networks import LIGHTNING, copies_of, is_average, networks_of, states_of
-from lightning_fire.checkpoints.other_formats import require_torch_format
-from lightning_fire.checkpoints.stored import Edit, stored_tensors
+from lightning_fire.checkpoints.other_formats import require_format
+from lightning_fire.checkpoints.stored import Checkpoint, Edit, stored_tensors
 
 MODEL_CONFIG = "model_config"  # under which `LanguageModel` keeps the settings of a Hugging Face model
 _UNSAFE_TORCH = (2, 10)  # releases before it: GHSA-63cw-57p8-fm3p
 
 
-class PickledCheckpoint:
+class PickledCheckpoint(Checkpoint):
     """Weights in a file of `torch.save`, tied ones once; memory-mapped where the file allows it.
 
     Args:
@@ -27,9 +27,6 @@ class PickledCheckpoint:
         unsafe: Whether to unpickle any Python object.
         keys: Keys of the networks to take; empty: the only one, or that of a Lightning checkpoint that Lightning loads.
             With several, names of tensors begin with the key of their network.
-
-    Raises:
-        ValueError: If the file is not a checkpoint, or has several networks and no key, or not these keys.
     """
 
     single = "pytorch_model.bin"  # name of the file in a folder
@@ -95,12 +92,7 @@ class PickledCheckpoint:
 
 
 def warning_of_torch(version: str = torch.__version__) -> str:
-    """Return a warning if this torch is known to be unsafe with pickles; empty otherwise.
-
-    Example:
-        >>> warning_of_torch("2.10.0+cu130")
-        ''
-    """
+    """Return a warning if this torch is known to be unsafe with pickles; empty otherwise."""
     numbers = re.match(r"(\d+)\.(\d+)", version)
     if not numbers or (int(numbers[1]), int(numbers[2])) >= _UNSAFE_TORCH:
         return ""
@@ -112,7 +104,7 @@ def warning_of_torch(version: str = torch.__version__) -> str:
 
 def load_pickled(path: Path, unsafe: bool = False, way_out: str = "") -> Any:
     """Load a file of `torch.save`, memory-mapped where it allows that; a ValueError if it is corrupt or unsafe."""
-    require_torch_format(path)
+    require_format(path)
     try:
         # files from before torch 1.6 are not zip archives, and cannot be mapped
         return torch.load(path, map_location="cpu", weights_only=not unsafe, mmap=zipfile.is_zipfile(path))

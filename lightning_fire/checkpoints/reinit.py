@@ -15,13 +15,12 @@ from torch import Tensor
 
 from lightning_fire.atomic import require_folder_of
 from lightning_fire.checkpoints.folders import Folder
-from lightning_fire.checkpoints.formats import Checkpoint, open_checkpoint
+from lightning_fire.checkpoints.formats import open_checkpoint
 from lightning_fire.checkpoints.networks import is_average
 from lightning_fire.checkpoints.optimizer_states import drop as drop_states
 from lightning_fire.checkpoints.optimizer_states import optimizer_files
 from lightning_fire.checkpoints.options import fire_options, opened, selection_of, shared_parser
-from lightning_fire.checkpoints.pickled import PickledCheckpoint
-from lightning_fire.checkpoints.stored import Edit, Stored
+from lightning_fire.checkpoints.stored import Checkpoint, Edit, Stored
 from lightning_fire.checkpoints.weights import by_tensor, select_tensors, tied_embedding
 from lightning_fire.cli import run
 from lightning_fire.functional import as_matrices, fire, shrink_and_perturb
@@ -40,19 +39,12 @@ _KEPT = "optimizer states are kept, though they belong to the old weights; --dro
 
 @dataclass
 class Tally:
-    """Number of changed weights, and the size of the change.
-
-    Attributes:
-        changed: Number of weights, or other tensors, that were replaced.
-        error: Sum of ‖W − W̃‖_F² over the floating ones.
-        norm: Sum of ‖W‖_F² over them, before.
-        zeros: Names of weights with an all-zero matrix, which FIRE does not change.
-    """
+    """Number of changed weights or other tensors, and the size of the change of the floating ones."""
 
     changed: int = 0
-    error: float = 0.0
-    norm: float = 0.0
-    zeros: list[str] = field(default_factory=list)
+    error: float = 0.0  # sum of ‖W − W̃‖_F²
+    norm: float = 0.0  # sum of ‖W‖_F² before
+    zeros: list[str] = field(default_factory=list)  # with an all-zero matrix, which FIRE does not change
 
     @property
     def sfe_normalized(self) -> float:
@@ -201,7 +193,7 @@ def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
     """Drop the states of the optimizers if asked; return notes for the user."""
     if isinstance(checkpoint, Folder):
         return _optimizer_files(checkpoint, drop)
-    states = checkpoint.optimizer_states() if isinstance(checkpoint, PickledCheckpoint) else []
+    states = checkpoint.optimizer_states()
     beside = [] if states else optimizer_files(checkpoint.path.parent)[0]
     if beside and drop:
         raise ValueError(f"the optimizer states are in {some(beside)} beside the file: name the folder to drop them")

@@ -9,27 +9,20 @@ import torch
 from torch import Tensor
 
 from lightning_fire.atomic import atomic_file
-from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
-from lightning_fire.checkpoints.other_formats import require_safetensors_format
-from lightning_fire.checkpoints.stored import DTYPES, Edit, Stored, in_layer_order
+from lightning_fire.checkpoints.other_formats import require_format
+from lightning_fire.checkpoints.stored import DTYPES, Checkpoint, Edit, Stored, in_layer_order
 
 
-class Safetensors:
+class Safetensors(Checkpoint):
     """Tensors of a `.safetensors` file. Only its header is read until `read`."""
 
     single = "model.safetensors"  # name of the file in a folder
-    keys: tuple[str, ...] = ()
 
     def __init__(self, path: Path, unsafe: bool = False):
         self.path = path
         self._places = _read_header(path)
         self.tensors = in_layer_order(stored for _, stored in self._places.values())
         self.description = f"safetensors file, {len(self.tensors)} tensors"
-
-    @property
-    def config(self) -> ModelConfig:
-        """Settings of the model beside the file."""
-        return config_beside(self.path)
 
     def read(self, name: str) -> Tensor:
         """Read one tensor."""
@@ -40,10 +33,6 @@ class Safetensors:
         with safe_open(self.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
-
-    def notes(self) -> list[str]:
-        """Return no notes: there is nothing but tensors in the file."""
-        return []
 
     def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
         """Write a copy with some tensors changed, one at a time. All other bytes are copied."""
@@ -63,7 +52,7 @@ def _read_header(path: Path) -> dict[str, tuple[int, Stored]]:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ImportError(f"{path} needs safetensors: pip install 'lightning-fire[safetensors]'") from error
-    require_safetensors_format(path)
+    require_format(path, safetensors=True)
     try:
         with safe_open(path, framework="pt"):
             pass

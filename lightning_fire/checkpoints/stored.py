@@ -1,13 +1,17 @@
-"""Description of a tensor in a file, without its values."""
+"""Checkpoints, and descriptions of their tensors without values."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lightning_fire.checkpoints.model_config import ModelConfig, config_beside
 from lightning_fire.where.memory import Place, overlapping, place_of
 
 FLOATING = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -43,15 +47,39 @@ class Stored:
         return (self.name, *self.aliases)
 
 
-def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
-    """Sort tensors by name, with numbers in numerical order: safetensors files sort them as text.
+class Checkpoint(ABC):
+    """Tensors of a file or a folder, described in `tensors`; no values are read before `read`."""
 
-    Example:
-        >>> [stored.name for stored in in_layer_order(Stored(f"h.{layer}.weight", (), "F32") for layer in (1, 10, 2))]
-        ['h.1.weight', 'h.2.weight', 'h.10.weight']
-    """
-    # text and numbers alternate, text first
-    split = re.compile(r"(\d+)").split
+    path: Path
+    tensors: list[Stored]
+    description: str
+    keys: tuple[str, ...] = ()  # of the networks that are taken
+
+    @property
+    def config(self) -> ModelConfig:
+        """Settings of the model, beside the file or in the folder."""
+        return config_beside(self.path)
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """Return one tensor."""
+
+    @abstractmethod
+    def save(self, output: Path, names: Sequence[str], change: Edit) -> None:
+        """Write a copy with some tensors changed, and everything else kept."""
+
+    def notes(self) -> list[str]:
+        """Return notes on what is in the file or the folder besides, and not changed."""
+        return []
+
+    def optimizer_states(self) -> list[dict[str, Any]]:
+        """Return the optimizer states in the file, under any key."""
+        return []
+
+
+def in_layer_order(tensors: Iterable[Stored]) -> list[Stored]:
+    """Sort tensors by name, with numbers in numerical order: safetensors files sort them as text."""
+    split = re.compile(r"(\d+)").split  # text and numbers alternate, text first
     return sorted(tensors, key=lambda stored: [int(p) if p.isdecimal() else p for p in split(stored.name)])
 
 

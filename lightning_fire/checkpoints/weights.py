@@ -93,11 +93,7 @@ def by_tensor(selection: Selection[WeightView]) -> dict[str, list[WeightView]]:
 
 
 def tied_embedding(tensors: Sequence[Stored]) -> str:
-    """Return the name of the token embedding of a file without an output layer of its own.
-
-    Raises:
-        ValueError: If the file has such a layer, or not exactly one token embedding.
-    """
+    """Return the name of the token embedding of a file without an output layer of its own, otherwise a ValueError."""
     known = _known_reasons(tensors)
     embeddings = [stored for stored in tensors if _why_not(stored, known.get(stored.name, "")) == EMBEDDING]
     tables = [stored for stored in embeddings if any(is_of_tokens(_path_of(name)[1]) for name in stored.names)]

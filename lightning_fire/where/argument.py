@@ -14,15 +14,7 @@ S = TypeVar("S", bound=ByName)
 
 
 def checked(where: S | None, default: S) -> S:
-    """Return a selection, or the default if it is None.
-
-    Args:
-        where: A selection of the kind of the default, or any object with such a `select`.
-        default: The default, a `Weights`, `Parameters` or `HiddenUnits`.
-
-    Raises:
-        TypeError: If it is something else, such as a name, or the selection of another kind.
-    """
+    """Return a selection of the kind of the default, or any object with such a `select`; the default for None."""
     if where is None:
         return default
     kind, own = type(default), (Parameters, HiddenMatrices) if isinstance(default, Parameters) else type(default)

@@ -56,10 +56,6 @@ def mostly_attention(candidates: Sequence[Candidate], in_order: bool = True) -> 
     It is one if queries and keys are more than a quarter of all its matrices (of a transformer block they are a third),
     and the last matrix is not a convolution, as in networks whose output is an image. Matrices of up to three inputs,
     of colors or coordinates, are not counted.
-
-    Args:
-        candidates: All candidates, in module order if `in_order`: in files they are in any order.
-        in_order: Whether the last one can be told.
     """
     matrices = [candidate for candidate in filter(is_matrix, candidates) if candidate.whole.shape[1] > 3]
     unknown = [c for c in matrices if c.attention and not any(view.role for view in c.views)]  # counted as three

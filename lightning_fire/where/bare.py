@@ -86,8 +86,8 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
         if name in used and (parameter.ndim == 3 or (parameter.ndim == 2 and not used[name].indexed)):
             found[name] = _STORED[used[name].layout, parameter.ndim]
     for name, parameter in parameters.items():  # of a model of Keras, such as `dense/kernel`; gates are not known
-        layer, _, leaf = name.rpartition("/")
-        if layer and leaf == "kernel" and parameter.ndim == 2 and f"{layer}/recurrent_kernel" not in parameters:
+        path, _, leaf = name.rpartition("/")
+        if path and leaf == "kernel" and parameter.ndim == 2 and f"{path}/recurrent_kernel" not in parameters:
             found[name] = "in_out"
     if "TensorDictParams" in classes_of(module):  # torchrl: one network or, in a stack, one for each agent
         layers = [child for child in children_of(parent).values() if child is not None and child is not module]

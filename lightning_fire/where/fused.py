@@ -96,13 +96,8 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
     """Split the outputs of a fused projection: the parts, `NOT_FUSED`, or why they are not known.
 
     Parts are never guessed from the name alone: their widths have to follow from the number of heads, and from the
-    size of a head that the parent declares or that its width confirms.
-
-    Args:
-        leaf: Name of the layer.
-        siblings: Names of the layers beside it, and its own.
-        parent: The module that holds them; of a file, an object whose class and attributes are those of that module.
-        shape: Of the weight, `(out, in)`.
+    size of a head that the parent declares or that its width confirms. Of a file, `parent` is an object whose class and
+    attributes are those of the module. `siblings` are the names of the layers beside it, and its own.
     """
     out, inputs = shape[:2]
     names, order = set(siblings), next((_ORDERS[kind] for kind in classes_of(parent) if kind in _ORDERS), "")
@@ -149,12 +144,9 @@ def parts_of(leaf: str, siblings: Collection[str], parent: object, shape: tuple[
 
 
 def gate_and_up(out: int, parent: object, widths: Collection[int]) -> Parts | str:
-    """Split a projection that holds gate and up projection, if a width that follows it confirms that these are two.
+    """Split a projection that holds gate and up projection, if one of the widths around confirms that these are two.
 
-    Args:
-        out: Its outputs.
-        parent: The module that holds it, whose source or attribute `is_concatenated` shows the order.
-        widths: Input dimensions of the layers around it.
+    The source of the parent, or its attribute `is_concatenated`, shows the order.
     """
     in_halves = getattr(parent, "is_concatenated", None)
     order = {True: "halves", False: "interleaved"}.get(in_halves, "") if isinstance(in_halves, bool) else ""
@@ -265,15 +257,7 @@ def _number(parent: object, names: Collection[str]) -> int | None:
 
 
 def candidate_in(parts: Parts | str, whole: WeightView, reason: str = "", role: str = "", **options: Any) -> Candidate:
-    """Return a weight as a candidate in its parts; as a whole if it is not fused, or its parts are not known.
-
-    Args:
-        parts: What `parts_of` returns.
-        whole: The weight.
-        reason: Why it can never be selected.
-        role: Its role if it is not fused.
-        options: Further attributes of the candidate.
-    """
+    """Return a weight as a candidate in its parts; as a whole, of a role, if it is not fused or they are not known."""
     if isinstance(parts, str):
         return Candidate(whole.name, [whole], reason or parts, **{"attention": "gate" not in parts, **options})
     widths, blocks = parts

@@ -159,19 +159,13 @@ class HiddenUnits(ByName):
 
 def _layer_of(producer: Producer) -> UnitLayer:
     assert producer.observed is not None  # otherwise there is a reason
-    observed, dim, block = producer.observed
+    biases = [None if c.bias is None or why_not_trained(c.bias) else c.bias for c, _ in producer.consumers]
     return UnitLayer(
-        name=producer.name,
-        layer=producer.layer,
-        incoming=producer.view,
-        entries=tuple(Entries(tensor, start) for tensor, start in producer.entries),
-        outgoing=tuple(Outgoing(each.view, block, _trained(each.bias)) for each, block in producer.consumers),
-        observed=observed,
-        dim=dim,
-        observed_block=block,
-        with_gradients=producer.with_gradients,
+        producer.name,
+        producer.layer,
+        producer.view,
+        tuple(Entries(tensor, start) for tensor, start in producer.entries),
+        tuple(Outgoing(c.view, block, bias) for (c, block), bias in zip(producer.consumers, biases, strict=True)),
+        *producer.observed,
+        producer.with_gradients,
     )
-
-
-def _trained(bias: Parameter | None) -> Parameter | None:
-    return None if bias is None or why_not_trained(bias) else bias

@@ -27,13 +27,7 @@ ROUTER = "router of experts that are left out"
 def candidates_of(
     model: nn.Module, layers: Mapping[type[nn.Module] | str, Layout] | None = None, recurrent: bool = False
 ) -> list[Candidate]:
-    """List the candidates of a model, in module order, tied weights once.
-
-    Args:
-        model: Any module.
-        layers: How weights are stored, see `Weights`.
-        recurrent: Whether the weights of recurrent layers can be selected.
-    """
+    """List the candidates of a model, in module order, tied weights once; `layers` and `recurrent` as of `Weights`."""
     for name, parameter in model.named_parameters():
         if isinstance(parameter, UninitializedParameter):
             name = plain(name)

@@ -52,15 +52,6 @@ def why_not_trained(parameter: Tensor) -> str:
 
 
 def leaves_out(names: Sequence[str], others: Sequence[str] = ()) -> list[str]:
-    """Say what is left out, in a sentence for each kind.
-
-    Args:
-        names: Parameters that no optimizer trains.
-        others: Further parameters, each with its reason.
-
-    Example:
-        >>> leaves_out(["teacher.weight", "teacher.bias"])
-        ['leaves out teacher.weight, teacher.bias: no optimizer trains them']
-    """
+    """Say which parameters are left out: those that no optimizer trains, and others, each with its reason."""
     said = [f"leaves out {some(names, most=4)}: no optimizer trains {'it' if len(names) == 1 else 'them'}"]
     return (said if names else []) + ([f"leaves out {some(others, '; ')}"] if others else [])

@@ -152,7 +152,7 @@ def _parameter(
             return name, Usage(layout, indexed)
         case ast.Name(id=name) if name in scope.local:
             others = {other: value for other, value in scope.local.items() if other != name}
-            return _parameter(scope.local[name], layout, scope._replace(local=others), indexed)
+            return _parameter(scope.local[name], layout, _Scope(scope.module, others), indexed)
         case ast.Attribute(value=inner, attr="T" | "mT"):
             return _parameter(inner, turned, scope, indexed)
         case ast.Call(func=ast.Attribute(value=inner, attr="t"), args=[]):

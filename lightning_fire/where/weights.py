@@ -1,9 +1,9 @@
 """Selection of weight matrices by a preset, narrowed by names."""
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import nn
 
@@ -102,15 +102,16 @@ class Weights(ByName):
                 lazy layer is not initialised.
         """
         candidates = candidates_of(module, self.layers, self.recurrent)
-        known = [candidate.name for candidate in candidates if candidate.declared]
+        declared = [candidate.name for candidate in candidates if candidate.declared]
         for key in self.layers:
             by_class = isinstance(key, type) and any(isinstance(part, key) for part in module.modules())
-            if not by_class and not (isinstance(key, str) and any(re.search(key, name) for name in known)):
+            if not by_class and not (isinstance(key, str) and any(re.search(key, name) for name in declared)):
                 shown = key.__name__ if isinstance(key, type) else repr(key)
                 raise ValueError(f"`layers` has {shown}, which matches no parameter")
         candidates = self.declared(candidates)
         preset = self.preset_for(candidates, is_causal_language_model(module))
-        passed_over = _passed_over(module, {candidate.views[0].parameter for candidate in candidates})
+        parameters, known = _parameters_of(module), {candidate.views[0].parameter for candidate in candidates}
+        passed_over = [each.names[0] for p, each in parameters.items() if each.may_be_weight and p not in known]
         reasons = self.reasons(candidates, preset, passed_over)
         lost = [c for c in candidates if c.parametrization and not all(reasons[view] for view in c.views)]
         if lost:
@@ -124,7 +125,7 @@ class Weights(ByName):
         ]
         untrained = [candidate.name for candidate in missed if candidate.reason == UNTRAINED]
         left_out = [f"{candidate.name}: {candidate.reason}" for candidate in missed if candidate.reason != UNTRAINED]
-        rows = _rows(module, candidates, reasons, set(passed_over))
+        rows = _rows(parameters, candidates, reasons)
         if preset not in ("vit", "dqn"):  # which would not take them
             unknown = [row for row in rows if row.name in passed_over and not self.reason(row.name)]
             left_out += [f"{row.name}: {row.reason}" for row in unknown]
@@ -136,11 +137,7 @@ class Weights(ByName):
         return selection
 
     def declared(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Return the candidates, split as `splits` declares.
-
-        Raises:
-            ValueError: If a pattern of `splits` matches no name, or the parts have not all rows of a weight.
-        """
+        """Return the candidates, split as `splits` declares."""
         for pattern in self.splits:
             if not any(re.search(pattern, candidate.name) for candidate in candidates):
                 names = some([candidate.name for candidate in candidates]) or "none"
@@ -164,16 +161,7 @@ class Weights(ByName):
     def reasons(
         self, candidates: Sequence[Candidate], preset: str, others: Sequence[str] = ()
     ) -> dict[WeightView, str]:
-        """Return for each view of some candidates why it is not taken; empty if it is.
-
-        Args:
-            candidates: The candidates of a model or of a file.
-            preset: What `preset_for` returns for them.
-            others: Names of weights that are not candidates, which patterns may match as well.
-
-        Raises:
-            ValueError: If a pattern matches no name.
-        """
+        """Return for each view of some candidates why it is not taken; `others` are names that patterns may match."""
         known = [name for c in candidates for name in (*(view.name for view in c.views), *c.aliases)]
         self.check([*known, *others])
         found = {}
@@ -186,13 +174,7 @@ class Weights(ByName):
         return found
 
     def preset_for(self, candidates: Sequence[Candidate], language_model: bool, in_order: bool = True) -> str:
-        """Return the preset; for `auto` the one that fits all candidates of a model or of a file.
-
-        Args:
-            candidates: The candidates of a model or of a file.
-            language_model: Whether they are those of a causal language model.
-            in_order: Whether they are in module order.
-        """
+        """Return the preset; for `auto` the one that fits all candidates of a model or of a file."""
         if self.preset != "auto":
             return self.preset
         candidates = [candidate for candidate in candidates if candidate.reason != UNTRAINED]
@@ -257,50 +239,48 @@ def _checked_layers(
     return dict(layers or {})
 
 
+class _Named(NamedTuple):
+    """A parameter with its names, the first module that holds it, and whether that may use it as a weight."""
+
+    names: list[str]
+    owner: nn.Module
+    may_be_weight: bool
+
+
+def _parameters_of(module: nn.Module) -> dict[nn.Parameter, _Named]:
+    found: dict[nn.Parameter, _Named] = {}
+    for path, owner in module.named_modules(remove_duplicate=False):
+        several = isinstance(owner, nn.ParameterList | nn.ParameterDict)
+        # of nn.Module: some libraries override it
+        for leaf, parameter in nn.Module.named_parameters(owner, recurse=False, remove_duplicate=False):
+            name = plain(f"{path}.{leaf}" if path else leaf)
+            trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1
+            unlike = re.search("Embed|Norm", type(owner).__name__) or "parametrised" in _why_no_weight(name, parameter)
+            weight = trained and parameter.ndim > 1 and not unlike and (several or looks_like_a_weight(name))
+            names, first, known = found.get(parameter, _Named([], owner, False))
+            found[parameter] = _Named([*names, name], first, known or weight)
+    return found
+
+
 def _rows(
-    module: nn.Module, candidates: Sequence[Candidate], reasons: Mapping[WeightView, str], passed_over: Set[str]
+    parameters: Mapping[nn.Parameter, _Named], candidates: Sequence[Candidate], reasons: Mapping[WeightView, str]
 ) -> list[Row]:
     """List every parameter of a model, with all its names."""
     by_parameter = {candidate.views[0].parameter: candidate for candidate in candidates}
-    names: dict[nn.Parameter, list[str]] = {}
-    owners: dict[nn.Parameter, nn.Module] = {}
-    for path, owner in module.named_modules(remove_duplicate=False):
-        # of nn.Module: some libraries override it
-        for leaf, parameter in nn.Module.named_parameters(owner, recurse=False, remove_duplicate=False):
-            names.setdefault(parameter, []).append(plain(f"{path}.{leaf}" if path else leaf))
-            owners.setdefault(parameter, owner)
     rows = []
-    for parameter, aliases in names.items():
-        candidate = by_parameter.get(parameter)
-        if candidate is None:
-            name, may_be = aliases[0], not passed_over.isdisjoint(aliases)
-            candidate = Candidate(name, reason=_why_no_weight(name, parameter, owners[parameter], may_be))
-        candidate = replace(candidate, aliases=tuple(alias for alias in aliases if alias != candidate.name))
+    for parameter, (names, owner, may_be_weight) in parameters.items():
+        hint = ": if it is a weight, Weights(layers=…) takes it" if may_be_weight else ""
+        reason = _why_no_weight(names[0], parameter) or f"{type(owner).__name__}: neither Linear nor convolution{hint}"
+        candidate = by_parameter.get(parameter) or Candidate(names[0], reason=reason)
+        candidate = replace(candidate, aliases=tuple(name for name in names if name != candidate.name))
         rows.append(row_of(candidate, tuple(parameter.shape), reasons))
     return rows
 
 
-def _passed_over(module: nn.Module, known: Collection[nn.Parameter]) -> list[str]:
-    """List the trained parameters that may be weights of layers that are not known, by their names or in a list."""
-    found: dict[nn.Parameter, str] = {}
-    for path, owner in module.named_modules():
-        if "Embed" in type(owner).__name__ or "Norm" in type(owner).__name__:
-            continue
-        several = isinstance(owner, nn.ParameterList | nn.ParameterDict)
-        for leaf, parameter in nn.Module.named_parameters(owner, recurse=False):
-            name = plain(f"{path}.{leaf}" if path else leaf)
-            trained = parameter.requires_grad and parameter.is_floating_point() and min(parameter.shape, default=0) > 1
-            computed = "parametrised" in _why_no_weight(name, parameter, owner)
-            if trained and parameter.ndim > 1 and (several or looks_like_a_weight(name)) and not computed:
-                found.setdefault(parameter, name)
-    return [name for parameter, name in found.items() if parameter not in known]
-
-
-def _why_no_weight(name: str, parameter: nn.Parameter, owner: nn.Module, passed_over: bool = False) -> str:
+def _why_no_weight(name: str, parameter: nn.Parameter) -> str:
     if "parametrizations." in name or name.endswith(("weight_g", "weight_v", "weight_orig")):
         return "part of a parametrised weight"
-    hint = ": if it is a weight, Weights(layers=…) takes it" if passed_over else ""
-    return f"{type(owner).__name__}: neither Linear nor convolution{hint}" if parameter.ndim > 1 else "not a matrix"
+    return "" if parameter.ndim > 1 else "not a matrix"
 
 
 def _about_parametrizations(lost: list[Candidate]) -> str:
