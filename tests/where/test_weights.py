@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 
 import pytest
 import torch
@@ -623,30 +622,6 @@ def test_convolutional_networks_of_torchvision(name):
     assert len(selection.rows) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("vit_b_32", 12), ("swin_t", 12)])
-def test_transformers_of_torchvision(name, blocks):
-    model = torchvision_model(name)
-    assert Counter(view.role for view in Weights().select(model)) == {"q": blocks, "k": blocks}
-
-
-@pytest.mark.parametrize(
-    ("name", "queries"), [("vit_tiny_patch16_224", 12), ("pvt_v2_b0", 8), ("swin_tiny_patch4_window7_224", 12)]
-)
-def test_transformers_of_timm(name, queries):
-    timm = pytest.importorskip("timm")
-    model = timm.create_model(name)
-    selection = Weights().select(model)
-    assert Counter(view.role for view in selection) == {"q": queries, "k": queries}
-    for view in selection:
-        assert math.prod(view.shape) < view.parameter.numel() or "kv" not in view.name
-
-
-def test_a_mobile_network_of_timm():
-    timm = pytest.importorskip("timm")
-    model = timm.create_model("mobilenetv3_small_050")
-    assert len(Weights().select(model)) == count_layers(model, nn.Linear, *CONV)
-
-
 def huggingface(kind, head=None, **options):
     transformers = pytest.importorskip("transformers")
     tokens = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "vocab_size": 50}
@@ -837,25 +812,3 @@ def test_interleaved_projections_under_a_usual_name(kind, options):
 
 def test_the_parts_are_the_queries_keys_and_values_of_bert():
     assert_queries_do_not_matter_without_keys(huggingface("Bert"), torch.arange(6)[None])
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("vit_tiny_patch16_224", {"img_size": 32, "depth": 2}),
-        ("pvt_v2_b0", {}),
-        ("efficientformer_l1", {"img_size": 224}),
-        ("swin_tiny_patch4_window7_224", {"img_size": 64, "window_size": 2, "embed_dim": 24, "depths": (1, 1, 1, 1)}),
-    ],
-)
-def test_the_parts_are_the_queries_keys_and_values_of_timm(name, options):
-    timm = pytest.importorskip("timm")
-    model = timm.create_model(name, **options)
-    assert_queries_do_not_matter_without_keys(model, torch.randn(1, 3, *[options.get("img_size", 64)] * 2))
-
-
-@pytest.mark.parametrize("name", ["coatnet_pico_rw_224", "mobilevitv2_050", "efficientvit_b0"])
-def test_orders_of_its_own_in_timm_are_left_alone(name):
-    timm = pytest.importorskip("timm")
-    with pytest.raises(ValueError, match=r"fused .*\(.*qkv(_proj)?(\.conv)?\.weight"):
-        Weights("vit").select(timm.create_model(name))

@@ -19,7 +19,10 @@ NOT_CONFIRMED = {"MochiTransformer3DModel"}
 SAMPLE = {
     "torchvision": ["mobilenet_v3_small", "vit_b_16"],
     "transformers": ["gpt2", "phi3", "bloom, n_head"],
-    "timm": ["levit_128"],
+    "timm": [
+        *("levit_128", "vit_tiny_patch16_224", "pvt_v2_b0", "swin_tiny_patch4_window7_224", "efficientformer_l1"),
+        *("mobilenetv3_small_050", "coatnet_pico_rw_224", "mobilevitv2_050", "efficientvit_b0"),
+    ],
     "torch_geometric": ["GCN", "GAT"],
     "litgpt": ["Llama-3-8B"],
     "torchrl": ["MultiAgentMLP, share_params=False"],
