@@ -23,6 +23,8 @@ from lightning_fire.where.usage import Usage, usages
 from lightning_fire.where.weight_layers import is_layer, layout_of, stored_shape, why_never
 from lightning_fire.where.weight_view import Layout, WeightView
 
+# vectors of their own, one a row, though products may compare inputs with them
+_TABLES = re.compile(r"embed|position|token|prototype|codebook|centroid|slots|memory|quer(y|ies)(_|$)(?!proj|weight)")
 RECURRENT = "recurrent: Weights(recurrent=True) takes each gate"
 _STORED: dict[tuple[str, int], Layout] = {
     ("out_in", 2): "out_in",
@@ -83,7 +85,8 @@ def _layouts_of(module: nn.Module, parameters: Mapping[str, Parameter], parent: 
         item = usages(type(parent)).get(leaf)
         used = dict.fromkeys(parameters, Usage(item.layout, False)) if item and item.indexed else {}
     for name, parameter in parameters.items():
-        if name in used and (parameter.ndim == 3 or (parameter.ndim == 2 and not used[name].indexed)):
+        whole = parameter.ndim == 3 or (parameter.ndim == 2 and name in used and not used[name].indexed)
+        if name in used and whole and not _TABLES.search(name):
             found[name] = _STORED[used[name].layout, parameter.ndim]
     for name, parameter in parameters.items():  # of a model of Keras, such as `dense/kernel`; gates are not known
         path, _, leaf = name.rpartition("/")

@@ -122,6 +122,18 @@ def test_what_is_not_known_can_be_declared_as_the_reason_says():
     ]
 
 
+class Tables(Bare):
+    def forward(self, x):
+        near = x @ self.prototypes.T, torch.cdist(x, self.codebook) @ self.codebook
+        return near, torch.matmul(self.queries, x.T), F.linear(x, self.query_proj), F.linear(x, self.token_embedding)
+
+
+def test_tables_of_vectors_are_not_weights():
+    model = Tables(prototypes=(5, 4), codebook=(9, 4), queries=(3, 4), query_proj=(6, 4), token_embedding=(7, 4))
+    selection = Weights().select(model)
+    assert selection.names == ["query_proj"] and selection.left_out == []
+
+
 def test_biases_of_experts_are_not_named_as_weights():
     model = nn.ModuleDict({"experts": Bare(gate_up_proj_bias=(3, 12), down_proj_bias=(3, 6)), "fc": nn.Linear(4, 4)})
     assert Weights().select(model).left_out == []
