@@ -49,6 +49,7 @@ PYG = {  # arguments that are other than (8, 16)
     "NeuralFingerprint": (8, 16, 4, 2), "MLP": ([8, 16, 4],), "LINKX": (10, 8, 16, 4, 2), "ChebConv": (8, 16, 3),
     "RGCNConv": (8, 16, 5), "FastRGCNConv": (8, 16, 5), "RGATConv": (8, 16, 5), "GMMConv": (8, 16, 3, 5),
     "GatedGraphConv": (16, 2), "GCN2Conv": (16, 0.1), "CGConv": (16,), "HEATConv": (8, 16, 3, 4, 6, 6, 6),
+    "LightGCN": (8, 16, 2), "LPFormer": (8, 16), "RECT_L": (8, 16),
     "PDNConv": (8, 16, 4, 8), "SignedConv": (8, 16, True), "DNAConv": (16,),
 }  # fmt: skip
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers")
