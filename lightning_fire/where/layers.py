@@ -17,7 +17,15 @@ from lightning_fire.where.low_rank import low_rank_factors
 from lightning_fire.where.memory import Place, overlapping, place_of
 from lightning_fire.where.selection import times
 from lightning_fire.where.trained import UNTRAINED, why_not_trained
-from lightning_fire.where.weight_layers import is_layer, layout_of, rescales, stored_shape, weight_of, why_never
+from lightning_fire.where.weight_layers import (
+    is_layer,
+    is_usual_layer,
+    layout_of,
+    rescales,
+    stored_shape,
+    weight_of,
+    why_never,
+)
 from lightning_fire.where.weight_view import Layout, WeightView
 
 HOOKED = "gradient hook, which may freeze a part of it"
@@ -150,5 +158,5 @@ def _of_module(path: str, module: nn.Module, leaf: str, parent: nn.Module, recur
         parts = parts_of(leaf, siblings, parent, whole.shape) if whole.groups == 1 else NOT_FUSED
         reason = why_never(whole) or rescales(module)
         yield candidate_in(parts, whole, reason, role_of(leaf, siblings), parametrization=parametrization)
-    if not re.search("Embed|Norm", type(module).__name__):
+    if not (is_usual_layer(module) or re.search("Embed|Norm", type(module).__name__)):
         yield from bare_weights(prefix, module, parent, recurrent)

@@ -28,15 +28,16 @@ def weight_layers(model: nn.Module) -> list[nn.Module]:
     Args:
         model: Any module.
     """
-    return [module for module in model.modules() if _is_usual_layer(module)]
+    return [module for module in model.modules() if is_usual_layer(module)]
 
 
 def is_layer(module: nn.Module) -> bool:
     """Return whether a module is a Linear or convolution layer, also one of another library."""
-    return _is_usual_layer(module) or _linear_layout(module) is not None
+    return is_usual_layer(module) or _linear_layout(module) is not None
 
 
-def _is_usual_layer(module: object) -> bool:
+def is_usual_layer(module: object) -> bool:
+    """Return whether a module is a Linear or convolution layer of torch, or Hugging Face's Conv1D."""
     return isinstance(module, (nn.Linear, *_CONV, *_TRANSPOSED)) or _is_conv1d(module)
 
 
@@ -64,7 +65,7 @@ def layout_of(module: nn.Module) -> Layout:
     """Return how a layer stores its weight."""
     if isinstance(module, _TRANSPOSED):
         return "transposed_conv"
-    if _is_usual_layer(module):
+    if is_usual_layer(module):
         return "in_out" if _is_conv1d(module) else "out_in"
     return _linear_layout(module) or "out_in"
 
@@ -72,7 +73,7 @@ def layout_of(module: nn.Module) -> Layout:
 def rescales(module: nn.Module) -> str:
     """Return the reason to leave out a Linear layer of another library that multiplies its weight by a number."""
     gains = [name for name in _GAINS if isinstance(getattr(module, name, None), int | float)]
-    changed = [name for name in gains if getattr(module, name) != 1 and not _is_usual_layer(module)]
+    changed = [name for name in gains if getattr(module, name) != 1 and not is_usual_layer(module)]
     return f"scaled in the forward pass, by `{changed[0]}` of {type(module).__name__}" if changed else ""
 
 
@@ -114,7 +115,7 @@ def stored_shape(module: Any) -> tuple[int, ...]:
     """Return the shape in which a layer stores its weight, which a parametrization may compute."""
     if isinstance(module, nn.Linear):
         return module.out_features, module.in_features
-    if not _is_usual_layer(module):
+    if not is_usual_layer(module):
         return tuple(module.weight.shape)
     if _is_conv1d(module):
         return getattr(module, "nx", module.nf), module.nf
