@@ -1,6 +1,7 @@
 """Architectures by library and name, and how to build each from its config."""
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,9 +28,9 @@ WITHOUT_AUTO = {
     "superpoint": "SuperPointForKeypointDetection", "superglue": "SuperGlueForKeypointMatching",
 }  # fmt: skip
 DIFFUSERS = {
-    "HunyuanDiT2DModel": {"sample_size": 32, "patch_size": 2, "num_layers": 4, "hidden_size": 1408},
+    "HunyuanDiT2DModel": {"sample_size": 32, "patch_size": 2, "hidden_size": 1408, "cross_attention_dim": 64},
     "LatteTransformer3DModel": {"sample_size": 32, "patch_size": 2, "in_channels": 4, "caption_channels": 64},
-    "LuminaNextDiT2DModel": {"num_kv_heads": 8, "num_layers": 2},
+    "LuminaNextDiT2DModel": {"num_kv_heads": 8},
 }
 OTHER_HEADS = {  # than the defaults of these have
     "falcon": {"new_decoder_architecture": True, "num_attention_heads": 8, "num_kv_heads": 2, "hidden_size": 64},
@@ -132,8 +133,16 @@ def huggingface(kind: str, options: dict[str, Any] | None = None, most_layers: i
 
 
 def _diffusers(library: Any) -> Found:
-    found = (name for name in names("diffusers") if hasattr(library, name))
-    yield from ((name, partial(getattr(library, name), **DIFFUSERS.get(name, {}))) for name in found)
+    for name in names("diffusers"):
+        if hasattr(library, name):
+            yield name, partial(_fewer_layers, getattr(library, name), **DIFFUSERS.get(name, {}))
+
+
+def _fewer_layers(kind: type[nn.Module], most_layers: int = 4, **options: Any) -> nn.Module:
+    defaults = {name: parameter.default for name, parameter in inspect.signature(kind.__init__).parameters.items()}
+    layers = {name: number for name, number in defaults.items() if name.startswith("num_") and name.endswith("layers")}
+    fewer = {name: most_layers for name, number in layers.items() if type(number) is int and number > most_layers}
+    return kind(**{**fewer, **options})
 
 
 def _torch_geometric(library: Any) -> Found:
