@@ -93,14 +93,6 @@ def table(rows: Sequence[Diagnosis]) -> str:
     return f"{columns(cells)}\n{summary}"
 
 
-def _about_ratio(ratio: float, against_checkpoint: bool) -> str:
-    """Format the mean ratio, with what it cannot show and the command that decides."""
-    if isnan(ratio):
-        return "DfI has no reference: each weight is an isometry there, or not finite"
-    reference = "the reference" if against_checkpoint else "new weights"
-    return f"DfI × {ratio:.3g} that of {reference} (geometric mean)\n{_NO_CONCLUSION}"
-
-
 def _short(value: float) -> str:
     """Format a value with four digits, without exponent below a million; a dash for NaN."""
     if isnan(value):
@@ -171,7 +163,10 @@ def _run(options: argparse.Namespace) -> list[Diagnosis]:
         print(printable(f"{options.checkpoint}: {checkpoint.description}\n\n{table(rows)}"))
         if left:
             print(printable(f"\n{selection}" if options.all else f"not taken: {about(left)}"))
-        print(f"\n{_about_ratio(ratio, reference is not None)}")
+        of = "the reference" if reference else "new weights"
+        about_ratio = f"DfI × {ratio:.3g} that of {of} (geometric mean)\n{_NO_CONCLUSION}"
+        unknown = "DfI has no reference: each weight is an isometry there, or not finite"
+        print(f"\n{unknown if isnan(ratio) else about_ratio}")
     if options.json not in (None, _STDOUT):
         content = {
             "checkpoint": str(options.checkpoint),

@@ -190,32 +190,25 @@ def _about_a_tie(checkpoint: Checkpoint) -> list[str]:
 
 
 def _optimizer_states(checkpoint: Checkpoint, drop: bool) -> list[str]:
-    """Drop the states of the optimizers if asked; return notes for the user."""
-    if isinstance(checkpoint, Folder):
-        return _optimizer_files(checkpoint, drop)
+    """Drop the states of the optimizers if asked, those in files of a folder when it is saved; return notes."""
     states = checkpoint.optimizer_states()
-    beside = [] if states else optimizer_files(checkpoint.path.parent)[0]
-    if beside and drop:
-        raise ValueError(f"the optimizer states are in {some(beside)} beside the file: name the folder to drop them")
-    if beside:
-        return [f"optimizer states in {some(beside)} beside the file belong to the old weights"]
+    files, others = optimizer_files(checkpoint.path if isinstance(checkpoint, Folder) else checkpoint.path.parent)
+    if isinstance(checkpoint, Folder):
+        held = ", ".join(others)
+        if held and drop:
+            raise ValueError(f"the optimizer states in {held} cannot be dropped here: remove them from a copy")
+        if drop:
+            checkpoint.emptied = files
+            dropped = f"optimizer states are dropped from {' and '.join(files)}"
+            return [dropped if files else "no optimizer states to drop"]
+        kept = f"{held} in the folder are kept: a resumed training may continue from old weights in them"
+        return [*([kept] if held else []), *([_KEPT] if files else [])]
+    if files and not states and drop:
+        raise ValueError(f"the optimizer states are in {some(files)} beside the file: name the folder to drop them")
+    if files and not states:
+        return [f"optimizer states in {some(files)} beside the file belong to the old weights"]
     if not any(state["state"] for state in states):
         return ["the file has no optimizer states to drop"] if drop else []
-    if not drop:
-        return [_KEPT]
-    drop_states(states)  # the groups stay, so that training can be resumed
-    return ["optimizer states are dropped"]
-
-
-def _optimizer_files(checkpoint: Folder, drop: bool) -> list[str]:
-    """Drop the states in the files of a folder, when it is saved; return notes for the user."""
-    files, others = optimizer_files(checkpoint.path)
-    if others and drop:
-        raise ValueError(f"the optimizer states in {', '.join(others)} cannot be dropped here: remove them from a copy")
-    if others:
-        held = f"{', '.join(others)} in the folder are kept: a resumed training may continue from old weights in them"
-        return [held, *([_KEPT] if files else [])]
     if drop:
-        checkpoint.emptied = files
-        return [f"optimizer states are dropped from {' and '.join(files)}" if files else "no optimizer states to drop"]
-    return [_KEPT] if files else []
+        drop_states(states)  # the groups stay, so that training can be resumed
+    return ["optimizer states are dropped" if drop else _KEPT]

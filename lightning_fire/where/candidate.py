@@ -1,7 +1,7 @@
 """A weight of a model, or a tensor of a file, that could be selected."""
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lightning_fire.where.weight_view import WeightView
@@ -52,8 +52,3 @@ def is_matrix(candidate: Candidate) -> bool:
     """Return whether a candidate is a weight matrix, or several in one, taken or not."""
     vectors = all(map(is_vector, candidate.views))  # also without views
     return not vectors and candidate.reason not in (DEPTHWISE, LOW_RANK, "empty")
-
-
-def matrices_in(candidates: Iterable[Candidate], taken: Container[str] = ()) -> int:
-    """Return the number of weight matrices, the parts of a fused one each, and of the vectors among those taken."""
-    return sum(is_matrix(candidate) or view.name in taken for candidate in candidates for view in candidate.views)

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -111,13 +110,10 @@ def _target_networks(modules: Mapping[str, nn.Module]) -> tuple[str, ...]:
     for path, module in modules.items():
         parent, dot, leaf = path.rpartition(".")
         online = modules.get(f"{parent}{dot}{re.sub('^target_|_target$', '', leaf)}", module)
-        if online is not module and _shapes(online) == _shapes(module):
+        shapes = [[(name, p.shape) for name, p in net.named_parameters()] for net in {online, module}]
+        if len(shapes) == 2 and shapes[0] == shapes[1]:
             found.append(f"{path}.")
     return tuple(found)
-
-
-def _shapes(module: nn.Module) -> list[tuple[str, torch.Size]]:
-    return [(name, parameter.shape) for name, parameter in module.named_parameters()]
 
 
 def plain(name: str) -> str:

@@ -123,10 +123,6 @@ def some(items: Sequence[str], separator: str = ", ", most: int = 8) -> str:
     return separator.join(items[:most]) + more
 
 
-def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns for name in names)
-
-
 class ByName:
     """Selection of names that match one of `include` (if given) and none of `exclude` (regular expressions)."""
 
@@ -146,9 +142,9 @@ class ByName:
 
     def reason(self, *names: str) -> str:
         """Return why something of these names is not taken; empty if it is. One excluded name excludes it."""
-        if self.include is not None and not _matches(self.include, names):
+        if self.include is not None and not any(re.search(p, name) for p in self.include for name in names):
             return "not included"
-        return "excluded" if _matches(self.exclude or (), names) else ""
+        return "excluded" if any(re.search(p, name) for p in self.exclude or () for name in names) else ""
 
     def check(self, names: Sequence[str], thing: str = "weight") -> None:
         """Raise a ValueError if a pattern matches none of the names: it is misspelt."""

@@ -91,9 +91,13 @@ class Track:
 def trace(module: nn.Module, forward: Callable[[], Any]) -> list[Producer]:
     """Trace a forward pass."""
     tracer = _Tracer(module)
-    eager = torch.compiler.set_stance("force_eager")
-    with _watching_modules(module, tracer), _watching_functions(tracer), eager, tracer:
-        forward()
+    handles = [part.register_forward_pre_hook(tracer.enter_module) for part in module.modules()]
+    try:
+        with _watching_functions(tracer), torch.compiler.set_stance("force_eager"), tracer:
+            forward()
+    finally:
+        for handle in handles:
+            handle.remove()
     return tracer.finish()
 
 
@@ -239,6 +243,9 @@ class _Tracer(TorchFunctionMode):
             return track if self._record_norm(name, track, before, args, kwargs) else None
         return None
 
+    def _block(self, track: Track, reason: str) -> None:
+        track.producer.reason = track.producer.reason or reason
+
     def _record_norm(self, name: str, track: Track, before: Tensor, args: Args, kwargs: Named) -> bool:
         """Note the entries of a normalisation layer that belong to units; return whether it has one for each."""
         named = dict(zip(_NORMS[name], args, strict=False)) | kwargs
@@ -251,19 +258,6 @@ class _Tracer(TorchFunctionMode):
             self._block(track, f"its normalisation layer is {next(filter(None, reasons))}")
         track.producer.entries.extend(found)
         return True
-
-    def _block(self, track: Track, reason: str) -> None:
-        track.producer.reason = track.producer.reason or reason
-
-
-@contextmanager
-def _watching_modules(module: nn.Module, tracer: _Tracer) -> Iterator[None]:
-    handles = [part.register_forward_pre_hook(tracer.enter_module) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from lightning_fire.where.attention import is_causal_language_model, mostly_attention
-from lightning_fire.where.candidate import Candidate, is_vector, matrices_in
+from lightning_fire.where.candidate import Candidate, is_matrix, is_vector
 from lightning_fire.where.fused import candidate_in
 from lightning_fire.where.layers import candidates_of, looks_like_a_weight, plain
 from lightning_fire.where.selection import ByName, Row, Selection, about, patterns, some, times
@@ -193,7 +193,9 @@ def selected_weights(
 ) -> Selection[WeightView]:
     """Return the selection of the views without a reason, and of how many matrices of the candidates they are."""
     taken = {view.name: view for view, reason in reasons.items() if not reason}
-    counted = f"{len(taken)} of {matrices_in(candidates, taken)} weight matrices"
+    # of a fused weight each part, and the vectors among those taken
+    matrices = sum(is_matrix(c) or view.name in taken for c in candidates for view in c.views)
+    counted = f"{len(taken)} of {matrices} weight matrices"
     heads = ("parameter", "shape", "matrices")
     return Selection(taken, rows, heads, counted, preset=preset, left_out=left_out, untrained=untrained)
 
