@@ -70,8 +70,8 @@ def _scope(method: ast.FunctionDef) -> _Scope:
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1:
                 local[name] = value
-            case ast.For(target=ast.Name(id=name) as target, iter=items) if stored[name] == 1:
-                local[name] = ast.Subscript(items, target, ast.Load())
+            case ast.For() | ast.comprehension() if isinstance(node.target, ast.Name) and stored[node.target.id] == 1:
+                local[node.target.id] = ast.Subscript(node.iter, node.target, ast.Load())
     return _Scope(next(iter(arguments), ""), local)
 
 

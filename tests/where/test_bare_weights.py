@@ -64,6 +64,7 @@ class Named(Bare):
     def __init__(self):
         super().__init__(W=(6, 4), V=(6, 3), scaled=(4, 4), twice=(4, 4))
         self.steps = nn.ParameterList([nn.Parameter(torch.randn(3, 3)) for _ in range(2)])
+        self.heads = nn.ParameterList([nn.Parameter(torch.randn(4, 2))])
         self.table = nn.ParameterDict({"a": torch.randn(3, 5), "b": torch.randn(5, 2)})
 
     def forward(this, x):
@@ -74,15 +75,17 @@ class Named(Bare):
         for step in this.steps:
             x = x @ step
         other = this.twice.T
+        x = x + sum(F.linear(x, head) for head in this.heads)
         return x @ this.table["a"] @ this.table["b"], F.linear(x, other)
 
 
 def test_local_names_and_lists_of_parameters():
     selection = Weights().select(Named())
     assert {view.name: view.shape for view in selection} == {
-        "W": (6, 4), "V": (3, 6), "steps.0": (3, 3), "steps.1": (3, 3), "table.a": (5, 3), "table.b": (2, 5),
+        "W": (6, 4), "V": (3, 6), "steps.0": (3, 3), "steps.1": (3, 3), "heads.0": (4, 2), "table.a": (5, 3),
+        "table.b": (2, 5),
     }  # fmt: skip
-    assert {view.layout for view in selection[1:]} == {"in_out"}
+    assert {view.name for view in selection if view.layout == "out_in"} == {"W", "heads.0"}
 
 
 class Einsum(Bare):
