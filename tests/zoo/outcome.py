@@ -1,5 +1,6 @@
 """What a selection takes of a model, and whether the rows of fused projections are those of its numbers of heads."""
 
+import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
@@ -31,11 +32,7 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
     numbers of heads that the model declares, or by gradients of a forward pass; `unconfirmed` are by neither.
     """
     model = on_meta(build)
-    where = Weights("cnn", recurrent=True)
-    try:
-        selection = where.select(model)
-    except ValueError as error:  # nothing to take
-        selection = Selection({}, [], ("", "", ""), str(error))
+    selection = selected(model)
     rows = [row for row in selection.rows if len(row.shape) > 1]
     left = [row for row in rows if "taken" not in row.reason]
     by_weight: dict[str, list[WeightView]] = defaultdict(list)
@@ -48,7 +45,7 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
     try:
         auto = Weights().select(model).summary
     except ValueError as error:
-        auto = f"none: {error}" if not selection else "none"
+        auto = f"none: {str(error)[:80]}"
     reasons = Counter(re.sub(r" \(.*|, which .*|width \d+", "", row.reason) for row in left)
     return {
         "library": library,
@@ -65,6 +62,17 @@ def outcome(library: str, name: str, build: Callable[[], nn.Module]) -> dict[str
         "reasons": "; ".join(f"{number} {reason}" for reason, number in reasons.most_common()),
         "names": [*(f"    {row.name} {row.shape} {row.reason}" for row in left), *unconfirmed],
     }
+
+
+def selected(model: nn.Module, exclude: list[str] | None = None) -> Selection[WeightView]:
+    """Select all weights but those that a parametrization computes, which have to be excluded."""
+    try:
+        return Weights("cnn", recurrent=True, exclude=exclude).select(model)
+    except ValueError as error:
+        _, _, computed = str(error).partition("exclude=")
+        if exclude is None and computed.startswith("["):
+            return selected(model, ast.literal_eval(computed))
+        return Selection({}, [], ("", "", ""), str(error))  # nothing to take
 
 
 def confirmed_by_gradients(build: Callable[[], nn.Module], doubtful: Collection[str]) -> set[str]:
