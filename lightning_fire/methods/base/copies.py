@@ -18,10 +18,10 @@ _DEPTH = 6  # of containers and objects in an optimizer
 def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor, list[Tensor]]:
     """Find the copies of weights from which optimizers step: tensors of the same shape that round to the same values.
 
-    They are looked for in everything that the optimizers hold, but their `state`. Weights that the optimizers do not
-    hold themselves have copies of higher precision alone: others belong to another model. What one optimizer steps
-    beside a weight is no copy of it, as of another member of an ensemble. Copies of weights with equal values are told
-    apart by their order.
+    They are looked for in everything that the optimizers hold, but their `state`. A weight that an optimizer steps has
+    its copies there: equal tensors of another optimizer belong to another model, as to another member of an ensemble,
+    and so does what one optimizer steps beside it. Other weights have copies of higher precision alone. Copies of
+    weights with equal values are told apart by their order.
 
     Args:
         optimizers: One or several.
@@ -32,20 +32,24 @@ def copies_in(optimizers: Optimizers, weights: Iterable[Tensor]) -> dict[Tensor,
     """
     given, own = listed(optimizers), list(dict.fromkeys(weights))
     known = {id(weight) for weight in own}
-    found: list[Tensor] = []
+    found: list[tuple[Tensor, set[Tensor]]] = []  # each with what its optimizer steps
     for optimizer in given:
-        found += [tensor for tensor in _tensors(optimizer, set(), _DEPTH) if id(tensor) not in known]
-        known |= {id(tensor) for tensor in found}
+        new = {id(tensor): tensor for tensor in _tensors(optimizer, set(), _DEPTH) if id(tensor) not in known}
+        found += [(tensor, parameters_of(optimizer)) for tensor in new.values()]
+        known |= new.keys()
     held, beside = parameters_of(given), [stepped_by(optimizer) for optimizer in with_inner(given)]
     pairs = [
         (weight, tensor)
         for weight in own
-        for tensor in found
+        for tensor, stepped_there in found
         if tensor.shape == weight.shape
         and tensor.is_floating_point()
         and not (tensor.is_meta or weight.is_meta)
         and local(tensor).shape == local(weight).shape
-        and (weight in held or torch.finfo(tensor.dtype).eps < torch.finfo(weight.dtype).eps)
+        and (
+            weight in stepped_there
+            or (weight not in held and torch.finfo(tensor.dtype).eps < torch.finfo(weight.dtype).eps)
+        )
         and not any(weight in stepped and tensor in stepped for stepped in beside)
     ]
     if not pairs:
