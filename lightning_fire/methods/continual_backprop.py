@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import contribution_utility, least_useful
 from lightning_fire.functional.checks import full_precision
+from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
@@ -126,7 +127,7 @@ class _Replacement(StepwiseReset["_Utilities"]):
             for statistics, _, units in found:
                 statistics.forget(units)
 
-        return Change(parts=[(bias, ..., value) for bias, value in biases.items()], then=forget)
+        return Change(parts=[Write(bias, ..., value) for bias, value in biases.items()], then=forget)
 
 
 class _Utilities:

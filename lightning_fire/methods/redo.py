@@ -11,13 +11,11 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dormant
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizers import listed
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (
     select_units,
-    trained_units,
-    unit_resets,
+    trained_resets,
     units_in_words,
     units_shown_later,
 )
@@ -109,8 +107,8 @@ class ReDo(EventMethod):
             (layer, dormant(scores, self.threshold).nonzero().flatten())
             for layer, scores in zip(layers, means.split([layer.size for layer in layers]), strict=True)
         ]
-        optimizers = listed(training.optimizers)
-        chosen = trained_units(dormant_units, layers, optimizers)
+        seed, keep_outgoing = seed_of_draw(self.seed, training.event), self.score == "gradient"
+        chosen, resets = trained_resets(dormant_units, seed, model, layers, training, keep_outgoing)
         report = Report(
             {
                 "dormant_fraction": sum(len(found) for _, found in dormant_units) / len(means),
@@ -118,8 +116,7 @@ class ReDo(EventMethod):
             },
             layers={"dormant_fraction": {layer.name: len(found) / layer.size for layer, found in dormant_units}},
         )
-        seed, keep_outgoing = seed_of_draw(self.seed, training.event), self.score == "gradient"
-        return Change(report=report, parts=unit_resets(chosen, seed, optimizers, keep_outgoing))
+        return Change(report=report, parts=resets)
 
     def _scores(self, layers: Sequence[UnitLayer], training: Training) -> Tensor:
         """Return the scores of all units, shape (units of all layers,)."""

@@ -9,6 +9,7 @@ from torch import nn
 
 from lightning_fire.distributed import warn
 from lightning_fire.functional.projection import frobenius_norm, project_to_norm
+from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
@@ -89,7 +90,7 @@ class _Projection(Attached):
     def after_step(self) -> None:
         """Rescale the weights, in place."""
         grids = [(view.grid(), self.norms[view.name]) for view in self.weights]
-        Change(parts=[(grid, ..., project_to_norm(grid, norm)) for grid, norm in grids]).make()
+        Change(parts=[Write(grid, ..., project_to_norm(grid, norm)) for grid, norm in grids]).make()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the norms."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,19 @@ from torch import Tensor
 from lightning_fire.distributed import local
 from lightning_fire.methods.base.optimizers import Optimizers, with_inner
 
-Write = tuple[Tensor, Any, Tensor | float]
-"""A tensor, an index of it, and the new values there."""
+
+class Write(NamedTuple):
+    """New values of a part of a tensor: `view_of(tensor)[index] = value`."""
+
+    tensor: Tensor
+    index: Any
+    value: Tensor | float
+    view_of: Callable[[Tensor], Tensor] = lambda tensor: tensor
+
+    def into(self, tensor: Tensor) -> None:
+        """Write the values into the part of a tensor like `tensor`."""
+        part = self.view_of(tensor)
+        part[self.index] = self.value.to(part) if isinstance(self.value, Tensor) else self.value
 
 
 def to_the_end(change: Callable[[], object]) -> None:

@@ -37,16 +37,8 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
     Raises:
         ValueError: If one of `averages` has not the shapes of the model, or of a part of it.
     """
-    given = list(averages)
-    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
-    inside = {id(part) for average in known for part in _parts(average)}
     new, resets = dict[Tensor, Tensor](), list[tuple[Any, str, Any]]()
-    for average in known:
-        pairs = _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
-        if pairs is None:
-            if any(average is one for one in given):
-                raise ValueError(f"`averages`: {type(average).__name__} has not the names and shapes of the model")
-            continue
+    for average, pairs in averages_of(model, averages):
         if not any(tensor in values for _, tensor in pairs):
             continue
         new |= {copy: values.get(tensor, tensor).detach() for copy, tensor in pairs}
@@ -62,6 +54,23 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
             setattr(*reset)
 
     return Followers(new, then)
+
+
+@torch.no_grad()
+def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]]]]:
+    """Go through averages of a model, given ones and those that it holds: each, and its tensors with the model's.
+
+    Raises a ValueError if one of `averages` has not the shapes of the model, or of a part of it.
+    """
+    given = list(averages)
+    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
+    inside = {id(part) for average in known for part in _parts(average)}
+    for average in known:
+        pairs = _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
+        if pairs is not None:
+            yield average, pairs
+        elif any(average is one for one in given):
+            raise ValueError(f"`averages`: {type(average).__name__} has not the names and shapes of the model")
 
 
 def averages_in(things: Iterable[Any]) -> list[Any]:

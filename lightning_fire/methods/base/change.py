@@ -33,7 +33,7 @@ class Change:
             After an error in it, `values` and `parts` are restored; for what else it changes give `guards`.
         left_out: Sentences on what is not changed, and why.
         touched: Tensors whose optimizer state is dropped, by the policy of the method. Default: those in `values`.
-        parts: New values of parts of further tensors, each as a tensor, an index and the values there.
+        parts: New values of parts of further tensors.
         guards: Functions that return context managers, which are entered before the first write and restore after an
             error what `then` changes.
         check: Runs when the change is complete, e.g. to verify after the next optimizer step that it has lasted.
@@ -90,7 +90,7 @@ class Change:
         """
         with ExitStack() as stack:
             stack.enter_context(same_tensors_after_error(self.values))
-            stack.enter_context(undone_after_error((tensor, index) for tensor, index, _ in self.parts))
+            stack.enter_context(undone_after_error((part.view_of(part.tensor), part.index) for part in self.parts))
             for guard in self.guards:
                 stack.enter_context(guard())
             to_the_end(self._write)
@@ -99,8 +99,8 @@ class Change:
     def _write(self) -> None:
         for tensor, new in self.values.items():
             distinct(tensor).copy_(distinct(new, like=tensor))
-        for tensor, index, value in self.parts:
-            tensor[index] = value
+        for part in self.parts:
+            part.into(part.tensor)
         self.then()
 
     @torch.no_grad()

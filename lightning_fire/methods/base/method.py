@@ -198,13 +198,22 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
     averages = followers(model, change.values if method.remakes_network else {}, training.averages)
-    names: dict[Tensor, str] = {parameter: plain(name) for name, parameter in model.named_parameters()}
-    check = Verification(change.values, names, training.optimizers).begin
-    values = {**change.values, **copied, **averages.values}
-    change = replace(change, report=report, values=values, check=check)
+    change = replace(verified(change, model, training.optimizers), report=report)
+    change = replace(change, values={**change.values, **copied, **averages.values})
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
     guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
     return change.followed_by(drop, averages.then, guard=guard)
+
+
+@torch.no_grad()
+def verified(change: Change, model: nn.Module, optimizers: Sequence[Optimizer]) -> Change:
+    """Return a change whose weights are verified after the next optimizer steps."""
+    names: dict[Tensor, str] = {parameter: plain(name) for name, parameter in model.named_parameters()}
+    values = dict(change.values)
+    for part in change.parts:
+        if part.tensor in names:
+            part.into(values.setdefault(part.tensor, part.tensor.detach().clone()))
+    return replace(change, check=Verification(values, names, optimizers).begin)
 
 
 def _training_of(method: EventMethod, model: nn.Module, training: Training) -> AbstractContextManager[Any]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
@@ -14,10 +15,12 @@ from lightning_fire._private import copy_with_empty_parameters, is_compiled, is_
 from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import warn
 from lightning_fire.methods.base.all_or_nothing import Write
+from lightning_fire.methods.base.averages import averages_of
 from lightning_fire.methods.base.beginning import parts_of, starts_in
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import is_ignored
-from lightning_fire.methods.base.method import Attached, StepMethod
+from lightning_fire.methods.base.method import Attached, StepMethod, verified
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
@@ -110,11 +113,16 @@ def units_shown_later(name: str, where: HiddenUnits) -> str:
 
 @torch.no_grad()
 def unit_resets(
-    chosen: Sequence[tuple[UnitLayer, Tensor]], seed: int, optimizers: Optimizers, keep_outgoing: bool = False
+    chosen: Sequence[tuple[UnitLayer, Tensor]],
+    seed: int,
+    optimizers: Optimizers,
+    keep_outgoing: bool = False,
+    copies: Mapping[Tensor, Sequence[Tensor]] = MappingProxyType({}),
 ) -> list[Write]:
     """Draw new values of the units of each layer with the given indices, int64 (n,), without changing the model.
 
     Incoming weights are drawn by `reset_parameters`; other entries get their `start`, see `where.hidden_units.Entries`.
+    So do those in `copies` of the tensors.
 
     Returns:
         The writes that re-initialize the units, in order. All outgoing weights become 0, also those into other new
@@ -125,8 +133,10 @@ def unit_resets(
     writes: list[Write] = []
 
     def write(tensor: Tensor, grid_of: Callable[[Tensor], Tensor], units: Tensor, value: Tensor | float) -> None:
-        """Write entries of a tensor, and those of its state in the optimizers that belong to them."""
-        writes.append((grid_of(tensor), units.to(tensor.device), value))
+        """Write entries of a tensor and of its copies, and those of their state in the optimizers."""
+        for copy in copies.get(tensor, ()):
+            write(copy, grid_of, units, value)
+        writes.append(Write(tensor, units.to(tensor.device), value, grid_of))
         for state, start, optimizer in starts_in(parts, tensor):
             if start is None:
                 warn(
@@ -135,7 +145,8 @@ def unit_resets(
                     optimizer,
                 )
             else:
-                writes.append((grid_of(state), units.to(state.device), value if start == "weight" else start))
+                begun = value if start == "weight" else start
+                writes.append(Write(state, units.to(state.device), begun, grid_of))
 
     for index, (layer, units) in enumerate(chosen):
         incoming = layer.incoming
@@ -149,20 +160,33 @@ def unit_resets(
     return writes
 
 
-def trained_units(
-    chosen: Sequence[tuple[UnitLayer, Tensor]], layers: Sequence[UnitLayer], optimizers: Optimizers
-) -> Sequence[tuple[UnitLayer, Tensor]]:
-    """Return the chosen units, none of a layer with incoming or outgoing weights that no given optimizer trains.
+def trained_resets(
+    chosen: Sequence[tuple[UnitLayer, Tensor]],
+    seed: int,
+    model: nn.Module,
+    layers: Sequence[UnitLayer],
+    training: Training,
+    keep_outgoing: bool = False,
+) -> tuple[Sequence[tuple[UnitLayer, Tensor]], list[Write]]:
+    """Return the chosen units that are trained, and the `unit_resets` of them and of all copies of the model.
 
-    Raises a ValueError if the optimizers train none of all `layers`, chosen or not.
+    None are of a layer with incoming or outgoing weights that no given optimizer trains. Raises a ValueError if the
+    optimizers train none of all `layers`, chosen or not.
     """
-    if not listed(optimizers) or not any(len(units) for _, units in chosen):
-        return chosen
-    stepped = parameters_of(optimizers)
-    trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
-    if not trained:
-        raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
-    return [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
+    if not any(len(units) for _, units in chosen):
+        return chosen, []
+    optimizers = listed(training.optimizers)
+    copies = copies_in(optimizers, model.parameters())
+    if optimizers:
+        stepped = parameters_of(optimizers) | copies.keys()
+        trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
+        if not trained:
+            raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
+        chosen = [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
+    for _, pairs in averages_of(model, training.averages):
+        for copy, tensor in pairs:
+            copies.setdefault(tensor, []).append(copy)
+    return chosen, unit_resets(chosen, seed, optimizers, keep_outgoing, copies)
 
 
 class UnitStatistics(Protocol):
@@ -207,7 +231,8 @@ class StepwiseReset(Attached, Generic[S]):
 
     def __init__(self, model: nn.Module, training: Training, where: HiddenUnits | None, seed: int, score: Output):
         self.layers = select_units(model, partial(training.forward, 1), where)
-        self.training, self.seed, self.num_reset, self.score = training, seed, 0, score
+        self.model, self.training, self.seed, self.num_reset, self.score = model, training, seed, 0, score
+        self._is_verified = False
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
         self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
@@ -229,13 +254,16 @@ class StepwiseReset(Attached, Generic[S]):
     @torch.no_grad()
     def after_step(self) -> None:
         """Update the statistics and re-initialize units, but of layers that no optimizer trains."""
-        optimizers = listed(self.training.optimizers)
-        chosen = trained_units(self.choose(), self.layers, optimizers)
+        seed = seed_of_draw(self.seed, self.num_reset + 1)
+        chosen, resets = trained_resets(self.choose(), seed, self.model, self.layers, self.training)
         if chosen:
             number = self.num_reset + sum(len(units) for _, units in chosen)
-            resets = unit_resets(chosen, seed_of_draw(self.seed, self.num_reset + 1), optimizers)
             change = self.forgetting(chosen)
-            change = replace(change, parts=[*change.parts, *resets])
+            copies = copies_in(self.training.optimizers, self.model.parameters()) if change.parts else {}
+            copied = [Write(copy, *part[1:]) for part in change.parts for copy in copies.get(part.tensor, ())]
+            change = replace(change, parts=[*change.parts, *copied, *resets])
+            if resets and not self._is_verified:  # the first reset; a loop that undoes one undoes each
+                change, self._is_verified = verified(change, self.model, self.training.optimizers), True
             change.followed_by(partial(setattr, self, "num_reset", number)).make()
 
     def selected(self) -> str:
