@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "distributed": set(),
     "where": {"where", "distributed"},
     "metrics": {"functional", "metrics"},
-    "optim": {"functional", "where", "optim"},
+    "optim": {"functional", "where", "optim", "distributed"},
     "methods": {"functional", "when", "where", "methods", "optim", "distributed"},
     "callbacks": {
         "_lightning",

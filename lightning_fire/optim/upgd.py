@@ -8,6 +8,8 @@ import torch
 from torch import Generator, Tensor
 from torch.optim import Optimizer
 
+from lightning_fire.distributed import is_sharded, put
+
 
 class UPGD(Optimizer):
     """Utility-based perturbed gradient descent, first-order and global: useful weights take small steps.
@@ -22,7 +24,8 @@ class UPGD(Optimizer):
         weight_decay: λ, decoupled (the authors' code: 0 to 0.01).
         utility_decay: Decay rate of the EMA, in [0, 1) (the authors' code: 0.9 to 0.9999).
         noise: σ, the standard deviation of the noise, on the scale of gradients (the authors' code: 0.001 to 0.1).
-        seed: Seed of the noise, the same on every rank. The noise of a step follows from it and the number of the step.
+        seed: Seed of the noise, the same on every rank. The noise of a step follows from it and the number of the step,
+            for sharded parameters (DTensor) too, of which each rank draws the whole noise and keeps its part.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -88,6 +91,14 @@ class UPGD(Optimizer):
         largest = largest.to(utility.device)
         ratio = utility / largest  # of the dtype of the utility, as `largest` has no dimensions
         scaled = torch.where(largest == 0, torch.zeros_like(ratio), ratio).sigmoid_()
-        noise = torch.empty_like(parameter).normal_(generator=generator) * group["noise"]
+        noise = _normal_like(parameter, generator) * group["noise"]
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_((parameter.grad + noise) * (1 - scaled), alpha=-group["lr"])
+
+
+def _normal_like(parameter: Tensor, generator: Generator) -> Tensor:
+    noise = torch.empty_like(parameter)
+    if not is_sharded(parameter):
+        return noise.normal_(generator=generator)
+    put(noise, torch.empty(parameter.shape, dtype=noise.dtype, device=noise.device).normal_(generator=generator))
+    return noise
