@@ -18,6 +18,7 @@ from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_p
 from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import select_weights
+from lightning_fire.methods.base.several import as_one
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.where import Weights, WeightView
 from lightning_fire.where.argument import check_model
@@ -106,7 +107,7 @@ class DASH(EventMethod):
 
 
 def dash_(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     losses: Iterable[Tensor] | Callable[[], Iterable[Tensor]],
     alpha: float = 0.3,
     minimum: float = 0.3,
@@ -118,7 +119,7 @@ def dash_(
     """Shrink in place the weights of a model that are not aligned with the negative gradient: `DASH` at once.
 
     Args:
-        model: Any module.
+        model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
             `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
         alpha: See `DASH`, as all that follow but `optimizers`.
@@ -141,7 +142,7 @@ def dash_(
         >>> report["batches"]
         5.0
     """
-    check_model(model)
+    check_model(as_one(model))
     if isinstance(losses, Tensor) or not (callable(losses) or isinstance(losses, Iterable)):
         raise TypeError(f"`losses` must be several losses, one of each batch, got {type(losses).__name__}")
     method = DASH(alpha, minimum, None, where, optimizer_state)

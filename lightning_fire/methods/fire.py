@@ -91,7 +91,7 @@ class FIRE(EventMethod):
 
 
 def fire_(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     where: Weights | None = None,
     steps: int | Literal["exact"] = 10,
     coefficients: Coefficients = "cubic",
@@ -104,7 +104,7 @@ def fire_(
     """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once.
 
     Args:
-        model: Any module.
+        model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         where: See `FIRE`, as all that follow but `optimizers`.
         steps: Newton–Schulz steps.
         coefficients: Of the Newton–Schulz polynomial.

@@ -91,7 +91,7 @@ class FullReset(EventMethod):
 
 
 def full_reset_(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     target: Mapping[str, Tensor],
     where: Parameters | None = None,
     *,
@@ -101,7 +101,7 @@ def full_reset_(
     """Reset parameters and buffers of a model to given values, in place; what is frozen stays.
 
     Args:
-        model: Any module.
+        model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
         where: The parameters to reset, see `FullReset`.

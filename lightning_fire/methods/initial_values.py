@@ -1,6 +1,7 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,11 @@ from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
 
 
-def initial_values(model: nn.Module) -> dict[str, Tensor]:
+def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
     """Copy the values of a model, to be called when it is new.
 
     Args:
-        model: Any module.
+        model: Any module, or a list of them, whose names begin with their numbers.
 
     Returns:
         All parameters and buffers by name, on the CPU; those of sharded ones whole. Lazy parameters, and those on the
@@ -29,7 +30,8 @@ def initial_values(model: nn.Module) -> dict[str, Tensor]:
         >>> list(initial_values(nn.Linear(2, 3)))
         ['weight', 'bias']
     """
-    tensors = tensors_of(model).items()
+    whole: Any = nn.ModuleList(model) if isinstance(model, list | tuple) else model
+    tensors = tensors_of(whole).items()
     there = {name: tensor for name, tensor in tensors if not is_lazy(tensor) and not tensor.is_meta}
     return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}
 

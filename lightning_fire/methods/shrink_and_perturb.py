@@ -82,7 +82,7 @@ class ShrinkAndPerturb(EventMethod):
 
 
 def shrink_and_perturb_(
-    model: nn.Module,
+    model: nn.Module | Sequence[nn.Module],
     target: Mapping[str, Tensor],
     strength: float = 0.8,
     perturb: float | None = None,
@@ -94,7 +94,7 @@ def shrink_and_perturb_(
     """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once.
 
     Args:
-        model: Any module.
+        model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
         strength: See `ShrinkAndPerturb`, as all that follow but `optimizers`.

@@ -21,6 +21,7 @@ from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy, follow_policy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_by
+from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.base.verify import Verification
 from lightning_fire.when import AtNewData, Schedule
@@ -154,11 +155,12 @@ class EventMethod(Method):
         """Compute every new value, and change nothing. Selections take only what the optimizers train."""
         raise NotImplementedError
 
-    def __call__(self, model: nn.Module, training: Loop | None = None) -> Report:
+    def __call__(self, model: nn.Module | Sequence[nn.Module], training: Loop | None = None) -> Report:
         """Change a model in place.
 
         Args:
-            model: Any module.
+            model: Any module. Of a list of them, such as an actor and a critic, each is changed as a network of its
+                own, all or none; names in the report and of initial values begin with the number of the model, `0.`.
             training: The loop that trains it. Default: `Loop()`.
 
         Returns:
@@ -170,13 +172,13 @@ class EventMethod(Method):
             ValueError: If nothing is selected, the optimizers train nothing of it, or a weight has a NaN or Inf. The
                 model is unchanged then.
         """
-        training = _checked(training)
-        self._require_whole(model)
-        with _only_looking(model):
-            change = planned(self, model, training)
+        training, whole = _checked(training), as_one(model)
+        self._require_whole(whole)
+        with _only_looking(whole):
+            change = planned(self, whole, training)
             if self.remakes_network and change.values:  # adapters say it before training, in `check`
-                with _training_of(self, model, training):
-                    change = replace(change, left_out=[*change.left_out, *unknown_copies(model)])
+                with _training_of(self, whole, training):
+                    change = replace(change, left_out=[*change.left_out, *unknown_copies(whole)])
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
 
 
@@ -185,10 +187,10 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     start = time.perf_counter()
     check_policy(method.optimizer_state)
     with _training_of(method, model, training):
-        change = method.plan(model, training)
-        if not isinstance(change, Change):
-            raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
-        change = measured(change, model, training.measure)
+        if isinstance(model, Models):
+            change = together(list(_plans(method, model, training)))
+        else:
+            change = _plan(method, model, training)
     report = change.report or Report()
     if change.weights:
         report = replace(report, values={**report.values, "seconds": time.perf_counter() - start})
@@ -203,6 +205,21 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
     guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
     return change.followed_by(drop, averages.then, guard=guard)
+
+
+def _plan(method: EventMethod, model: nn.Module, training: Any) -> Change:
+    change = method.plan(model, training)
+    if not isinstance(change, Change):
+        raise TypeError(f"`plan` of {type(method).__name__} must return a Change, got {type(change).__name__}")
+    return measured(change, model, training.measure)
+
+
+def _plans(method: EventMethod, models: Models, training: Training) -> Iterator[Change]:
+    for number, model in enumerate(models):
+        try:
+            yield _plan(method, model, MemberTraining(training, number))
+        except ValueError as error:
+            raise ValueError(f"model {number}: {error}") from error
 
 
 @torch.no_grad()

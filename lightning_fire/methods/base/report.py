@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ class Report:
         zeros: Names of the weights that hold a matrix of zeros.
         norm_ratio: Of a change of weights: the norm ‖W‖_F of all new weights together over that of the old ones.
         advice: What to do if that ratio is large.
+        table: Of a change of weights: by column of `COLUMNS`, the value of each weight by its name.
 
     Example:
         >>> report = Report(values={"sfe": 2.0}, layers={"sfe": {"0.weight": 2.0}})
@@ -52,6 +53,7 @@ class Report:
     zeros: Sequence[str] = ()
     norm_ratio: float | None = None
     advice: str = ""
+    table: Mapping[str, Mapping[str, float]] = field(default_factory=dict, repr=False)
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
@@ -111,21 +113,46 @@ def report_of(weights: Sequence[WeightView], differences: Iterable[Tensor]) -> R
         return Report()
     found = list(differences)  # on the devices of the weights
     rows = torch.stack([row.to(found[0].device) for row in found]).T.tolist()  # waits for the GPU
-    table = dict(zip(COLUMNS, rows, strict=True))
+    names = [view.name for view in weights]
+    return _of_table({metric: dict(zip(names, row, strict=True)) for metric, row in zip(COLUMNS, rows, strict=True)})
+
+
+def merged(reports: Sequence[Report]) -> Report:
+    """Return the reports of several models as one: names of layers, and of other metrics, begin with their numbers."""
+    table: dict[str, dict[str, float]] = {}
+    layers: dict[str, dict[str, float]] = {}
+    for number, report in enumerate(reports):
+        for by_metric, of_one in ((table, report.table), (layers, report.layers)):
+            for metric, by_name in of_one.items():
+                by_metric.setdefault(metric, {}).update({f"{number}.{name}": value for name, value in by_name.items()})
+    whole = _of_table(table) if table else Report()
+    others = {
+        f"{number}.{metric}": value
+        for number, report in enumerate(reports)
+        for metric, value in report.values.items()
+        if metric not in whole.values
+    }
+    advice = next((report.advice for report in reports if report.advice), "")
+    return replace(whole, values={**whole.values, **others}, layers={**layers, **whole.layers}, advice=advice)
+
+
+def _of_table(table: Mapping[str, Mapping[str, float]]) -> Report:
+    """Return the report of a change of weights from the columns of `COLUMNS`, each by the name of the weight."""
     errors, norms = table["sfe"], table["squared_norm"]
-    table["sfe_normalized"] = [_relative(error, norm) for error, norm in zip(errors, norms, strict=True)]
-    by_name = {metric: dict(zip([view.name for view in weights], row, strict=True)) for metric, row in table.items()}
-    means = {metric: sum(table[metric]) / len(weights) for metric in COLUMNS[:4]}
+    error, norm = sum(errors.values()), sum(norms.values())
+    relative = {name: _relative(errors[name], norms[name]) for name in errors}
+    means = {metric: sum(table[metric].values()) / len(errors) for metric in COLUMNS[:4]}
     return Report(
         values={
             **{metric: means[metric] for metric in COLUMNS[2:4]},
-            "sfe": sum(errors),
-            "sfe_normalized": _relative(sum(errors), sum(norms)),
+            "sfe": error,
+            "sfe_normalized": _relative(error, norm),
         },
         raw={metric: means[metric] for metric in COLUMNS[:2]},
-        layers={metric: by_name[metric] for metric in (*COLUMNS[:5], "sfe_normalized")},
-        zeros=[name for name, zero in by_name["zero"].items() if zero],
-        norm_ratio=math.sqrt(sum(table["new_norm"]) / sum(norms)) if sum(norms) else None,
+        layers={**{metric: table[metric] for metric in COLUMNS[:5]}, "sfe_normalized": relative},
+        zeros=[name for name, zero in table["zero"].items() if zero],
+        norm_ratio=math.sqrt(sum(table["new_norm"].values()) / norm) if norm else None,
+        table=table,
     )
 
 

@@ -100,6 +100,11 @@ class Loop:
         self.measure, self.share_work, self.paused = measure, share_work and self.ranks > 1, frozenset[Tensor]()
         self._forward, self._losses, self._initial = forward, losses, initial
 
+    @property
+    def repeats_losses(self) -> bool:
+        """Whether the losses can be computed more than once."""
+        return self._losses is None or callable(self._losses)
+
     def initial(self) -> Mapping[str, Tensor]:
         """Return the values given as `initial`."""
         if self._initial is None:

@@ -1,0 +1,67 @@
+"""Several models that one event changes together, such as an actor and a critic."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+
+from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.report import merged
+from lightning_fire.methods.base.training import Loop, Training
+
+_SEED_STEP = 1_000_000  # between the seeds of two models, which would otherwise get the same draws
+
+
+class Models(nn.ModuleList):
+    """Several models, each of which is a network of its own."""
+
+
+def as_one(model: Any) -> Any:
+    """Return a list of models as one module; anything else as it is."""
+    several = isinstance(model, list | tuple) and model and all(isinstance(each, nn.Module) for each in model)
+    return Models(model) if several else model
+
+
+class MemberTraining:
+    """The training of one of several models, whose names begin with its number."""
+
+    def __init__(self, training: Training, number: int):
+        self._training, self._number = training, number
+        self.event = training.event + _SEED_STEP * number
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._training, name)
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return those of the initial values whose names begin with the number, without it."""
+        start = f"{self._number}."
+        values = self._training.initial().items()
+        return {name.removeprefix(start): value for name, value in values if name.startswith(start)}
+
+    def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
+        """Yield the gradients; losses that can be used only once are an error."""
+        if isinstance(self._training, Loop) and not self._training.repeats_losses:
+            raise ValueError("with several models `losses` must be a function: lambda: (loss(x, y) for x, y in loader)")
+        yield from self._training.gradients(of, batches)
+
+
+def together(changes: Sequence[Change]) -> Change:
+    """Return the changes of several models as one; names begin with the number of the model."""
+
+    def then() -> None:
+        for change in changes:
+            change.then()
+
+    touched = [change.values if change.touched is None else change.touched for change in changes]
+    return Change(
+        {tensor: new for change in changes for tensor, new in change.values.items()},
+        merged([change.report for change in changes if change.report]),
+        [replace(view, name=f"{n}.{view.name}") for n, change in enumerate(changes) for view in change.weights],
+        then,
+        [f"{sentence} (of model {n})" for n, change in enumerate(changes) for sentence in change.left_out],
+        list(chain(*touched)),
+        list(chain(*(change.parts for change in changes))),
+        list(chain(*(change.guards for change in changes))),
+    )

@@ -1,0 +1,95 @@
+"""Several models, such as an actor and a critic, change together at one event."""
+
+import copy
+
+import pytest
+import torch
+from test_verify import network
+from torch import nn
+
+from lightning_fire import FullReset, Loop, fire_, full_reset_
+from lightning_fire.methods import dash_, initial_values
+from tests.support.methods_table import EVENTS
+
+X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
+
+
+def models():
+    return [network(), nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))]
+
+
+def test_each_model_is_changed_as_alone_and_the_report_is_of_all():
+    both = models()
+    alone = copy.deepcopy(both)
+    optimizer = torch.optim.Adam([parameter for model in both for parameter in model.parameters()])
+    sum(model(X).square().mean() for model in both).backward()
+    optimizer.step()
+    for one, other in zip(alone, both, strict=True):
+        one.load_state_dict(other.state_dict())
+    report = fire_(both, optimizers=optimizer, scale="auto")
+    reports = [fire_(model, scale="auto") for model in alone]
+    assert all(map(torch.equal, nn.ModuleList(both).parameters(), nn.ModuleList(alone).parameters()))
+    assert report["sfe"] == pytest.approx(sum(each["sfe"] for each in reports))
+    assert list(report.layers["sfe"]) == ["0.0.weight", "0.3.weight", "1.0.weight", "1.2.weight"]
+    values = [value for each in reports for value in each.layers["dfi_normalized_after"].values()]
+    assert report["dfi_normalized_after"] == pytest.approx(sum(values) / 4)
+    assert optimizer.state.keys() == {p for model in both for p in model.parameters() if p.ndim < 2}
+
+
+def test_a_model_that_fails_leaves_the_others_as_they_were():
+    both = models()
+    both[1][0].weight.data.fill_(float("nan"))
+    before = both[0][0].weight.detach().clone()
+    with pytest.raises(ValueError, match=r"model 1: NaN or Inf in 0\.weight"):
+        fire_(both)
+    assert torch.equal(both[0][0].weight, before)
+    with pytest.raises(ValueError, match=r"model 0: .* selects no weight"):
+        fire_(models()[:1] + both[1:], optimizers=torch.optim.Adam(both[1].parameters(), lr=0.0))
+    with pytest.raises(TypeError, match=r"`model` must be a torch\.nn\.Module"):
+        fire_([both[0], 3])
+
+
+def test_values_to_reset_to_have_the_numbers_of_the_models():
+    both = models()
+    initial = initial_values(both)
+    fire_(both)
+    full_reset_(both, initial)
+    assert all(torch.equal(value, initial[name]) for name, value in nn.ModuleList(both).state_dict().items())
+
+
+def test_models_alike_are_not_drawn_alike():
+    twins = [network(), network()]
+    FullReset(fresh_seed=1)(twins)
+    assert not torch.equal(twins[0][0].weight, twins[1][0].weight)
+
+
+def test_losses_of_several_models_can_be_computed_for_each():
+    both = models()
+
+    def losses():
+        return (sum(model(X).square().mean() for model in both) for _ in range(3))
+
+    with pytest.raises(ValueError, match="with several models `losses` must be a function"):
+        dash_(both, losses())
+    report = dash_(both, losses)
+    assert report["0.batches"] == report["1.batches"] == 3
+
+
+@pytest.mark.parametrize("method", EVENTS.values(), ids=EVENTS)
+def test_every_method_takes_a_list(method):
+    if "head" in vars(method):
+        method = type(method)(head="0")
+    both = models()
+    loop = Loop(
+        forward=lambda: [model(X) for model in both],
+        losses=lambda: (sum(model(X).square().mean() for model in both) for _ in range(2)),
+        initial=initial_values(both),
+    )
+    for parameter in nn.ModuleList(both).parameters():
+        parameter.data.mul_(1.5)
+    before = copy.deepcopy(both)
+    method(both, loop)
+    for one, other in zip(both, before, strict=True):
+        changed = not all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
+        assert changed == method.changes_weights or len(one.state_dict()) > len(other.state_dict())
+    assert loop.event == 2
