@@ -55,7 +55,7 @@ class HareAndTortoise(EventCallback):
         self._method.step()
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
-        change: Change = self._method.plan(self.logs.weights)
+        change: Change = self._method.plan(self.logs.weights, trainer.optimizers)
         return change
 
     @torch.inference_mode(False)  # what is cloned here is written to outside of it
@@ -66,7 +66,7 @@ class HareAndTortoise(EventCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._swapped is not None:
-            self._swapped.swap()
+            self._swapped.swap(trainer.optimizers if trainer.training or trainer.validating else ())
             self._swapped = None
 
     on_test_start = on_predict_start = on_validation_start

@@ -1,6 +1,7 @@
 """The tortoise of Hare and Tortoise: the EMA of a model, to which it returns (Lee et al., ICML 2024)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor, nn
 from lightning_fire._private import lerp_
 from lightning_fire.functional.checks import precise
 from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
+from lightning_fire.methods.base.copies import copies_in
+from lightning_fire.methods.base.method import verified
+from lightning_fire.methods.base.optimizers import Optimizers, listed
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.initial_values import tensors_of
@@ -58,8 +62,12 @@ class Tortoise:
         """Update the tortoise; to be called after each optimizer step."""
         lerp_(list(self.tortoise.values()), list(map(precise, self.hare.values())), 1 - self.momentum)
 
-    def reset_(self) -> Report:
+    def reset_(self, optimizers: Optimizers = ()) -> Report:
         """Set the model to the tortoise, in place.
+
+        Args:
+            optimizers: Those that train the model: copies of its weights in them, such as float32 ones, follow. That
+                the weights last is verified after the next steps.
 
         Returns:
             What happened to the weights that `Weights()` selects, see `fire_`.
@@ -67,21 +75,29 @@ class Tortoise:
         Raises:
             ValueError: If the tortoise has a NaN or Inf. The model is unchanged then.
         """
-        return self.plan().apply()
+        return self.plan(optimizers=optimizers).apply()
 
-    def plan(self, measure: bool = True) -> Change:
+    def plan(self, measure: bool = True, optimizers: Optimizers = ()) -> Change:
         """Compute what `reset_` does, and change nothing yet."""
         require_finite(self.tortoise)
-        tensors = tensors_of(self.model)
-        values = new_values((tensors[name], value) for name, value in self.tortoise.items())
-        return measured(Change(values), self.model, measure)
+        tensors, given = tensors_of(self.model), listed(optimizers)
+        pairs = [(tensors[name], value) for name, value in self.tortoise.items()]
+        copies = copies_in(given, self.model.parameters())
+        copied = [(copy, value) for tensor, value in pairs for copy in copies.get(tensor, ())]
+        change = verified(Change(new_values(pairs)), self.model, given)
+        return measured(replace(change, values=new_values([*pairs, *copied])), self.model, measure)
 
     @torch.no_grad()
-    def swap(self) -> None:
-        """Give the model the values of the tortoise, to evaluate it; a second call gives it its own back."""
+    def swap(self, optimizers: Optimizers = ()) -> None:
+        """Give the model the values of the tortoise, to evaluate it; a second call gives it its own back.
+
+        That these last is verified after the next steps of given optimizers.
+        """
         away = {} if self._away else {name: tensor.clone() for name, tensor in self.hare.items()}
-        values = self._away or self.tortoise
-        change = Change({tensor: values[name] for name, tensor in self.hare.items()})
+        values, tensors = self._away or self.tortoise, tensors_of(self.model)
+        change = Change({tensors[name]: values[name] for name in self.hare})
+        if self._away and (given := listed(optimizers)):
+            change = verified(change, self.model, given)
         change.followed_by(partial(setattr, self, "_away", away)).make()
 
     def state_dict(self) -> dict[str, Tensor]:
