@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fire._private import lerp_
+from lightning_fire.distributed import gathered
 from lightning_fire.functional.checks import precise
 from lightning_fire.methods.base.change import Change, measured, new_values, require_finite
 from lightning_fire.methods.base.copies import copies_in
@@ -81,7 +82,7 @@ class Tortoise:
         """Compute what `reset_` does, and change nothing yet."""
         require_finite(self.tortoise)
         tensors, given = tensors_of(self.model), listed(optimizers)
-        pairs = [(tensors[name], value) for name, value in self.tortoise.items()]
+        pairs = [(tensors[name], gathered(value)) for name, value in self.tortoise.items()]
         copies = copies_in(given, self.model.parameters())
         copied = [(copy, value) for tensor, value in pairs for copy in copies.get(tensor, ())]
         change = verified(Change(new_values(pairs)), self.model, given)

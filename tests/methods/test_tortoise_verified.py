@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from processes import run
 from test_verify import Masters, network, step
 
 from lightning_fire.methods import Tortoise
@@ -43,3 +44,27 @@ def test_a_hare_that_stays_the_tortoise_after_an_evaluation_is_an_error():
     both.swap(optimizer)
     both.swap(optimizer)
     step(model, optimizer, 3)
+
+
+SHARDED = """
+import os
+import torch
+from test_verify import network
+from torch.distributed.fsdp import fully_shard
+from lightning_fire.methods import Tortoise
+
+torch.distributed.init_process_group("gloo", rank=int(os.environ["LOCAL_RANK"]), world_size=2)
+model = network()
+fully_shard(model)
+both = Tortoise(model)
+before = model[0].weight.full_tensor().clone()
+with torch.no_grad():
+    model[0].weight.mul_(2.0)
+both.reset_()
+assert torch.equal(model[0].weight.full_tensor(), before)
+"""
+
+
+@pytest.mark.slow(5)
+def test_sharded_weights_return_to_the_tortoise(tmp_path):
+    run(SHARDED, tmp_path, ranks=2)
