@@ -12,13 +12,14 @@ from lightning_fire.functional import contribution_utility, least_useful
 from lightning_fire.functional.checks import full_precision
 from lightning_fire.methods.base.all_or_nothing import Write
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
+from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 @dataclass(frozen=True)
-class ContinualBackprop(UnitMethod):
+class ContinualBackprop(OfUnits, StepMethod):
     """Re-initializes, after each optimizer step, a small fraction of the least useful hidden units.
 
     The utility of a unit is an exponential moving average (EMA) of mean |h| · Σ |outgoing weights|, h its output. At

@@ -14,7 +14,7 @@ from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional import dash
 from lightning_fire.methods.base.change import Change, change_weights, require_finite
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import select_weights
@@ -66,7 +66,6 @@ class DASH(EventMethod):
         if self.num_batches is not None and self.num_batches < 1:
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
         dash(torch.zeros(1, device="cpu"), torch.zeros(1, device="cpu"), self.minimum)  # checks it
-        check_policy(self.optimizer_state)
 
     @property
     def batches(self) -> int:
@@ -116,17 +115,13 @@ def dash_(
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
 ) -> Report:
-    """Shrink in place the weights of a model that are not aligned with the negative gradient: `DASH` at once.
+    """Shrink in place weights that are not aligned with the negative gradient: `DASH` at once, with its arguments.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         losses: The losses of batches of the new data, scalars with a graph, one after the other, best from a generator:
             `(criterion(model(x), y) for x, y in loader)`. Buffers such as the statistics of BatchNorm are restored.
-        alpha: See `DASH`, as all that follow but `optimizers`.
-        minimum: The smallest fraction of a weight that is kept.
-        where: The weights to shrink; their biases go with them.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: Whose optimizer state to drop.
 
     Returns:
         What happened to the weights, see `fire_`, and `batches`, the number of losses.

@@ -12,7 +12,7 @@ from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Coefficients, Scale
 from lightning_fire.methods.base.change import Change, change_weights
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.selecting import select_weights
@@ -63,7 +63,6 @@ class FIRE(EventMethod):
         fire(
             torch.eye(1, device="cpu"), few, self.coefficients, "paper" if self.scale == "auto" else self.scale
         )  # checks them
-        check_policy(self.optimizer_state)
 
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return how many weights it replaces, by which preset, and with `scale="auto"` the scales."""
@@ -101,16 +100,11 @@ def fire_(
     optimizer_state: OptimizerPolicy = "touched",
     averages: Any = (),
 ) -> Report:
-    """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once.
+    """Replace selected weights of a model by the nearest orthogonal ones, in place: `FIRE` at once, with its arguments.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
-        where: See `FIRE`, as all that follow but `optimizers`.
-        steps: Newton–Schulz steps.
-        coefficients: Of the Newton–Schulz polynomial.
-        scale: Scale of the new weights.
         optimizers: The optimizers that train the model, one or several. Weights that none of them trains stay.
-        optimizer_state: Whose optimizer state to drop.
         averages: One or several averages of the weights, which begin again from the new weights, see `Loop`.
 
     Returns:

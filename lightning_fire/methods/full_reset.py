@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from lightning_fire.functional import fire
 from lightning_fire.functional.orthogonal import Scale
 from lightning_fire.methods.base.change import Change, new_values
-from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.reset import ResetMethod
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.base.training import Loop, Training
-from lightning_fire.methods.initial_values import check_resettable, check_values, target_of, tensors_of
+from lightning_fire.methods.initial_values import check_values, tensors_of
 from lightning_fire.where import Parameters, Weights
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.trained import leaves_out
 
 
 @dataclass(frozen=True)
-class FullReset(EventMethod):
+class FullReset(ResetMethod):
     """Resets every parameter and buffer, except what is frozen or trained by no optimizer.
 
     Other methods raise an error on weights with a NaN or Inf. This one restores a network that has diverged, except
@@ -44,7 +44,7 @@ class FullReset(EventMethod):
     """
 
     name: ClassVar[str] = "full_reset"
-    measures_curvature: ClassVar[bool] = True
+    kind: ClassVar[Parameters] = Parameters()
 
     fresh_seed: int | None = None
     optimizer_state: OptimizerPolicy = "touched"
@@ -53,28 +53,8 @@ class FullReset(EventMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_policy(self.optimizer_state)
         if self.target not in ("initial", "isometry"):
             raise ValueError(f"`target` must be 'initial' or 'isometry', got {self.target!r}")
-
-    @property
-    def selection(self) -> Parameters | None:
-        """The parameters to reset; None: every one, and buffers."""
-        return None if self.where is None else checked(self.where, Parameters())
-
-    @property
-    def acts_on_shards(self) -> bool:
-        """Whether it can act on sharded weights: layers draw whole ones."""
-        return self.fresh_seed is None
-
-    needs_initial_values = acts_on_shards
-
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Check that something is selected, and that it can be drawn if it is to be."""
-        tensors, untrained = trained_tensors(model, self.where)
-        if self.fresh_seed is not None:
-            check_resettable(model, tensors.values())
-        return super().check(model) if self.where is not None else leaves_out(untrained)
 
     def table(self, model: nn.Module) -> str:
         """Return a table of the parameters, or their number."""
@@ -84,7 +64,7 @@ class FullReset(EventMethod):
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Compute the values of the reset."""
-        values = target_of(self.fresh_seed, model, training)
+        values = self.target_values(model, training)
         values = isometric_values(model, values) if self.target == "isometry" else values
         tensors, left_out = trained_tensors(model, self.where)
         return Change(new_values((t, values[name]) for name, t in tensors.items()), left_out=leaves_out(left_out))
@@ -98,15 +78,13 @@ def full_reset_(
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
 ) -> Report:
-    """Reset parameters and buffers of a model to given values, in place; what is frozen stays.
+    """Reset a model to given values, in place, but what is frozen: `FullReset` at once, with its arguments.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: The values by name: `initial_values(model)`, called when the model was new, or
             `fresh_values(model, seed)`. The same on all ranks.
-        where: The parameters to reset, see `FullReset`.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: Whose optimizer state to drop: `keep`, `touched` or `all`.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.

@@ -96,11 +96,6 @@ def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
         )
 
 
-def target_of(fresh_seed: int | None, model: nn.Module, training: Training) -> Mapping[str, Tensor]:
-    """Return the values to reset to at this event: new random values from a seed, or with None the initial values."""
-    return initial_of(model, training) if fresh_seed is None else fresh_values(model, fresh_seed + training.event)
-
-
 def initial_of(model: nn.Module, training: Training) -> dict[str, Tensor]:
     """Return the initial values by the present names, also if the model was compiled since they were taken."""
     known = {plain(name): value for name, value in training.initial().items()}

@@ -15,7 +15,7 @@ from lightning_fire.contracts import HasSyncTargets, offers
 from lightning_fire.methods.base.averages import averages_in, networks_of
 from lightning_fire.methods.base.change import Change, require_finite
 from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.initial_values import fresh_values, not_resettable, seed_of_draw, tensors_of
@@ -57,10 +57,6 @@ class PlasticityInjection(EventMethod):
     target: str | None = None
     optimizer_state: OptimizerPolicy = "touched"
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_policy(self.optimizer_state)
 
     def prepare(self, model: nn.Module) -> None:
         """Wrap the head, so that a checkpoint of an injected one can be loaded.

@@ -14,10 +14,10 @@ from lightning_fire.methods.base.method import EventMethod
 from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.training import Training
 from lightning_fire.methods.base.unit_reset import (
+    OfUnits,
     select_units,
     trained_resets,
     units_in_words,
-    units_shown_later,
 )
 from lightning_fire.methods.base.unit_scores import (
     Score,
@@ -25,7 +25,6 @@ from lightning_fire.methods.base.unit_scores import (
     incoming_weights,
     mean_activities,
     mean_gradients,
-    mean_pre_activations,
 )
 from lightning_fire.methods.initial_values import seed_of_draw
 from lightning_fire.when import EveryNEpochs, Schedule
@@ -33,7 +32,7 @@ from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 @dataclass(frozen=True)
-class ReDo(EventMethod):
+class ReDo(OfUnits, EventMethod):
     """Re-initializes the dormant hidden units.
 
     A unit is dormant if its score, on batches of the training data, is at most τ times the mean score of its layer.
@@ -69,7 +68,6 @@ class ReDo(EventMethod):
 
     name: ClassVar[str] = "redo"
     when: ClassVar[Schedule] = EveryNEpochs(1)  # as the authors of the FIRE paper do; ReDo's own code: 1000 steps
-    default_where: ClassVar[HiddenUnits] = HiddenUnits()
     optimizer_state = "keep"  # but the entries of new units
     remakes_network: ClassVar[bool] = False
 
@@ -87,17 +85,9 @@ class ReDo(EventMethod):
             raise ValueError(f"`num_batches` must be at least 1, got {self.num_batches}")
         check_score(self.score)
 
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Check nothing yet: units are found by running the model."""
-        return ()
-
     def selected(self, model: nn.Module, training: Training) -> str:
         """Return the number of units and layers that it watches."""
         return units_in_words(select_units(model, partial(training.forward, 1), self.where))
-
-    def table(self, model: nn.Module) -> str:
-        """Return how to show the units, which needs a batch."""
-        return units_shown_later(type(self).__name__, self.selection)
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Score the units, and draw new weights of the dormant ones."""
@@ -122,5 +112,4 @@ class ReDo(EventMethod):
         """Return the scores of all units, shape (units of all layers,)."""
         if self.score == "gradient":
             return mean_gradients(layers, training.gradients(incoming_weights(layers), self.num_batches))
-        means = mean_pre_activations if self.score == "pre_activation" else mean_activities
-        return means(layers, partial(training.forward, self.num_batches))
+        return mean_activities(layers, partial(training.forward, self.num_batches), self.score)

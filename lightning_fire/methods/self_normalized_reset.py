@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from lightning_fire.distributed import sum_over_ranks
 from lightning_fire.functional import NEVER, inter_firing_threshold
 from lightning_fire.methods.base.change import Change
+from lightning_fire.methods.base.method import StepMethod
 from lightning_fire.methods.base.training import Training
-from lightning_fire.methods.base.unit_reset import Output, StepwiseReset, UnitMethod, check_output
+from lightning_fire.methods.base.unit_reset import OfUnits, Output, StepwiseReset, check_output
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 
 @dataclass(frozen=True)
-class SelfNormalizedReset(UnitMethod):
+class SelfNormalizedReset(OfUnits, StepMethod):
     """Re-initializes hidden units that have not fired for longer than their own past makes likely.
 
     A unit fires on a batch if its output is above 0 at any sample and position. Its inter-firing intervals, in samples,

@@ -10,19 +10,19 @@ from torch import Tensor, nn
 from lightning_fire.distributed import gathered
 from lightning_fire.functional import shrink_and_perturb
 from lightning_fire.methods.base.change import Change, new_values, require_finite
-from lightning_fire.methods.base.method import EventMethod
-from lightning_fire.methods.base.optimizer_state import OptimizerPolicy, check_policy
+from lightning_fire.methods.base.optimizer_state import OptimizerPolicy
 from lightning_fire.methods.base.optimizers import Optimizers
 from lightning_fire.methods.base.report import Report
+from lightning_fire.methods.base.reset import ResetMethod
 from lightning_fire.methods.base.selecting import trained_tensors
 from lightning_fire.methods.base.training import Loop, Training
-from lightning_fire.methods.initial_values import check_resettable, check_values, target_of
+from lightning_fire.methods.initial_values import check_values
 from lightning_fire.where import Parameters
 from lightning_fire.where.trained import leaves_out
 
 
 @dataclass(frozen=True)
-class ShrinkAndPerturb(EventMethod):
+class ShrinkAndPerturb(ResetMethod):
     """Moves parameters towards their initial values, or towards new random values: θ ← (1 − λ)·θ + λ·θ₀.
 
     It moves every trainable parameter, with norm scales and biases, not buffers.
@@ -42,7 +42,6 @@ class ShrinkAndPerturb(EventMethod):
 
     name: ClassVar[str] = "shrink_and_perturb"
     default_where: ClassVar[Parameters] = Parameters()
-    measures_curvature: ClassVar[bool] = True
 
     strength: float = 0.8
     perturb: float | None = None
@@ -54,24 +53,10 @@ class ShrinkAndPerturb(EventMethod):
         super().__post_init__()
         nothing = torch.zeros(1, device="cpu")
         shrink_and_perturb(nothing, nothing, self.strength, self.perturb)  # checks them
-        check_policy(self.optimizer_state)
-
-    @property
-    def acts_on_shards(self) -> bool:
-        """Whether it can act on sharded weights: layers draw whole ones."""
-        return self.fresh_seed is None
-
-    needs_initial_values = acts_on_shards
-
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Check that something is selected, and that it can be drawn if it is to be."""
-        if self.fresh_seed is not None:
-            check_resettable(model, trained_tensors(model, self.selection)[0].values())
-        return super().check(model)
 
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Compute the moved parameters."""
-        target = target_of(self.fresh_seed, model, training)
+        target = self.target_values(model, training)
         tensors, left_out = trained_tensors(model, self.selection)
         require_finite(tensors)
         moved = (
@@ -91,17 +76,13 @@ def shrink_and_perturb_(
     optimizers: Optimizers = (),
     optimizer_state: OptimizerPolicy = "touched",
 ) -> Report:
-    """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once.
+    """Move parameters of a model towards given values, in place: `ShrinkAndPerturb` at once, with its arguments.
 
     Args:
         model: Any module, or a list of them, which change together, see `EventMethod.__call__`.
         target: θ₀ by name: `initial_values(model)`, called when the model was new, or `fresh_values(model, seed)`. The
             same on all ranks.
-        strength: See `ShrinkAndPerturb`, as all that follow but `optimizers`.
-        perturb: Factor of the target.
-        where: The parameters to move.
         optimizers: The optimizers that train the model, one or several. What none of them trains stays, with a warning.
-        optimizer_state: Whose optimizer state to drop.
 
     Returns:
         What happened to the weights that `Weights()` selects, see `fire_`.

@@ -14,7 +14,6 @@ from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.method import Attached, StepMethod
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where import Weights, WeightView
-from lightning_fire.where.argument import checked
 from lightning_fire.where.normalized import normalization_layers
 
 
@@ -45,16 +44,9 @@ class WeightProjection(StepMethod):
     """
 
     name: ClassVar[str] = "weight_projection"
+    kind: ClassVar[Weights] = Weights()
 
     where: Weights | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-
-    @property
-    def selection(self) -> Weights | None:
-        """The weights to rescale; None: all but the output layer's."""
-        return None if self.where is None else checked(self.where, Weights())
 
     def table(self, model: nn.Module) -> str:
         """Return the weights that it rescales."""

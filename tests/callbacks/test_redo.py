@@ -14,7 +14,7 @@ from torch import nn
 from lightning_fire import AtEpochs, AtNewData, EveryNSteps, HiddenUnits, Loop, PlasticityCallback, ReDo
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.unit_reset import unit_resets
-from lightning_fire.methods.base.unit_scores import mean_pre_activations
+from lightning_fire.methods.base.unit_scores import mean_activities
 
 Recorded = snapshots_of(PlasticityCallback)
 HIDDEN = {"net.0": ("net.1", "net.3"), "net.3": (None, "net.5")}  # norm and outgoing layer of each
@@ -178,7 +178,9 @@ def test_a_pre_activation_is_that_of_the_layer_at_every_position(net, shape):
     layers = HiddenUnits().select(net, lambda: net(x))
     outputs = net[0](x).detach()
     positions = [dim for dim in range(outputs.ndim) if outputs.shape[dim] != 5]
-    torch.testing.assert_close(mean_pre_activations(layers, lambda: net(x)), outputs.relu().mean(positions))
+    torch.testing.assert_close(
+        mean_activities(layers, lambda: net(x), "pre_activation"), outputs.relu().mean(positions)
+    )
 
 
 @pytest.mark.parametrize("score", SCORES)

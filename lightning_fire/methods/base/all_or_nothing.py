@@ -25,16 +25,13 @@ class Write(NamedTuple):
         part[self.index] = self.value.to(part) if isinstance(self.value, Tensor) else self.value
 
 
-def to_the_end(change: Callable[[], object]) -> None:
-    """Call `change`; if Ctrl-C or another interrupt arrives in the meantime, call it once more, then re-raise.
-
-    `change` must be idempotent. After an error it is not called again.
-    """
+def insist(call: Callable[[], object], after_errors: bool = True) -> None:
+    """Call an idempotent function; after Ctrl-C and the like, or any error, call it once more, then re-raise."""
     try:
-        change()
+        call()
     except BaseException as error:
-        if not isinstance(error, Exception):
-            change()
+        if after_errors or not isinstance(error, Exception):
+            call()
         raise
 
 
@@ -119,12 +116,3 @@ def _mappings_of(optimizer: Any) -> Iterator[Any]:
     yield optimizer.state
     yield from (state for state in optimizer.state.values() if isinstance(state, Mapping))
     yield from optimizer.param_groups
-
-
-def insist(undo: Callable[[], None]) -> None:
-    """Call a function; after any failure call it once more, then re-raise."""
-    try:
-        undo()
-    except BaseException:
-        undo()
-        raise

@@ -13,8 +13,8 @@ from lightning_fire.functional import as_matrices, singular_values
 from lightning_fire.methods.base.all_or_nothing import (
     Write,
     distinct,
+    insist,
     same_tensors_after_error,
-    to_the_end,
     undone_after_error,
 )
 from lightning_fire.methods.base.report import COLUMNS, Report, difference, report_of
@@ -93,7 +93,7 @@ class Change:
             stack.enter_context(undone_after_error((part.view_of(part.tensor), part.index) for part in self.parts))
             for guard in self.guards:
                 stack.enter_context(guard())
-            to_the_end(self._write)
+            insist(self._write, after_errors=False)
         self.check()
 
     def _write(self) -> None:

@@ -40,6 +40,7 @@ class Method:
         name: First part of the keys of its metrics, and its name in recipes.
         where: The selection that it acts on; None: `default_where`.
         default_where: What `where=None` stands for; None: everything.
+        kind: A selection of the kind that `where` must be, if that is not `default_where`.
         acts_on_shards: Whether it can act where the weights are sharded (DTensor).
         needs_initial_values: Whether it uses `Training.initial`.
     """
@@ -47,6 +48,7 @@ class Method:
     name: ClassVar[str] = "method"
     where: Any = None
     default_where: ClassVar[Any] = None
+    kind: ClassVar[Any] = None
     acts_on_shards: Any = False
     needs_initial_values: Any = False
 
@@ -71,9 +73,8 @@ class Method:
     @property
     def selection(self) -> Any:
         """The selection that it acts on; None: everything. Raises a TypeError for another kind of selection."""
-        if self.default_where is None and self.where is None:
-            return None
-        return self.where if self.default_where is None else checked(self.where, self.default_where)
+        where, kind = self.default_where if self.where is None else self.where, self.kind or self.default_where
+        return where if where is None or kind is None else checked(where, kind)
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Check before training that it can act on a model, and return sentences on what no optimizer trains.
@@ -139,6 +140,10 @@ class EventMethod(Method):
     changes_output: ClassVar[bool] = True
     remakes_network: ClassVar[bool] = True
     measures_curvature: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_policy(self.optimizer_state)
 
     def check(self, model: nn.Module) -> Sequence[str]:
         """Also name what may be averages of the model that do not begin again."""

@@ -20,7 +20,7 @@ from lightning_fire.methods.base.beginning import parts_of, starts_in
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import is_ignored
-from lightning_fire.methods.base.method import Attached, StepMethod, verified
+from lightning_fire.methods.base.method import Attached, Method, verified
 from lightning_fire.methods.base.optimizers import Optimizers, listed, parameters_of
 from lightning_fire.methods.base.seeded import seeded
 from lightning_fire.methods.base.training import Training
@@ -109,6 +109,20 @@ def units_shown_later(name: str, where: HiddenUnits) -> str:
         f"{name}(where={where}) finds its units when training starts, by watching one batch."
         f" In Python, print({where}.select(model, lambda: model(batch))) shows them."
     )
+
+
+class OfUnits(Method):
+    """Base class of methods on hidden units, which are found by running the model."""
+
+    default_where: ClassVar[HiddenUnits] = HiddenUnits()
+
+    def check(self, model: nn.Module) -> Sequence[str]:
+        """Check nothing yet: units are found by running the model."""
+        return ()
+
+    def table(self, model: nn.Module) -> str:
+        """Return how to show the units, which needs a batch."""
+        return units_shown_later(type(self).__name__, self.selection)
 
 
 @torch.no_grad()
@@ -205,20 +219,6 @@ class UnitStatistics(Protocol):
 
 
 S = TypeVar("S", bound=UnitStatistics)
-
-
-class UnitMethod(StepMethod):
-    """Base class of step methods on hidden units, which are found by running the model."""
-
-    default_where: ClassVar[HiddenUnits] = HiddenUnits()
-
-    def check(self, model: nn.Module) -> Sequence[str]:
-        """Check nothing yet: units are found by running the model."""
-        return ()
-
-    def table(self, model: nn.Module) -> str:
-        """Return how to show the units, which needs a batch."""
-        return units_shown_later(type(self).__name__, self.selection)
 
 
 class StepwiseReset(Attached, Generic[S]):

@@ -47,23 +47,14 @@ def mean_gradients(layers: Sequence[UnitLayer], batches: Iterable[Sequence[Tenso
     return torch.stack(means).mean(0)
 
 
-def mean_activities(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
-    """Return the mean |h| of each unit of all layers over samples and positions; NaN where a layer has not run."""
-    return _means(layers, forward, "activation", torch.abs)
-
-
-def mean_pre_activations(layers: Sequence[UnitLayer], forward: Forward) -> Tensor:
-    """Return the mean of max(0, z) of each unit, z its output before normalisation; NaN where a layer has not run.
-
-    Source: the code of the FIRE paper's authors.
-    """
-    return _means(layers, forward, "pre_activation", torch.relu)
-
-
 @torch.no_grad()
-def _means(
-    layers: Sequence[UnitLayer], forward: Forward, output: Output, magnitude: Callable[[Tensor], Tensor]
-) -> Tensor:
+def mean_activities(layers: Sequence[UnitLayer], forward: Forward, output: Output = "activation") -> Tensor:
+    """Return the mean magnitude of each unit of all layers over samples and positions; NaN where a layer has not run.
+
+    That is |h| of its activation h, or max(0, z) of its output z before normalisation, as in the code of the FIRE
+    paper's authors.
+    """
+    magnitude = torch.abs if output == "activation" else torch.relu
     sums = [torch.zeros(layer.size, device=layer.incoming.parameter.device) for layer in layers]
     counts = [0] * len(layers)
 
