@@ -1,7 +1,7 @@
 """Averages of weights, of any library, and how they begin again from new weights."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,10 @@ _COUNTERS = "n_averaged", "num_updates", "optimization_step", "updates", "step",
 _DECAYS = "decay", "beta", "multi_avg_fn", "avg_fn"
 
 
-class Followers(NamedTuple):
-    """How averages of a model begin again: new values by tensor, and what resets counters that are no tensors."""
-
-    values: Mapping[Tensor, Tensor]
-    then: Callable[[], None]
-
-
 @torch.no_grad()
-def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Iterable[Any] = ()) -> Followers:
+def followers(
+    model: nn.Module, values: Mapping[Tensor, Tensor], averages: Iterable[Any] = ()
+) -> tuple[dict[Tensor, Tensor], Callable[[], None]]:
     """Let the averages of a model begin again from its values after a change, whole.
 
     Args:
@@ -34,8 +29,8 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
         averages: Further ones; also copies of the model or of a part of it, tensors by name, or tensors in the order of
             the parameters.
 
-    Raises:
-        ValueError: If one of `averages` has not the shapes of the model, or of a part of it.
+    Returns:
+        New values by tensor, and a function that resets counters that are no tensors.
     """
     new, resets = dict[Tensor, Tensor](), list[tuple[Any, str, Any]]()
     for average, pairs in averages_of(model, averages):
@@ -53,7 +48,7 @@ def followers(model: nn.Module, values: Mapping[Tensor, Tensor], averages: Itera
         for reset in resets:
             setattr(*reset)
 
-    return Followers(new, then)
+    return new, then
 
 
 @torch.no_grad()

@@ -77,11 +77,8 @@ def _tensors(value: Any, seen: set[int], depth: int) -> Iterator[Tensor]:
     seen.add(id(value))
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item, seen, depth - 1)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
+    elif isinstance(value, Mapping | list | tuple | set):
+        for item in value.values() if isinstance(value, Mapping) else value:
             yield from _tensors(item, seen, depth - 1)
     elif hasattr(value, "__dict__") and not callable(value) and not isinstance(value, nn.Module | type):
         for name, item in vars(value).items():

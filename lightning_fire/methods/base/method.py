@@ -204,12 +204,12 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    averages = followers(model, change.values if method.remakes_network else {}, training.averages)
+    averages, count_again = followers(model, change.values if method.remakes_network else {}, training.averages)
     change = replace(verified(change, model, training.optimizers), report=report)
-    change = replace(change, values={**change.values, **copied, **averages.values})
+    change = replace(change, values={**change.values, **copied, **averages})
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
     guard = partial(same_optimizers_after_error, training.optimizers, rewritten)
-    return change.followed_by(drop, averages.then, guard=guard)
+    return change.followed_by(drop, count_again, guard=guard)
 
 
 def _plan(method: EventMethod, model: nn.Module, training: Any) -> Change:
