@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import NamedTuple
 
 import pytest
@@ -42,13 +43,16 @@ class Outputs:
         self.of: dict[int, Tensor] = {}
         for index, module in enumerate(net):
             module.register_forward_hook(lambda module, args, output, index=index: self.of.update({index: output}))
+        net.register_forward_pre_hook(lambda module, args: setattr(self, "input", args[0]))
 
     def unit(self, module: int, unit: int) -> list[float]:
         """Outputs of one unit, of all samples and positions."""
         return self.of[module].detach()[:, unit].flatten().tolist()
 
 
-def reset(net: nn.Sequential, momenta: dict[str, Tensor], chosen: list[list[int]], seed: int) -> None:
+def reset(
+    net: nn.Sequential, momenta: dict[str, Tensor], chosen: list[list[int]], seed: int, keep_outgoing: bool
+) -> None:
     """Re-initialize units one by one."""
     drawn = 0
     for units, own in zip(chosen, LAYERS, strict=True):
@@ -70,7 +74,7 @@ def reset(net: nn.Sequential, momenta: dict[str, Tensor], chosen: list[list[int]
                     momenta[name][unit] = 0.0
     for units, own in zip(chosen, LAYERS, strict=True):
         for unit in units:
-            for column in range(unit * own.block, (unit + 1) * own.block):
+            for column in () if keep_outgoing else range(unit * own.block, (unit + 1) * own.block):
                 net[own.following].weight[:, column] = 0.0
                 momenta[f"{own.following}.weight"][:, column] = 0.0
 
@@ -91,7 +95,7 @@ def mean(values: list[float]) -> float:
 Rule = Callable[[nn.Sequential, Outputs, int], list[list[int]]]
 
 
-def continual_backprop(rate: float, maturity: int, decay: float, scored: str) -> Rule:
+def continual_backprop(rate: float, maturity: int, decay: float, scored: str, compensate: bool = True) -> Rule:
     utility, output, age = ([[0.0] * size for size in SIZES] for _ in range(3))
     owed = [0.0] * len(SIZES)
 
@@ -115,6 +119,7 @@ def continual_backprop(rate: float, maturity: int, decay: float, scored: str) ->
             (net[own.following].bias, outgoing(net, own, unit).sum(1) * output[i][unit] / (1 - decay ** age[i][unit]))
             for i, own in enumerate(LAYERS)
             for unit in chosen[i]
+            if compensate
         ]
         for bias, value in lost:
             bias += value
@@ -126,7 +131,7 @@ def continual_backprop(rate: float, maturity: int, decay: float, scored: str) ->
     return rule
 
 
-def snr(rejection: float, refresh_every: int, max_silence: int, scored: str) -> Rule:
+def snr(rejection: float, refresh_every: int, max_silence: int, scored: str, expansion: float = 2.0) -> Rule:
     age, silences = ([[start() for _ in range(size)] for size in SIZES] for start in (int, list))
     threshold = [[max_silence // 2] * size for size in SIZES]
     steps = largest = 0
@@ -146,7 +151,7 @@ def snr(rejection: float, refresh_every: int, max_silence: int, scored: str) -> 
                     if seen := silences[i][unit]:
                         rare = next(a for a in range(10**4) if mean([s >= a for s in seen]) <= rejection + 1e-9)
                         longest = threshold[i][unit]
-                        threshold[i][unit] = rare - 1 if rare - 1 <= longest else 2 * longest
+                        threshold[i][unit] = rare - 1 if rare - 1 <= longest else int(expansion * longest)
                     threshold[i][unit] = max(min(threshold[i][unit], max_silence), largest)
                     silences[i][unit] = []
                 if age[i][unit] > max(threshold[i][unit], largest):
@@ -161,8 +166,13 @@ def snr(rejection: float, refresh_every: int, max_silence: int, scored: str) -> 
 def redo(threshold: float, scored: str) -> Rule:
     def rule(net: nn.Sequential, outputs: Outputs, batch_size: int) -> list[list[int]]:
         chosen = []
-        for own, size in zip(LAYERS, SIZES, strict=True):
-            if scored == "pre_activation":
+        with torch.enable_grad():
+            loss = net(outputs.input).square().sum()
+            gradients = torch.autograd.grad(loss, [net[own.layer].weight for own in LAYERS])
+        for own, size, gradient in zip(LAYERS, SIZES, gradients, strict=True):
+            if scored == "gradient":
+                scores = [mean(gradient[unit].abs().flatten().tolist()) for unit in range(size)]
+            elif scored == "pre_activation":
                 scores = [mean([max(0.0, z) for z in outputs.unit(own.layer, unit)]) for unit in range(size)]
             else:
                 scores = [mean([abs(h) for h in outputs.unit(own.nonlinearity, unit)]) for unit in range(size)]
@@ -181,26 +191,33 @@ CASES = {
         lambda score: ContinualBackprop(0.8, maturity=0, decay=0.5, score=score),
         lambda score: continual_backprop(0.8, 0, 0.5, score),
     ),
+    "continual_backprop, without compensation": (
+        lambda score: ContinualBackprop(0.2, maturity=1, decay=0.9, compensate=False, score=score, seed=7),
+        lambda score: continual_backprop(0.2, 1, 0.9, score, compensate=False),
+    ),
     "snr": (
         lambda score: SelfNormalizedReset(0.2, refresh_every=4, max_silence=24, score=score),
         lambda score: snr(0.2, 4, 24, score),
     ),
+    "snr, growing slowly": (
+        lambda score: SelfNormalizedReset(0.3, refresh_every=3, max_silence=30, expansion=1.5, score=score, seed=7),
+        lambda score: snr(0.3, 3, 30, score, expansion=1.5),
+    ),
     "redo": (
-        lambda score: ReDo(threshold=0.3, score=score),
-        lambda score: redo(0.3, score),
+        lambda score: ReDo(threshold=0.5, score=score),
+        lambda score: redo(0.5, score),
     ),
 }
 
 
-@pytest.mark.parametrize("score", ["activation", "pre_activation"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "score"), [*product(CASES, ["activation", "pre_activation"]), ("redo", "gradient")])
 def test_it_equals_the_slow_loop(name, score):
     build, rule_of = CASES[name]
     net, total = network(), 0
     x = torch.randn(7, 2, 5, 5)
     method, rule = build(score), rule_of(score)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    training = Loop(optimizer, lambda: net(x))
+    training = Loop(optimizer, lambda: net(x), lambda: [net(x).square().sum()])
     attached = method.attach(net, training) if name != "redo" else None
     outputs = Outputs(net)
     for number in range(16):
@@ -219,7 +236,7 @@ def test_it_equals_the_slow_loop(name, score):
         with torch.no_grad():
             chosen = rule(expected, outputs, len(x))
             done = 1 + (number if name == "redo" else total)
-            reset(expected, momenta, chosen, STRIDE * done)
+            reset(expected, momenta, chosen, method.seed + STRIDE * done, score == "gradient")
         total += sum(map(len, chosen))
         if attached is None:
             assert method(net, training)["units"] == sum(map(len, chosen))

@@ -1,94 +1,15 @@
-"""`SelfNormalizedReset` through real fits: equal to a slow loop over units, and the rest of its contract."""
+"""`ContinualBackprop` and `SelfNormalizedReset` through real fits: what counts as a step, rates, thresholds."""
 
-from functools import partial
+import copy
 
 import pytest
 import torch
-from slow_unit_resets import built, built_with_shift, slow_training
 from small_training import GrowingData, PlainModule, dataset, fitted, trainer
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from lightning_fire import HiddenUnits, PlasticityCallback, SelfNormalizedReset
-
-OFTEN = {"rejection": 0.3, "refresh_every": 3, "max_silence": 24}
-
-
-def probability_of_at_least(age, silences):
-    return sum(silence >= age for silence in silences) / len(silences)
-
-
-def slow(rejection, refresh_every, max_silence, expansion=2.0, start_epoch=0, **options):
-    """Train in a plain loop; thresholds by trying every possible inter-firing interval."""
-    age = [[0] * 8 for _ in range(2)]
-    threshold = [[max_silence // 2] * 8 for _ in range(2)]
-    silences = [[[] for _ in range(8)] for _ in range(2)]
-    steps = largest = 0
-
-    def rule(batch_size, layers_after, outputs, activities):
-        nonlocal steps, largest
-        steps, largest = steps + 1, max(largest, batch_size)
-        chosen = [[], []]
-        for i, h in enumerate(outputs):
-            for unit in range(8):
-                if bool((h[:, unit] > 0).any()):
-                    silences[i][unit].append(age[i][unit])
-                    age[i][unit] = 0
-                else:
-                    age[i][unit] += batch_size
-                if steps % refresh_every == 0:
-                    seen = silences[i][unit]
-                    if seen:
-                        improbable = min(a for a in range(1000) if probability_of_at_least(a, seen) <= rejection + 1e-9)
-                        likely = improbable - 1
-                        if likely > threshold[i][unit]:
-                            likely = int(threshold[i][unit] * expansion)
-                        threshold[i][unit] = likely
-                    threshold[i][unit] = max(min(threshold[i][unit], max_silence), largest)
-                    silences[i][unit] = []
-                if age[i][unit] > max(threshold[i][unit], largest):
-                    silences[i][unit].append(age[i][unit])
-                    age[i][unit] = 0
-                    chosen[i].append(unit)
-        return chosen
-
-    return slow_training(rule, start_epoch, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "resets"),
-    [
-        (OFTEN, 4),
-        ({**OFTEN, "start_epoch": 2}, 3),
-        ({"rejection": 0.1, "refresh_every": 5, "max_silence": 12, "expansion": 1.5}, 3),
-        ({"rejection": 0.05, "refresh_every": 2, "max_silence": 30, "seed": 7}, 3),
-    ],
-)
-def test_it_equals_the_slow_loop(options, resets):
-    expected, number = slow(**options)
-    callback = PlasticityCallback(
-        SelfNormalizedReset(**{key: value for key, value in options.items() if key != "start_epoch"}),
-        start_chunk=options.get("start_epoch", 0) // 2,
-    )
-    fast = fitted(callback, module=built())
-    assert callback._state["num_reset"] == number >= resets
-    for name, tensor in fast.state_dict().items():
-        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
-
-
-@pytest.mark.parametrize("norm", [True, False], ids=["batch_norm", "no_norm"])
-def test_by_pre_activation_it_equals_the_slow_loop(norm):
-    callback = PlasticityCallback(SelfNormalizedReset(score="pre_activation", **OFTEN))
-    build = partial(built_with_shift, norm)
-    fast = fitted(callback, module=build())
-    expected, number = slow(**OFTEN, score="pre_activation", build=build)
-    assert callback._state["num_reset"] == number >= 3
-    for name, tensor in fast.state_dict().items():
-        torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=1e-3, atol=1e-4, msg=name)
-    _, by_activation = slow(**OFTEN, build=build)
-    assert (number > by_activation) == norm  # before a ReLU alone a unit fires as after it
+from lightning_fire import ContinualBackprop, HiddenUnits, PlasticityCallback, SelfNormalizedReset
 
 
 class HasDeadUnits(PlainModule):
@@ -204,8 +125,24 @@ def test_the_recomputation_of_gradient_checkpointing_does_not_count():
     assert callback._state["records"]["net.3"]["age"][[2, 5]].tolist() == [24, 24]
 
 
-def test_what_is_logged(tmp_path):
-    fitted(PlasticityCallback(SelfNormalizedReset(**OFTEN), start_chunk=1), folder=tmp_path)
-    events = EventAccumulator(str(tmp_path)).Reload()
-    thresholds = [event.value for event in events.Scalars("snr/threshold")]
-    assert all(6 <= value <= 24 for value in thresholds)
+def test_a_small_rate_adds_up():
+    """A fraction of 1/160 of 16 units a step: int(ρ · n) would always be 0."""
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=1 / 160, maturity=0))
+    fitted(callback)
+    assert callback._state["num_reset"] == 2  # 24 steps · 8 units / 160 = 1.15 for each of two layers
+
+
+def test_accumulated_batches_are_one_step_of_continual_backprop():
+    callback = PlasticityCallback(ContinualBackprop(replacement_rate=0.1, maturity=0))
+    fitted(callback, accumulate_grad_batches=2)
+    assert callback._state["num_reset"] == 2 * int(0.8 * 12)  # 12 steps of 8 units in each of two layers
+
+
+def test_several_fits_continue_and_copies_are_independent():
+    callback, module = PlasticityCallback(ContinualBackprop(replacement_rate=0.01, maturity=0)), PlainModule()
+    data = GrowingData((1,))
+    for _ in range(2):
+        trainer(callback, max_epochs=1).fit(module, datamodule=data)
+    assert callback._state["records"]["net.0"]["age"].tolist() == [4] * 8
+    assert copy.deepcopy(callback)._state["records"]["net.0"]["owed"] == pytest.approx(0.32)
+    assert all(not part._forward_pre_hooks for part in module.modules())
