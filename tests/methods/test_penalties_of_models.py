@@ -1,12 +1,15 @@
 """Penalties, decay and feature rank on models: compiled, partly frozen, in place, with several optimizers."""
 
 import copy
+from dataclasses import replace
 
 import pytest
+import reference
 import torch
 from torch import nn
 
-from lightning_fire.functional import l2_init_gradient, parseval_gradient
+from lightning_fire import Parameters, Weights
+from lightning_fire.functional import parseval_gradient
 from lightning_fire.methods import (
     IsometryDecay,
     L2Init,
@@ -51,17 +54,75 @@ def test_a_compiled_model_has_the_penalty_of_the_model_in_it(name):
     assert all(torch.equal(found[key], gradient) for key, gradient in expected.items())
 
 
-def test_l2_init_pulls_each_parameter_to_its_own_start():
+def slow_penalty(method, net, start, layers=(0, 3)):
+    """Differentiable, of the weights of some layers, with what else belongs to them."""
+    weights, rest = [net[i].weight for i in layers], [net[i].bias for i in layers]
+    if isinstance(method, L2Init):
+        rest += [net[1].weight, net[1].bias] if len(layers) > 1 else []
+        names = {id(p): key for key, p in net.named_parameters()}
+        return sum((p - start[names[id(p)]]).square().sum() for p in [*weights, *rest])
+    if isinstance(method, Parseval):
+        norms = (net[1].weight ** 2 - 1).square().sum() if method.norms else 0.0
+        return sum(reference.parseval_penalty(w) for w in weights) + norms
+    return sum((torch.linalg.matrix_norm(w, 2) ** 2 - 1) ** 2 for w in weights) + sum(b.norm() ** 4 for b in rest)
+
+
+SOME = {"l2_init": Parameters(include=["^3"]), "parseval": Weights(include=["^3"]), "spectral": Weights(include=["^3"])}
+OF_LAYERS = {
+    **{name: (method, (0, 3)) for name, method in PENALTIES.items()},
+    **{f"{name} of one": (replace(method, where=SOME[name]), (3,)) for name, method in PENALTIES.items()},
+    "parseval with norms": (Parseval(0.3, norms=True), (0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", OF_LAYERS)
+def test_gradient_and_value_are_those_of_the_slow_penalty(name):
+    (method, layers), net = OF_LAYERS[name], network()
+    start = initial_values(net)
+    attached = method.attach(net, Loop(initial=start))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1.5).add_(0.1)
+    for _ in range(50):  # in which the estimates of singular vectors converge
+        net.zero_grad()
+        net(X).square().sum().backward()
+        plain = [parameter.grad.clone() for parameter in net.parameters()]
+        attached.before_step()
+    expected = slow_penalty(method, net, start, layers)
+    added = torch.autograd.grad(expected, list(net.parameters()), allow_unused=True)
+    for parameter, grad, own in zip(net.parameters(), plain, added, strict=True):
+        more = torch.zeros_like(grad) if own is None else own
+        torch.testing.assert_close(parameter.grad, grad + 0.3 * more, rtol=1e-4, atol=1e-4)
+    assert attached.metrics()["penalty"] == pytest.approx(0.3 * expected.item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", PENALTIES)
+def test_an_optimizer_gets_the_penalty_of_its_own_parameters(name):
     net = network()
-    start = copy.deepcopy(dict(net.named_parameters()))
-    found, penalty = gradients_with(PENALTIES["l2_init"], net, compiled=True)
+    attached = PENALTIES[name].attach(net, Loop(initial=initial_values(net)))
+    for parameter in net.parameters():
+        parameter.data.mul_(1.5)
+        parameter.grad = torch.zeros_like(parameter)
+    attached.before_step(torch.optim.SGD(net[3].parameters(), 0.1))
+    assert [net[i].weight.grad.any().item() for i in (0, 3)] == [False, True]
+
+
+def test_fused_transposed_and_grouped_weights_are_penalised_as_the_matrices_they_are():
+    parts = {"attention": nn.MultiheadAttention(4, 2), "grouped": nn.Conv2d(4, 6, 3, groups=2)}
+    net = nn.ModuleDict({**parts, "up": nn.ConvTranspose1d(5, 3, 2), "other": nn.Linear(3, 3)})
+    where = Weights(preset="cnn", include=[r"in_proj_weight\[[qk]\]", "grouped", "up"])
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    Parseval(0.5, where=where).attach(net).before_step()
+    found = {name: parameter.grad for name, parameter in net.named_parameters()}
     net.zero_grad()
-    net(X).square().sum().backward()
-    for key, parameter in net.named_parameters():
-        expected = parameter.grad + 0.3 * l2_init_gradient(parameter.detach(), start[key].detach())
-        torch.testing.assert_close(found[key], expected, msg=key)
-    squares = sum(float((parameter - start[key]).detach().square().sum()) for key, parameter in net.named_parameters())
-    assert penalty == pytest.approx(0.3 * squares)
+    query, key, _ = net["attention"].in_proj_weight.chunk(3)
+    total = sum(reference.parseval_penalty(part) for part in (query, key, net["up"].weight.transpose(0, 1)))
+    (0.5 * (total + reference.parseval_penalty(net["grouped"].weight, groups=2))).backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(
+            found[name], torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        )
 
 
 class Scaled(nn.Linear):
