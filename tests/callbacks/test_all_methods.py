@@ -2,17 +2,35 @@
 
 import typing
 from dataclasses import fields, replace
+from functools import cache
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from methods_table import ALL, EVENTS, MADE, STEPS, callback_of
-from small_training import PlainModule, assert_same_weights, fitted, snapshots_of
+from small_training import GrowingData, PlainModule, assert_same_weights, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_fire import METHODS, AtEpochs, HiddenUnits, PlasticityCallback
+from lightning_fire import (
+    DASH,
+    METHODS,
+    ContinualBackprop,
+    FeatureRank,
+    HiddenUnits,
+    IsometryDecay,
+    L2Init,
+    Parseval,
+    PlasticityCallback,
+    ReDo,
+    ShrinkAndPerturb,
+    SpectralRegularization,
+    WeightProjection,
+    Weights,
+)
 
 
 def arguments(name):
@@ -32,6 +50,12 @@ def saving(folder):
     return ModelCheckpoint(folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
 
 
+@cache
+def vanilla(epochs: int = 6) -> PlainModule:
+    """The module after a training without a method."""
+    return fitted(max_epochs=epochs)
+
+
 def differ(one: nn.Module, other: nn.Module) -> bool:
     """Whether they have other weights, or one of them has more."""
     states = one.state_dict(), other.state_dict()
@@ -47,11 +71,11 @@ def test_the_table_has_every_method():
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(tmp_path, name):
-    """From the end of every epoch; whatever the method keeps is in the checkpoint."""
+    """From before and after an event; whatever the method keeps is in the checkpoint."""
     callback = callback_of(name)
     whole = fitted(callback, saving(tmp_path))
-    assert differ(whole, fitted())
-    for epoch in range(5):
+    assert differ(whole, vanilla())
+    for epoch in (1, 3):
         path, resumed = tmp_path / f"epoch={epoch}.ckpt", callback_of(name)
         assert_same_weights(fitted(resumed, seed=99, ckpt_path=path), whole)
         torch.testing.assert_close(resumed._state, callback._state, rtol=0, atol=0)
@@ -65,9 +89,9 @@ def test_it_begins_with_its_chunk(tmp_path, name):
     def build():
         return PlasticityCallback(MADE[name], start_chunk=1)
 
-    assert_same_weights(fitted(build(), max_epochs=2), fitted(max_epochs=2))
+    assert_same_weights(fitted(build(), max_epochs=2), vanilla(2))
     whole = fitted(build(), saving(tmp_path))
-    assert differ(whole, fitted())
+    assert differ(whole, vanilla())
     assert_same_weights(fitted(build(), seed=99, ckpt_path=tmp_path / "epoch=2.ckpt"), whole)
 
 
@@ -80,26 +104,13 @@ def test_a_selection_that_matches_nothing_is_an_error_before_training(name):
     assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
 
 
-@pytest.mark.parametrize("name", SELECTING)
+@pytest.mark.parametrize("name", [*SELECTING, "weight_projection of all"])
 def test_it_shows_its_selection(name):
-    text = PlasticityCallback(MADE[name]).show_selection(PlainModule())
+    method, name = (MADE | {"weight_projection of all": WeightProjection(Weights("cnn"))})[name], name.partition(" ")[0]
+    text = PlasticityCallback(method).show_selection(PlainModule())
     assert text.startswith(type(MADE[name]).__name__)
     shown = "finds its units when training starts" if name in ON_UNITS else "net.3.weight"
     assert ("acts on every parameter and buffer, 11 tensors" if name.startswith("full_reset") else shown) in text
-
-
-@pytest.mark.parametrize("policy", ["keep", "touched", "all"])
-@pytest.mark.parametrize("name", [name for name in EVENTS if "optimizer_state" in arguments(name)])
-def test_optimizer_state(name, policy):
-    """By default an event drops that of what it changes."""
-    callback = snapshots_of(PlasticityCallback)(replace(MADE[name], optimizer_state=policy), AtEpochs([1]))
-    module = fitted(callback, max_epochs=2)
-    names = {parameter: key for key, parameter in module.named_parameters()}
-    before, after, _ = callback.seen[0]
-    changed = {key for key in names.values() if not torch.equal(before[key], after[key])}
-    assert changed
-    remaining = {names[parameter] for parameter in callback.optimizer_state}
-    assert remaining == set(names.values()) - {"keep": set(), "touched": changed, "all": set(names.values())}[policy]
 
 
 @pytest.mark.parametrize("name", [*ON_UNITS, "dash", "feature_rank"])
@@ -149,3 +160,62 @@ def test_it_is_logged_when_it_acts(tmp_path, name):
             for event, (before, after, _) in zip(log.Scalars(f"{MADE[name].name}/sfe"), callback.seen, strict=True):
                 moved = [before[key] - after[key] for key in ("net.0.weight", "net.3.weight", "net.5.weight")]
                 assert event.value == pytest.approx(sum(m.square().sum() for m in moved).item(), rel=1e-4)
+
+
+class Draws(PlainModule):
+    """With dropout, a metric and logs: everything that a look at the data could change."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.accuracy = MulticlassAccuracy(3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self.net(self.dropout(x))
+        self.accuracy(logits, y)
+        self.log("accuracy", self.accuracy, on_step=True, on_epoch=True)
+        return {"loss": nn.functional.cross_entropy(logits, y)}
+
+
+class Shuffled(GrowingData):
+    """Draws its order from the global random state, in worker-less loaders as most have them."""
+
+    def train_dataloader(self):
+        return DataLoader(super().train_dataloader().dataset, batch_size=6, shuffle=True)
+
+
+def trained_on_draws(folder, *callbacks):
+    torch.manual_seed(0)
+    module = fitted(*callbacks, module=Draws(), data=Shuffled(), folder=folder)
+    log = EventAccumulator(str(folder)).Reload()
+    return module, [
+        (event.step, event.value) for tag in ("accuracy_step", "accuracy_epoch") for event in log.Scalars(tag)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return trained_on_draws(tmp_path_factory.mktemp("undisturbed"))
+
+
+SCORES = ("activation", "pre_activation", "gradient")
+IDLE = {  # measure and draw, and change nothing
+    "shrink_and_perturb": ShrinkAndPerturb(strength=0.0, fresh_seed=0, optimizer_state="keep"),
+    "dash": DASH(minimum=1.0, optimizer_state="keep"),
+    **{
+        f"redo_{score}": ReDo(0.0, where=HiddenUnits(include=["net.0"]), score=score) for score in SCORES
+    },  # none is dead
+    "continual_backprop": ContinualBackprop(replacement_rate=0.0),
+    **{kind.name: kind(0.0) for kind in (L2Init, Parseval, SpectralRegularization, IsometryDecay)},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.* has changed no weight")
+@pytest.mark.parametrize("name", [*IDLE, "feature_rank"])
+def test_a_method_that_changes_nothing_leaves_no_trace(tmp_path, name, undisturbed):
+    """Weights, buffers, order of batches, dropout, metrics and logs of the whole run are as without it."""
+    callback = FeatureRank(0.0, every_n_batches=2) if name == "feature_rank" else PlasticityCallback(IDLE[name])
+    module, logged = trained_on_draws(tmp_path, callback)
+    assert_same_weights(module, undisturbed[0])
+    assert logged == undisturbed[1]

@@ -1,4 +1,4 @@
-"""`FullReset`, `OptimizerReset` and `PlasticityMonitor` through real fits."""
+"""`FullReset`, `ShrinkAndPerturb` and `PlasticityMonitor` through real fits."""
 
 import lightning.pytorch as pl
 import pytest
@@ -22,7 +22,7 @@ from lightning_fire import (
     AtEpochs,
     AtNewData,
     FullReset,
-    OptimizerReset,
+    Parameters,
     PlasticityCallback,
     PlasticityMonitor,
     ShrinkAndPerturb,
@@ -88,7 +88,18 @@ class Start(Callback):
         self.state = state_of(pl_module)
 
 
-@pytest.mark.parametrize("kind", [Late, LateInSetup])
+class Lazy(Late):
+    """Finds the size of a layer there."""
+
+    def __init__(self):
+        super().__init__()
+        self.late = nn.LazyLinear(3)
+
+    def configure_model(self):
+        self.late(torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("kind", [Late, LateInSetup, Lazy])
 def test_layers_that_are_made_when_training_begins_are_reset_too(kind):
     callback, start = Snapshots(FullReset()), Start()
     fitted(callback, start, module=kind())
@@ -101,15 +112,6 @@ def test_late_layers_and_a_checkpoint_of_a_run_without_full_reset(tmp_path):
     fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), module=Late(), max_epochs=2)
     with pytest.raises(MisconfigurationException, match=r"initial values of late.bias, late.weight are not known"):
         fitted(PlasticityCallback(FullReset()), module=Late(), ckpt_path=tmp_path / "epoch=1.ckpt")
-
-
-@pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
-def test_a_run_continued_from_a_checkpoint_without_full_reset_returns_to_the_constructed_module(tmp_path):
-    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=2, seed=5)
-    callback = Snapshots(FullReset())
-    fitted(callback, ckpt_path=tmp_path / "epoch=1.ckpt")
-    for name, tensor in initial_state().items():
-        assert torch.equal(callback.seen[-1][1][name], tensor), name
 
 
 def test_initial_values_belong_to_the_first_fit_of_a_module():
@@ -143,37 +145,15 @@ def test_a_module_with_other_layers_is_not_the_same_training():
 
 
 @pytest.mark.filterwarnings("ignore:.*does not know the data of earlier epochs")
-def test_a_checkpoint_of_a_run_with_fresh_targets_lacks_initial_values(tmp_path):
-    fresh = Snapshots(FullReset(fresh_seed=0))
-    fitted(fresh, ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), max_epochs=3)
+@pytest.mark.parametrize("before", [[], [FullReset(fresh_seed=0)]], ids=["none", "fresh"])
+def test_a_checkpoint_that_lacks_initial_values_continues_with_those_of_the_constructed_module(tmp_path, before):
+    earlier, save = [Snapshots(method) for method in before], ModelCheckpoint(tmp_path, save_on_train_epoch_end=True)
+    fitted(*earlier, save, max_epochs=3, seed=5)
     callback = Snapshots(FullReset())
-    assert callback.state_key == fresh.state_key
-    fitted(callback, ckpt_path=tmp_path / "epoch=2.ckpt")
+    assert all(callback.state_key == fresh.state_key for fresh in earlier)
+    fitted(callback, ckpt_path=save.best_model_path)
     for name, tensor in initial_state().items():
         assert torch.equal(callback.seen[-1][1][name], tensor), name
-
-
-def test_lazy_layers_that_are_made_in_configure_model():
-    class Lazy(Late):
-        def __init__(self):
-            super().__init__()
-            self.late = nn.LazyLinear(3)
-
-        def configure_model(self):
-            self.late(torch.zeros(2, 3))
-
-    callback, start = Snapshots(FullReset()), Start()
-    fitted(callback, start, module=Lazy())
-    for name, tensor in start.state.items():
-        assert torch.equal(callback.seen[-1][1][name], tensor), name
-
-
-def test_it_logs_the_change_of_plasticity_and_stability(tmp_path):
-    fitted(PlasticityCallback(FullReset()), folder=tmp_path)
-    log = EventAccumulator(str(tmp_path)).Reload()
-    start = torch.stack([dfi(initial_state()[f"net.{i}.weight"]) for i in (0, 3, 5)]).mean().item()
-    assert log.Scalars("full_reset.raw/dfi_after")[0].value == pytest.approx(start, rel=1e-4)
-    assert log.Scalars("full_reset/sfe_normalized")[0].value > 0
 
 
 @pytest.mark.parametrize("method", [FullReset, ShrinkAndPerturb])
@@ -183,25 +163,6 @@ def test_warns_of_an_event_that_changes_nothing(method):
     with pytest.warns(UserWarning, match=rf"{method.__name__} has changed no weight: .* use fresh_seed=0"):
         fitted(PlasticityCallback(method(), when), data=PlainData(), max_epochs=1)
     fitted(PlasticityCallback(method(fresh_seed=0), when), data=PlainData(), max_epochs=1)  # warnings are errors
-
-
-def test_parameters_that_no_layer_can_redraw_are_named():
-    class Token(PlainModule):
-        def __init__(self):
-            super().__init__()
-            self.token = nn.Parameter(torch.zeros(3))
-
-    with pytest.raises(ValueError, match=r"`fresh_seed` is given, but Token has parameters and no reset_parameters"):
-        fitted(PlasticityCallback(FullReset(fresh_seed=0)), module=Token())
-
-
-def test_optimizer_reset_drops_the_moments_and_leaves_the_weights():
-    callback = Snapshots(OptimizerReset())
-    module = fitted(callback)
-    assert callback.optimizer_state == {}
-    assert module.trainer.optimizers[0].param_groups[0]["lr"] == 1e-2
-    assert len(callback.seen) == 2
-    assert all(torch.equal(before[name], after[name]) for before, after, _ in callback.seen for name in before)
 
 
 def test_monitor_logs_dfi_every_epoch_and_the_chunk(tmp_path):
@@ -220,3 +181,14 @@ def test_a_checkpoint_can_watch_the_monitor(tmp_path):
     fitted(PlasticityMonitor(), save)
     assert save.best_model_score == min(save.best_k_models.values())
     assert len(list(tmp_path.glob("*.ckpt"))) == 1
+
+
+def test_only_what_moves_is_measured(tmp_path):
+    callback = Snapshots(ShrinkAndPerturb(where=Parameters(include=[r"net\.0"])))
+    fitted(callback, folder=tmp_path)
+    log = EventAccumulator(str(tmp_path)).Reload()
+    old, new = (state["net.0.weight"] for state in callback.seen[0][:2])
+    expected = ((old - new).square().sum() / old.square().sum()).item()
+    assert log.Scalars("shrink_and_perturb/sfe_normalized")[0].value == pytest.approx(expected, rel=1e-4)
+    biases = ShrinkAndPerturb(where=Parameters(include=["bias"]))
+    fitted(PlasticityCallback(biases), max_epochs=3)  # nothing to measure: no warning of no change

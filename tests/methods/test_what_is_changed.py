@@ -6,10 +6,11 @@ import pytest
 import torch
 from reference import dash as slow_dash
 from reference import fire as slow_fire
+from reference import shrink_and_perturb as slow_shrink
 from torch import nn
 from torch.nn import functional as F
 
-from lightning_fire.methods import dash_, fire_, fresh_values, full_reset_, isometric_values, shrink_and_perturb_
+from lightning_fire.methods import DASH, dash_, fire_, fresh_values, full_reset_, isometric_values, shrink_and_perturb_
 from lightning_fire.methods.base.optimizer_state import reset_optimizer_state
 from lightning_fire.where import Parameters, Weights
 
@@ -85,6 +86,20 @@ def test_the_state_of_what_is_changed_is_dropped_and_no_other(name, policy):
             assert torch.equal(before[key], buffer), key
 
 
+@pytest.mark.parametrize("how", [{}, {"strength": 0.3}, {"strength": 0.6, "perturb": 0.1}])
+def test_shrink_and_perturb_equals_the_slow_version(how):
+    net, _ = trained()
+    before, target = copy.deepcopy(net.state_dict()), fresh_values(net, seed=3)
+    shrink_and_perturb_(net, target, **how)
+    acting = {key for key, _ in net.named_parameters()} - {*FROZEN}
+    for key, value in net.state_dict().items():
+        if key in acting:
+            slow = slow_shrink(before[key], target[key], how.get("strength", 0.8), how.get("perturb"))
+            torch.testing.assert_close(value, slow.to(value.dtype), rtol=1e-5, atol=1e-7, msg=key)
+        else:
+            assert torch.equal(value, before[key]), key
+
+
 def test_dash_equals_the_slow_version_with_frozen_biases_and_norms():
     alpha, minimum = 0.4, 0.2
     net, _ = trained()
@@ -102,6 +117,14 @@ def test_dash_equals_the_slow_version_with_frozen_biases_and_norms():
         assert torch.equal(value, before[key]) != acts, key
     assert all(parameter.requires_grad == (key not in FROZEN) for key, parameter in net.named_parameters())
     assert all(parameter.grad is None for key, parameter in net.named_parameters() if key in FROZEN)
+
+
+def test_how_many_batches_dash_uses():
+    assert DASH(alpha=0.3).batches == 26
+    assert DASH(alpha=0.1).batches == 88
+    assert DASH(alpha=1.0).batches == 1
+    for alpha in (0.1, 0.3):
+        assert (1 - alpha) ** DASH(alpha=alpha).batches <= 1e-4 < (1 - alpha) ** (DASH(alpha=alpha).batches - 1)
 
 
 @pytest.mark.parametrize("scale", ["paper", "procrustes"])

@@ -4,13 +4,14 @@ import os
 
 import pytest
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, assert_same_weights, dataset, fitted, snapshots_of
+from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of, trainer
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from lightning_fire import (
     DASH,
+    FIRE,
     AtEpochs,
     EveryNSteps,
     FeatureRank,
@@ -73,18 +74,9 @@ def fit(module, loader, *callbacks, kind=None, **options):
     if kind is not None:
         torch.manual_seed(0)
         module = kind()
-    return fitted(*callbacks, module=module, data=Given(loader), **options)
-
-
-class Given:
-    """Not a DataModule in its own right: one that returns a given loader."""
-
-    def __new__(cls, loader):
-        from lightning.pytorch import LightningDataModule
-
-        data = LightningDataModule()
-        data.train_dataloader = lambda: loader
-        return data
+    data = LightningDataModule()
+    data.train_dataloader = lambda: loader
+    return fitted(*callbacks, module=module, data=data, **options)
 
 
 def test_data_that_can_be_read_once_is_enough():
@@ -104,30 +96,16 @@ def test_dash_uses_the_batch_in_hand_alone_of_data_that_can_be_read_once():
     assert [values["dash/batches"] for *_, values in dash.seen] == [1] * 4
 
 
-@pytest.mark.parametrize("method", ["fire", "dash"])
+@pytest.mark.parametrize("method", [FIRE(), DASH(num_batches=3)])
 def test_data_is_read_for_an_event_only_in_worker_processes(method):
-    make = {
-        "fire": lambda: FIRECallback(AtEpochs([1])),
-        "dash": lambda: PlasticityCallback(DASH(num_batches=3), AtEpochs([1]), log=NO_CURVATURE),
-    }[method]
-    data, generator = Counting(), torch.Generator().manual_seed(1)
-    loader = DataLoader(data, 6, shuffle=True, generator=generator)
-    acted, module = snapshots_of(type(make()))(**vars_of(make())), Keeping()
-    fit(module, loader, acted, max_epochs=2)
-    plain_data, plain_generator = Counting(), torch.Generator().manual_seed(1)
-    plain = Keeping()
-    fit(plain, DataLoader(plain_data, 6, shuffle=True, generator=plain_generator), max_epochs=2)
-    assert len(acted.seen) == 1
-    assert module.seen == plain.seen  # the same samples, in the same order
-    assert data.read == plain_data.read == [os.getpid()] * 48
-    assert torch.equal(generator.get_state(), plain_generator.get_state())
-
-
-def vars_of(callback):
-    """Arguments of a callback that make another one like it."""
-    if isinstance(callback, FIRECallback):
-        return {"when": callback.when}
-    return {"method": callback.method, "when": callback.when, "log": callback.logs}
+    found = []
+    for callbacks in ([snapshots_of(PlasticityCallback)(method, AtEpochs([1]), log=NO_CURVATURE)], []):
+        data, generator, module = Counting(), torch.Generator().manual_seed(1), Keeping()
+        fit(module, DataLoader(data, 6, shuffle=True, generator=generator), *callbacks, max_epochs=2)
+        assert data.read == [os.getpid()] * 48
+        assert all(len(callback.seen) == 1 for callback in callbacks)
+        found.append((module.seen, generator.get_state().tolist()))  # the same samples, in the same order
+    assert found[0] == found[1]
 
 
 def test_a_training_step_may_change_its_batch():
@@ -189,3 +167,30 @@ def test_the_module_is_not_run_where_training_step_takes_the_iterator(caplog):
     fit(Iterating(), DataLoader(dataset(24), 6), fire, noting, max_epochs=1)
     assert noting.steps == 4 and len(fire.seen) == 1
     assert "fire/lambda_max is not logged: training_step takes its batches itself, from dataloader_iter" in caplog.text
+
+
+def test_persistent_workers_continue_to_serve_the_training():
+    class Workers(GrowingData):
+        def train_dataloader(self):
+            data = super().train_dataloader().dataset
+            return DataLoader(data, batch_size=6, num_workers=1, persistent_workers=True)
+
+    one, other = (
+        fitted(PlasticityCallback(DASH(), AtEpochs([1])), data=kind((2,)), max_epochs=2)
+        for kind in (Workers, GrowingData)
+    )
+    assert_same_weights(one, other)
+
+
+def test_several_loaders_and_a_training_step_without_index():
+    class Pair(PlainModule):
+        def training_step(self, batch):
+            return super().training_step(batch["a"], 0) + super().training_step(batch["b"], 0)
+
+    loaders = {"a": DataLoader(dataset(), batch_size=6), "b": DataLoader(dataset(seed=1), batch_size=6)}
+    callback = snapshots_of(PlasticityCallback)(DASH(), AtEpochs([1]))
+    torch.manual_seed(0)
+    trainer(callback, max_epochs=2).fit(Pair(), loaders)
+    before, after, values = callback.seen[0]
+    assert values["dash/batches"] == 4
+    assert not torch.equal(before["net.3.weight"], after["net.3.weight"])
