@@ -1,10 +1,8 @@
 """Base class of all methods: acts when due and once per event, also across fits and resumes."""
 
 import copy
-import os
 import pickle
 import warnings
-from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -17,10 +15,9 @@ from methods_table import ALL, callback_of
 from recorder import Recorder
 from small_training import GrowingData, PlainData, PlainModule, dataset, fitted, snapshots_of, state_of, trainer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from lightning_fire import (
-    FIRE,
     AnyOf,
     AtEpochs,
     AtFraction,
@@ -187,22 +184,6 @@ def test_a_datamodule_without_chunks_is_new_in_the_next_fit_only():
     assert recorder.acted_at == [(0, 0)]
 
 
-def test_one_trainer_and_several_fits():
-    recorder, module, same_trainer = Recorder(), PlainModule(), trainer(max_epochs=2)
-    same_trainer.callbacks.append(recorder)
-    same_trainer.fit(module, datamodule=PlainData(seed=0))
-    same_trainer.fit_loop.max_epochs = 4
-    same_trainer.fit(module, datamodule=PlainData(seed=1))
-    assert recorder.acted_at == [(2, 8)]
-
-
-def test_another_loader_is_new_data():
-    recorder, module = Recorder(), PlainModule()
-    for seed in (0, 1):
-        trainer(recorder, max_epochs=1).fit(module, DataLoader(dataset(seed=seed), batch_size=6))
-    assert recorder.acted_at == [(0, 0)]
-
-
 def test_numbering_continues_over_several_chunked_datamodules():
     recorder, module = Recorder(), PlainModule()
     for _ in range(2):
@@ -223,39 +204,6 @@ def test_the_same_loader_in_a_new_list_is_not_new_data():
     assert recorder.acted_at == []
     trainer(recorder, max_epochs=1).fit(module, [DataLoader(dataset(seed=1), batch_size=6)])
     assert recorder.acted_at == [(0, 0)]
-
-
-class ProcessIds(Dataset):
-    """Samples with the process that has read them in place of the label."""
-
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.ones(6), os.getpid()
-
-
-def test_the_workers_of_a_loader_are_kept_while_its_chunk_lasts():
-    """As docs/faq.md describes."""
-
-    class Kept(GrowingData):
-        def train_dataloader(self):
-            return self.loader_of(self.chunk)
-
-        @lru_cache(maxsize=1)  # noqa: B019
-        def loader_of(self, chunk):
-            return DataLoader(ProcessIds(), batch_size=6, num_workers=2, persistent_workers=True)
-
-    class Reads(PlainModule):
-        def training_step(self, batch, batch_idx):
-            read_by[self.trainer.datamodule.chunk].update(batch[1].tolist())
-            return self.net(batch[0]).sum()
-
-    read_by, recorder = {chunk: set() for chunk in range(3)}, Recorder()
-    fitted(recorder, data=Kept(), module=Reads())
-    assert recorder.acted_at == [(2, 4), (4, 8)]
-    assert [len(processes) for processes in read_by.values()] == [2, 2, 2]
-    assert len(set.union(*read_by.values())) == 6
 
 
 class Sequence(GrowingData):
@@ -312,13 +260,6 @@ class AnnouncesBefore(Callback):
             announce_new_data(trainer)
 
 
-def test_data_that_announces_itself():
-    assert acted_at(data=Announces(), max_epochs=4) == [(2, 8)]
-    recorder = Recorder()
-    fitted(AnnouncesBefore(), recorder, data=PlainData(), max_epochs=4)
-    assert recorder.acted_at == [(2, 8)]
-
-
 @pytest.mark.parametrize("stop", [{"every_n_epochs": 1, "save_on_train_epoch_end": True}, {"every_n_train_steps": 1}])
 @pytest.mark.parametrize("how", ["when asked", "before"])
 def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
@@ -345,44 +286,17 @@ def test_an_announcement_counts_once_across_a_resume(tmp_path, how, stop):
 # --- resume ----------------------------------------------------------------------------------------------------------
 
 
-LAST_BATCHES = {2, 4, 8, 12, 18, 24}  # of an epoch, in optimizer steps
-
-
-def acted_at_in_resumes(folder, when, stop):
-    """Yield for each checkpoint its step and when the method acted: in the whole fit, before it and after it."""
+@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
+def test_resume_from_the_end_or_the_middle_of_an_epoch(tmp_path, when):
+    """From the last batch of an epoch: `test_progress`."""
     whole = Recorder(when)
-    fitted(whole, ModelCheckpoint(folder, "{step}-{epoch}", save_top_k=-1, **stop))
-    for checkpoint in sorted(folder.glob("*.ckpt")):
-        step = torch.load(checkpoint, weights_only=True)["global_step"]
+    ends = ModelCheckpoint(tmp_path, "end,{step}", save_top_k=-1, every_n_epochs=1, save_on_train_epoch_end=True)
+    fitted(whole, ends, ModelCheckpoint(tmp_path, "{step}", save_top_k=-1, every_n_train_steps=1))
+    steps = {f"end,step={step}": step for step in (2, 4, 8, 12, 18, 24)}
+    for name, step in [*steps.items(), *((f"step={step}", step) for step in (1, 3, 5, 6, 7, 11, 13, 17, 19, 23))]:
         resumed = Recorder(when)
-        fitted(resumed, ckpt_path=checkpoint)
-        yield step, whole.acted_at, [time for time in whole.acted_at if time[1] < step], resumed.acted_at
-
-
-@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
-def test_resume_from_the_end_of_any_epoch(tmp_path, when):
-    found = list(acted_at_in_resumes(tmp_path, when, {"every_n_epochs": 1, "save_on_train_epoch_end": True}))
-    assert len(found) == 6
-    for step, whole, before, after in found:
-        assert before + after == whole, step
-
-
-@pytest.mark.parametrize("when", [AtNewData(), EveryNEpochs(2), EveryNSteps(4), [AtNewData(), EveryNSteps(6)]])
-def test_resume_from_the_middle_of_any_epoch(tmp_path, when):
-    found = [
-        case for case in acted_at_in_resumes(tmp_path, when, {"every_n_train_steps": 1}) if case[0] not in LAST_BATCHES
-    ]
-    assert len(found) == 18
-    for step, whole, before, after in found:
-        assert before + after == whole, step
-
-
-def test_resume_from_the_last_batch_of_an_epoch_loses_no_event(tmp_path):
-    """Lightning then begins the next epoch without `on_train_epoch_start`, and in its middle."""
-    found = [
-        case for case in acted_at_in_resumes(tmp_path, AtNewData(), {"every_n_train_steps": 1}) if case[0] in (4, 12)
-    ]
-    assert [after[0] for _, _, _, after in found] == [(4, 12), (2, 4)]  # sorted by name: step=12 comes before step=4
+        fitted(resumed, ckpt_path=tmp_path / f"{name}.ckpt")
+        assert [time for time in whole.acted_at if time[1] < step] + resumed.acted_at == whole.acted_at, name
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -404,14 +318,6 @@ def test_a_second_resume_repeats_no_event(tmp_path, when):
         assert [run(ckpt_path=checkpoint) for checkpoint in checkpoints] == [2] * len(checkpoints)
 
 
-def test_resume_of_a_run_without_the_callback(tmp_path):
-    """A phase trained without any method can be shared by all of them."""
-    fitted(ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True), data=Numbered())
-    recorder = Recorder()
-    fitted(recorder, data=Numbered(), ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert recorder.acted_at == [(2, 4), (4, 12)]
-
-
 class Numbered(GrowingData):
     """Like our own DataModules: `chunk_at` is the chunk of an epoch."""
 
@@ -428,18 +334,6 @@ def test_a_resume_with_the_same_callback_object_and_data_of_another(tmp_path):
         warnings.filterwarnings("ignore", message=".*was used in a fit of another module")
         fitted(recorder, ckpt_path=tmp_path / "epoch=2.ckpt")
     assert recorder.acted_at == [(4, 12)]
-
-
-def test_new_data_announced_before_a_resume(tmp_path):
-    """Trained on one data set, then on another in a new process."""
-    fitted(
-        Recorder(), ModelCheckpoint(tmp_path, "{epoch}", save_on_train_epoch_end=True), data=PlainData(), max_epochs=2
-    )
-    recorder, module = Recorder(), PlainModule()
-    again = trainer(recorder, max_epochs=4)
-    announce_new_data(again)
-    again.fit(module, datamodule=PlainData(seed=1), ckpt_path=tmp_path / "epoch=1.ckpt")
-    assert recorder.acted_at == [(2, 8)]
 
 
 def test_a_resume_in_the_middle_of_a_run_without_the_callback(tmp_path):
@@ -640,12 +534,6 @@ def test_an_event_whose_targets_cannot_be_synchronized_is_undone_and_an_interrup
     else:
         assert not torch.equal(module.before["net.0.weight"], after["net.0.weight"])
         assert all(torch.equal(value, after[f"target.{name}"]) for name, value in module.net.state_dict().items())
-
-
-def test_two_callbacks_with_names_of_their_own_may_act_at_the_same_time():
-    two = [PlasticityCallback(FIRE()), PlasticityCallback(FIRE(steps=5), log=Log(name="fire_2"))]
-    assert two[0].state_key != two[1].state_key
-    fitted(two[0], two[1])
 
 
 @pytest.mark.parametrize("make", [FIRECallback, PlasticityMonitor])

@@ -115,12 +115,3 @@ def test_stochastic_weight_averaging_restarts():
     averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
     module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
     assert dfi_normalized(module.net[3].weight) < 0.3
-
-
-@needs_ema
-def test_an_average_disturbs_no_event():
-    beside, alone = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
-    fitted(beside, callbacks.EMAWeightAveraging(decay=0.5))
-    fitted(alone)
-    for (_, after, _), (_, expected, _) in zip(beside.seen, alone.seen, strict=True):
-        assert all(torch.equal(after[name], expected[name]) for name in expected)

@@ -157,7 +157,7 @@ def month(how, folder, ckpt_path=None, place="end of epoch", number=1):
     return recorder, module
 
 
-@pytest.mark.parametrize("place", ["end of epoch", "after validation", "every step"])
+@pytest.mark.parametrize("place", ["after validation", "every step"])
 @pytest.mark.parametrize("how", ["chunk", "announce", "skip_first"])
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_new_data_in_a_new_process_is_acted_on_once_month_after_month(tmp_path, how, place):

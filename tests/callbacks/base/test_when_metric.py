@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from small_training import PlainData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
@@ -43,19 +42,6 @@ class Validated(PlainData):
         return DataLoader(dataset(12, seed=1), batch_size=6)
 
 
-class Killed(Exception):
-    pass
-
-
-class Killing(ModelCheckpoint):
-    """Ends the process after the checkpoint of an epoch's last batch."""
-
-    def on_train_batch_end(self, trainer, *args):
-        super().on_train_batch_end(trainer, *args)
-        if trainer.is_last_batch:
-            raise Killed
-
-
 class LogsInACallback(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         pl_module.log("measure", METRIC[trainer.current_epoch])
@@ -82,57 +68,22 @@ def test_rearm_and_other_schedules_beside_it():
     assert method.epochs == [2, 5, 6]  # at 5 the metric was low
 
 
-@pytest.mark.parametrize("epoch", [0, 1, 2, 3, 4, 5])
-def test_a_resume_acts_in_the_same_epochs(tmp_path, epoch):
-    torch.manual_seed(0)
-    whole = fitted(
-        spy(above=0.5),
-        ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1),
-        data=PlainData(),
-        module=Logging(),
-        max_epochs=7,
-    )
-    method = spy(above=0.5)
-    resumed = fitted(
-        method, data=PlainData(), module=Logging(), max_epochs=7, ckpt_path=tmp_path / f"epoch={epoch}.ckpt"
-    )
-    assert method.epochs == [e for e in (2, 6) if e > epoch]
-    assert_same_weights(resumed, whole)
-
-
-@pytest.mark.parametrize("end", ["last batch", "validation"])
+@pytest.mark.parametrize("end", ["last batch", "validation", "epoch"])
 @pytest.mark.parametrize("way", ["module", "step", "validation"])
-def test_a_resume_from_the_last_batch_of_an_epoch_acts_in_the_same_epochs(tmp_path, way, end):
-    """Lightning alone would skip the validation and the end of the epoch."""
-    at = {"every_n_train_steps": 4} if end == "last batch" else {"save_on_train_epoch_end": False}
+def test_a_resume_from_the_end_of_an_epoch_acts_in_the_same_epochs(tmp_path, way, end):
+    """From its last batch, Lightning alone would skip the validation and the end of the epoch."""
+    at = {"every_n_train_steps": 4} if end == "last batch" else {"save_on_train_epoch_end": end == "epoch"}
     kind, data = (Validating, Validated()) if "validation" in (way, end) else (Logging, PlainData())
     options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
     save, method = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **at), spy(above=0.5)
     whole = fitted(method, save, module=kind(way), **options)
     assert method.epochs == [2, 6]
-    for epochs in range(1, 7):
+    for epochs in (1, 2, 3, 6):
         method, path = spy(above=0.5), tmp_path / f"step={4 * epochs}.ckpt"
         resumed = fitted(method, module=kind(way), ckpt_path=path, **options)
         assert method.epochs == [e for e in (2, 6) if e >= epochs], epochs
         assert_same_weights(resumed, whole)
         assert resumed.trainer.fit_loop.epoch_loop._batches_that_stepped == 28
-
-
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-@pytest.mark.parametrize("way", ["module", "step", "validation"])
-def test_a_run_killed_after_the_last_batch_of_each_epoch_acts_in_the_same_epochs(tmp_path, way):
-    kind, data = (Validating, Validated()) if way == "validation" else (Logging, PlainData())
-    options = {"data": data, "max_epochs": 7, "num_sanity_val_steps": 0}
-    torch.manual_seed(0)
-    whole, path, acted = fitted(spy(above=0.5), module=kind(way), **options), None, []
-    torch.manual_seed(0)
-    for epoch in range(7):
-        method, folder = spy(above=0.5), tmp_path / str(epoch)
-        with pytest.raises(Killed):
-            fitted(method, Killing(folder, "saved", every_n_train_steps=4), module=kind(way), ckpt_path=path, **options)
-        acted, path = [*acted, *method.epochs], folder / "saved.ckpt"
-    assert acted == [2, 6]
-    assert_same_weights(fitted(spy(above=0.5), module=kind(way), ckpt_path=path, **options), whole)
 
 
 class Copies(Callback):
