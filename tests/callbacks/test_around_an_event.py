@@ -4,12 +4,11 @@ import pytest
 import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.callbacks import BackboneFinetuning, EarlyStopping, ModelCheckpoint
-from small_training import GrowingData, PlainModule, fitted, snapshots_of, state_of
+from small_training import GrowingData, PlainModule, fitted, snapshots_of
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from lightning_fire import FIRECallback, RestartSchedulers
-from lightning_fire.functional import dfi_normalized, fire
+from lightning_fire.functional import fire
 from lightning_fire.when import EveryNEpochs
 
 
@@ -34,57 +33,11 @@ def test_a_frozen_backbone_is_left_alone_until_it_is_trained():
         assert changed == {"net.3.weight", "net.5.weight"} | ({"net.0.weight"} if trained else set())
 
 
-def test_quantised_parts_are_left_alone():
-    """Their weights are not parameters."""
-
-    class Quantised(PlainModule):
-        def __init__(self):
-            super().__init__()
-            self.net[0] = nn.Sequential(nn.Linear(6, 8), Scaled(8), nn.Linear(8, 8))
-
-    class Scaled(nn.Module):
-        """Weights of 8 bits and a scale, as of a quantised layer."""
-
-        def __init__(self, width):
-            super().__init__()
-            self.register_buffer("weight", torch.randint(-127, 127, (width, width), dtype=torch.int8))
-
-        def forward(self, x):
-            return x @ (self.weight.float() / 127 / 4)
-
-    torch.manual_seed(0)
-    module = Quantised()
-    before = state_of(module)
-    method = snapshots_of(FIRECallback)()
-    fitted(method, module=module)
-    assert torch.equal(module.net[0][1].weight, before["net.0.1.weight"])
-    assert dfi_normalized(method.seen[-1][1]["net.0.2.weight"]) < 0.2
-
-
 def test_integer_parameters_are_left_alone():
     module = PlainModule()
     module.packed = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
     fitted(FIRECallback(), module=module)
     assert not module.packed.any()
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_gradient_checkpointing_changes_nothing(reentrant):
-    class Checkpointed(PlainModule):
-        def training_step(self, batch, batch_idx):
-            x, y = batch
-            x.requires_grad_(reentrant)
-            hidden = checkpoint(self.net[:3], x, use_reentrant=reentrant, preserve_rng_state=False)
-            return nn.functional.cross_entropy(self.net[3:](hidden), y)
-
-    torch.manual_seed(0)
-    module = Checkpointed()
-    plain, own = snapshots_of(FIRECallback)(), snapshots_of(FIRECallback)()
-    fitted(own, module=module)
-    fitted(plain)
-    for (_, after, _), (_, expected, _) in zip(own.seen, plain.seen, strict=True):
-        for name in ("net.0.weight", "net.3.weight", "net.5.weight"):
-            torch.testing.assert_close(after[name], expected[name], rtol=0, atol=1e-6)
 
 
 @pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")

@@ -55,13 +55,6 @@ def test_the_module_returns_to_the_average_of_all_steps_and_nothing_else_changes
     assert all(state["step"] == 24 for state in callback.optimizer_state.values())
 
 
-def test_before_the_first_event_the_run_is_that_of_the_hare_alone():
-    callback = Snapshots(AtEpochs([5]), momentum=0.7)
-    fitted(callback)
-    expected = fitted(max_epochs=5).state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in callback.seen[0][0].items())
-
-
 class Evaluated(PlainModule):
     """Records the weights with which it is evaluated, and those with which training continues."""
 

@@ -7,10 +7,10 @@ import reference
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import GrowingData, PlainModule, assert_same_weights, dataset, fitted, snapshots_of
+from small_training import PlainModule, dataset, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from lightning_fire import FIRECallback, HiddenUnits, Log, PlasticityMonitor, Weights, WhenMetric
 from lightning_fire.functional import entropy_rank, loss_curvature, srank, stable_rank
@@ -132,14 +132,6 @@ def test_it_logs_its_own_cost(tmp_path):
     assert all(value > 0 for value in [*seconds.values(), *overhead.values()])
 
 
-def test_training_is_the_same_to_the_bit_with_and_without():
-    results = []
-    for callbacks in ([PlasticityMonitor(data_every_n_steps=1, num_batches=2, log=Log(curvature=True))], []):
-        torch.manual_seed(0)
-        results.append(fitted(*callbacks, module=Wide()))
-    assert_same_weights(*results)
-
-
 def test_a_resume_looks_at_the_same_steps(tmp_path):
     save = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     fitted(PlasticityMonitor(data_every_n_steps=10), save, module=Wide())
@@ -159,16 +151,6 @@ class Residual(PlainModule):
     def training_step(self, batch, batch_idx):
         x, y = batch
         return nn.functional.cross_entropy(self.head(x + self.net(x)), y)
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(dataset())
-
-
-class StreamData(GrowingData):
-    def train_dataloader(self):
-        return DataLoader(Stream(), batch_size=6)
 
 
 @pytest.mark.parametrize(
@@ -198,20 +180,6 @@ def test_errors():
             PlasticityMonitor(**{argument: 0})
     with pytest.raises(ValueError, match="`dormancy_threshold` must be at least 0, got -1"):
         PlasticityMonitor(dormancy_threshold=-1)
-
-
-def test_a_later_trainer_is_monitored_too(tmp_path):
-    monitor, module = PlasticityMonitor(data_every_n_steps=10), Wide()
-    for fit in range(3):
-        fitted(monitor, module=module, folder=tmp_path / str(fit))
-        assert list(scalars(tmp_path / str(fit), "plasticity/srank")) == [11, 23]
-
-
-def test_two_monitors_side_by_side(tmp_path):
-    rare = PlasticityMonitor(log=Log(name="rare"), data_every_n_steps=24)
-    fitted(PlasticityMonitor(data_every_n_steps=1), rare, module=Wide(), folder=tmp_path)
-    assert len(scalars(tmp_path, "plasticity/srank")) == 6
-    assert list(scalars(tmp_path, "rare/srank")) == [23]
 
 
 class Auxiliary(Wide):

@@ -78,14 +78,6 @@ def test_each_chunk_has_a_schedule_of_its_own_length(scheduler):
     assert rates.seen == pytest.approx(expected(scheduler), rel=1e-12)
 
 
-def test_without_it_one_cycle_ends_with_an_error_and_cosine_stands_at_0():
-    with pytest.raises(ValueError, match=r"Tried to step 5 times\. The specified number of total steps is 4"):
-        fitted(FIRECallback(), module=scheduled("one cycle"))
-    rates = Rates()
-    fitted(FIRECallback(), rates, module=scheduled("cosine"))
-    assert rates.seen[4] == pytest.approx(0, abs=1e-12)
-
-
 @pytest.mark.parametrize("method_first", [True, False])
 def test_optimizer_state_is_kept_but_for_what_the_method_drops(method_first):
     class Look(Callback):

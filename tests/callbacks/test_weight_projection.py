@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import reference
 import torch
-from small_training import PlainModule, fitted, initial_state, state_of
+from small_training import fitted, initial_state, state_of
 from tolerances import assert_near
 from torch import nn
 
@@ -40,16 +40,6 @@ def test_each_step_ends_at_the_initial_norm_and_nothing_else_moves(where, projec
                 assert torch.equal(one[name], value), name
 
 
-def test_a_second_fit_keeps_the_norms_of_the_first():
-    callback, module = PlasticityCallback(WeightProjection()), PlainModule()
-    norm = module.net[0].weight.norm().item()
-    fitted(callback, module=module, max_epochs=1)
-    with torch.no_grad():
-        module.net[0].weight.mul_(3.0)
-    fitted(callback, module=module, max_epochs=1)
-    assert module.net[0].weight.norm().item() == pytest.approx(norm)
-
-
 def test_parts_of_a_fused_weight_have_norms_of_their_own():
     model = nn.ModuleList([nn.MultiheadAttention(8, 2), nn.LayerNorm(8), nn.Linear(8, 2)])
     projection = WeightProjection().attach(model)
@@ -69,11 +59,3 @@ def test_warns_of_a_network_without_normalisation():
 def test_a_single_weight_is_taken_for_the_output():
     with pytest.raises(ValueError, match="Linear has no weight but weight, which is taken for its output layer"):
         WeightProjection().attach(nn.Linear(2, 2))
-
-
-def test_show_selection():
-    assert (
-        PlasticityCallback(WeightProjection()).show_selection(PlainModule())
-        == "WeightProjection rescales net.0.weight, net.3.weight"
-    )
-    assert "net.5.weight" in PlasticityCallback(WeightProjection(Weights(preset="cnn"))).show_selection(PlainModule())
