@@ -109,12 +109,6 @@ def test_what_is_no_optimizer(model, name, wrong, match):
         FUNCTIONS[name](model, optimizers=wrong(model.optimizer_for_test))
 
 
-@pytest.mark.parametrize("name", sorted({*FUNCTIONS} - {"ReDo"}))
-def test_an_unknown_policy(model, name):
-    with pytest.raises(ValueError, match="`optimizer_state` must be 'keep', 'touched' or 'all', got 'none'"):
-        FUNCTIONS[name](model, optimizers=model.optimizer_for_test, optimizer_state="none")
-
-
 @pytest.mark.parametrize("name", [*WITH_WHERE, *OBJECTS])
 @pytest.mark.parametrize("wrong", ["cnn", ["head"], 3, Weights, nn.Linear(1, 1)])
 def test_what_is_no_selection(model, name, wrong):

@@ -8,28 +8,9 @@ from methods_table import made
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from lightning_fire import METHODS, HiddenUnits, Weights, fire_, full_reset_, methods, shrink_and_perturb_
+from lightning_fire import METHODS, HiddenUnits, methods
 from lightning_fire.methods.base import unit_reset
 from lightning_fire.methods.base.change import Change
-
-
-@pytest.mark.parametrize(
-    "act",
-    [
-        lambda model: fire_(model, Weights(preset="cnn")),
-        lambda model: full_reset_(model, methods.initial_values(model)),
-        lambda model: shrink_and_perturb_(model, methods.initial_values(model)),
-        lambda model: methods.Tortoise(model).reset_(),
-        lambda model: methods.Parseval(0.1).attach(model).metrics(),
-        lambda model: methods.L2Init(0.1).attach(model, methods.Loop(initial=methods.initial_values(model))).metrics(),
-    ],
-)
-def test_weights_may_be_on_several_devices(act):
-    with FakeTensorMode():
-        model = nn.Sequential(nn.Linear(8, 16, device="cuda:0"), nn.ReLU(), nn.Linear(16, 4, device="cuda:1"))
-        with contextlib.suppress(*READS):  # it gets as far as reading a value
-            act(model)
-
 
 READS = (DataDependentOutputException, DynamicOutputShapeException)
 

@@ -293,28 +293,19 @@ class Adapts(MadeAtOnce):
             group["lr"] *= 1.1
 
 
-def test_an_optimizer_that_changes_its_settings_is_named():
-    with pytest.warns(UserWarning, match="next steps of Adapts differ"):
-        after_an_event(Adapts, slice(None))
+class AdaptsWithoutState(torch.optim.SGD):
+    """Changes its own learning rate, and has no state."""
 
-
-class AdaptsWithoutState(Optimizer):
-    """SGD that changes its own learning rate."""
-
-    def __init__(self, params, lr=0.01):
-        super().__init__(params, {"lr": lr})
-
-    @torch.no_grad()
     def step(self, closure=None):
+        super().step()
         for group in self.param_groups:
             group["lr"] *= 1.1
-            for p in group["params"]:
-                p.sub_(group["lr"] * p.grad)
 
 
-def test_an_optimizer_without_state_that_changes_its_settings_is_named():
-    with pytest.warns(UserWarning, match="next steps of AdaptsWithoutState differ"):
-        after_an_event(AdaptsWithoutState, slice(None))
+@pytest.mark.parametrize("kind", [Adapts, AdaptsWithoutState])
+def test_an_optimizer_that_changes_its_settings_is_named(kind):
+    with pytest.warns(UserWarning, match=f"next steps of {kind.__name__} differ"):
+        after_an_event(lambda parameters: kind(parameters, lr=0.01), slice(None))
 
 
 def test_an_optimizer_without_state_is_refused():

@@ -10,7 +10,7 @@ from torch import distributed, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
-from lightning_fire import FIRE, FIRECallback, HiddenUnits, Log, OptimizerReset, PlasticityCallback
+from lightning_fire import FIRE, HiddenUnits, OptimizerReset, PlasticityCallback
 from lightning_fire.methods.base.change import Change
 from lightning_fire.methods.base.optimizer_state import follow_policy
 from lightning_fire.methods.base.unit_reset import unit_resets
@@ -39,20 +39,6 @@ def step(net: nn.Module, optimizer: Optimizer) -> None:
 # --- fused SGD, which takes momenta of all parameters or of none ------------------------------------------------------
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_fused_sgd_steps_after_an_event_as_with_new_momentum(nesterov):
-    options = {"lr": 0.1, "momentum": 0.9, "nesterov": nesterov, "weight_decay": 0.01}
-    steps = []
-    for fused in (True, False):
-        net, optimizer = stepped(lambda parameters, fused=fused: SGD(parameters, fused=fused, **options))
-        follow_policy("touched", [optimizer], [net[2].weight])
-        step(net, optimizer)
-        step(net, optimizer)
-        steps.append([parameter.detach() for parameter in net.parameters()])
-    for one, other in zip(*steps, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-
-
 def test_fused_sgd_with_dampening_begins_with_a_dampened_step():
     net, optimizer = stepped(lambda parameters: SGD(parameters, 0.1, momentum=0.9, dampening=0.25, fused=True))
     with pytest.warns(UserWarning, match="the next steps of SGD differ from those of a new optimizer"):
@@ -70,28 +56,6 @@ def test_fused_sgd_with_dropped_state_restarts(policy, touched):
     before = net[2].weight.detach().clone()
     step(net, optimizer)
     torch.testing.assert_close(net[2].weight, before - 0.1 * net[2].weight.grad)
-
-
-class Fused(PlainModule):
-    """Trained by fused SGD."""
-
-    def configure_optimizers(self):
-        return SGD(self.parameters(), 0.01, momentum=0.9, fused=True)
-
-
-def test_an_event_in_a_training_with_fused_sgd():
-    class Unfused(Fused):
-        def configure_optimizers(self):
-            return SGD(self.parameters(), 0.01, momentum=0.9)
-
-    one, other = (fitted(FIRECallback(log=Log(curvature=False)), module=seeded(kind)) for kind in (Fused, Unfused))
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(value, other.state_dict()[name], rtol=1e-4, atol=1e-5)
-
-
-def seeded(kind: type) -> nn.Module:
-    torch.manual_seed(0)
-    return kind()
 
 
 # --- state kept elsewhere -------------------------------------------------------------------------------------------
@@ -189,18 +153,6 @@ def test_an_event_of_a_training_with_a_wrapper_begins_a_new_optimizer(method):
     states = []
     fitted(Begins(method), module=Wrapped())
     assert states == [{}] * 4
-
-
-def test_units_that_are_reset_begin_with_moments_of_zero_in_an_inner_optimizer():
-    net, optimizer = stepped(WRAPPERS["wrapper"])
-    (layer,) = HiddenUnits().select(net, lambda: net(torch.ones(2, 3)))
-    incoming, outgoing = (optimizer.wrapped.state[net[index].weight]["exp_avg"] for index in (0, 2))
-    assert incoming[1].any()
-    Change(parts=unit_resets([(layer, torch.tensor([1]))], 0, [optimizer])).make()
-    assert not incoming[1].any()
-    assert not outgoing[:, 1].any()
-    assert incoming.any()
-    assert outgoing.any()
 
 
 @pytest.mark.parametrize("index", [0, 2])

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_fire import methods
-from lightning_fire.where import Weights, WeightView
+from lightning_fire.where import Parameters, Weights, WeightView
 
 X = torch.linspace(-1, 1, 12).view(6, 2)
 
@@ -29,16 +29,7 @@ class Pair(nn.Module):
         return (self.student(x) - target).square().mean()
 
 
-def replaced_after_a_step(model, optimizer):
-    """Every unit that continual backprop may take, after a step of training."""
-    training = methods.Loop(optimizer, lambda: model(X))
-    attached = methods.ContinualBackprop(replacement_rate=1.0, maturity=0).attach(model, training)
-    model(X).backward()
-    optimizer.step()
-    attached.after_step()
-
-
-WARNING = {
+FUNCTIONS = {
     "fire": lambda model, optimizer: methods.fire_(model, Weights(preset="cnn"), optimizers=optimizer),
     "shrink_and_perturb": lambda model, optimizer: methods.shrink_and_perturb_(
         model, methods.fresh_values(model, 1), optimizers=optimizer
@@ -48,57 +39,46 @@ WARNING = {
     ),
     "dash": lambda model, optimizer: methods.dash_(model, [model(X)], optimizers=optimizer),
 }
-METHODS = {
-    **WARNING,
-    "injection": lambda model, optimizer: methods.PlasticityInjection("student")(model, methods.Loop(optimizer)),
-    "redo": lambda model, optimizer: methods.ReDo(threshold=9.0)(model, methods.Loop(optimizer, lambda: model(X))),
-    "continual_backprop": replaced_after_a_step,
-}
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-@pytest.mark.filterwarnings("ignore:the change leaves out")
 @pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("name", METHODS)
-def test_a_teacher_stays_bit_equal_and_the_student_does_not(name, several):
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_teacher_stays_bit_equal_is_named_and_the_student_does_not(name, several):
+    """Methods: `callbacks/test_untrained_modules`."""
     model = Pair()
-    before = copy.deepcopy(model)
-    optimizer = optimizer_of(model.student)
-    METHODS[name](
-        model, {"one": optimizer, "same": optimizer} if several and name != "continual_backprop" else optimizer
-    )
-    teacher = model.teacher.state_dict()
-    assert all(torch.equal(value, teacher[key]) for key, value in before.teacher.state_dict().items())
-    student = dict(model.student.named_parameters())
-    assert any(not torch.equal(value, student.get(key, value + 1)) for key, value in before.student.named_parameters())
+    before, optimizer = copy.deepcopy(model), optimizer_of(model.student)
+    left_out = r"the change leaves out teacher\.0\.weight, teacher.*: no optimizer trains them"
+    with pytest.warns(UserWarning, match=left_out):
+        FUNCTIONS[name](model, {"one": optimizer, "same": optimizer} if several else optimizer)
+    for key, value in before.state_dict().items():
+        assert torch.equal(value, model.state_dict()[key]) or key.startswith("student"), key
+    assert not torch.equal(before.student[0].weight, model.student[0].weight)
 
 
-@pytest.mark.parametrize("name", WARNING)
-def test_a_function_names_what_it_leaves_out(name):
-    model = Pair()
-    with pytest.warns(
-        UserWarning, match=r"the change leaves out teacher\.0\.weight, teacher.*: no optimizer trains them"
-    ):
-        WARNING[name](model, optimizer_of(model.student))
-
-
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_optimizer_of_another_model_is_an_error_and_nothing_is_changed(name):
-    model, other = Pair(), Pair()
+    model = Pair()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=r"train no (parameter|layer)"):
-        METHODS[name](model, optimizer_of(other))
-    after = model.state_dict()
-    assert all(torch.equal(value, before[key.replace("student.trained", "student")]) for key, value in after.items())
+        FUNCTIONS[name](model, optimizer_of(Pair()))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
 def test_a_selection_that_no_optimizer_trains_is_an_error():
     model = Pair()
     with pytest.raises(ValueError, match=r"selects no weight of Pair.*not trained by any optimizer"):
         methods.fire_(model, Weights("cnn", include=["teacher"]), optimizers=optimizer_of(model.student))
+    with pytest.raises(ValueError, match="not trained by any optimizer"):
+        methods.full_reset_(
+            model,
+            methods.initial_values(model),
+            Parameters(include=["teacher"]),
+            optimizers=optimizer_of(model.student),
+        )
     with pytest.raises(ValueError, match="'teacher' cannot be re-initialized: it is not trained by any optimizer"):
         methods.PlasticityInjection("teacher")(model, methods.Loop(optimizer_of(model.student)))
 

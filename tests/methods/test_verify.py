@@ -213,16 +213,6 @@ def test_old_values_that_are_loaded_around_the_next_step_are_an_error(given, ste
     step(model, optimizer)
 
 
-def test_old_values_that_are_loaded_later_are_none_of_its_business():
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    old = copy.deepcopy(model.state_dict())
-    fire_(model, optimizers=optimizer)
-    step(model, optimizer, 2)
-    model.load_state_dict(old)
-    step(model, optimizer)
-
-
 @GIVEN
 @pytest.mark.parametrize("name", EVENTS)
 def test_no_hook_is_left_after_two_steps(name, given):
