@@ -28,7 +28,6 @@ from lightning_fire.methods import (  # noqa: E402
     FullReset,
     L2Init,
     Loop,
-    ShrinkAndPerturb,
     fire_,
 )
 
@@ -203,14 +202,6 @@ def test_a_penalty_is_that_of_a_plain_loop(tmp_path):
     for new, plain, first in zip(model.parameters(), twin.model.parameters(), start.parameters(), strict=True):
         pull = 0.5 * 0.1 * 2 * 0.01
         assert torch.allclose(new, plain - pull * torch.ones_like(first), atol=1e-6)
-
-
-def test_a_later_training_with_the_same_callback_is_new_data(tmp_path, caplog):
-    model, callback = gpt2(), PlasticityCallback(ShrinkAndPerturb())
-    with caplog.at_level(logging.INFO):
-        for start in (0, 200, 300):
-            trainer(tmp_path, callback, model=model, data=blocks(start)).train()
-    assert caplog.text.count("shrink_and_perturb acted at epoch 0, step 0") == 2
 
 
 def test_start_chunk_waits_for_a_batch_of_its_data(tmp_path):

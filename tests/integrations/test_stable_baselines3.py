@@ -329,13 +329,6 @@ def test_a_loaded_model_neither_loses_nor_repeats_an_event(tmp_path, stop):
     assert second.values["fire/event"] == 2
 
 
-def test_another_training_counts_from_0():
-    callback, model = Noting(FIRE(), AtFraction(0.5)), ppo()
-    for _ in range(2):
-        model.learn(64, callback)
-    assert callback.timesteps == [32, 32]
-
-
 @pytest.mark.parametrize("algorithm", [dqn, ppo])
 def test_each_training_asks_the_schedule_for_its_own_timesteps(algorithm):
     """Two from 0, and one that continues the second."""
