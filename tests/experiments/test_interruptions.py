@@ -11,6 +11,7 @@ import pytest
 import torch
 from killed_processes import KILLED
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils._pytree import tree_flatten
 
 from lightning_fire.experiments.training import make_room
 
@@ -25,7 +26,7 @@ def lives_of(program: str, folder: Path, *words: object) -> dict[str, list[dict]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     lives = defaultdict(list)
-    for life in [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]:
+    for life in [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]:
         assert life["code"] in (0, KILLED), done.stderr
         lives[life["training"]].append(life)
     return lives
@@ -136,3 +137,17 @@ def test_what_an_interrupted_run_left_is_removed_also_if_that_is_interrupted(tmp
     assert (folder / "finished.json").exists() == (last == 0)  # it goes first
     make_room(folder)
     assert sorted(path.name for path in folder.iterdir()) == ["log.txt", "run.yaml"]
+
+
+@pytest.mark.slow(20)
+@pytest.mark.parametrize("kills", [1, pytest.param(42, marks=pytest.mark.crash)])
+def test_killed_fits_with_schedulers_and_averages_end_as_if_whole(tmp_path, kills):
+    pytest.importorskip("transformers")
+    lives = lives_of("killed_fits.py", tmp_path, kills)
+    assert sum(life["code"] == KILLED for training in lives.values() for life in training) == 6 * kills
+    for name in lives:
+        ends = [torch.load(tmp_path / name / of / "end.pt", weights_only=False) for of in (".", "../whole")]
+        (killed, shape), (whole, whole_shape) = map(tree_flatten, ends)
+        assert shape == whole_shape, name
+        for one, other in zip(killed, whole, strict=True):
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
