@@ -22,7 +22,12 @@ from lightning_fire.callbacks.base.new_data_messages import (
     awaits_new_data,
     explain,
 )
-from lightning_fire.callbacks.base.observers import LambdaMax, SingularValues, Validation
+from lightning_fire.callbacks.base.observers import (
+    After,
+    observe_lambda_max,
+    observe_singular_values,
+    observe_validation,
+)
 from lightning_fire.callbacks.base.progress import Progress, data_source_of, horizon_of
 from lightning_fire.contracts import HasChunkAt, HasNumChunks, HasSyncTargets, chunk_of, num_chunks_of, offers
 from lightning_fire.distributed import reshard
@@ -100,23 +105,20 @@ class EventCallback(MethodCallback):
         reshard(pl_module)
         with self.selecting(trainer, pl_module):
             change = self.plan(trainer, pl_module)
-        observers: list[SingularValues | LambdaMax | Validation] = []
+        afters: list[After] = []
         if self.logs.layers:
-            observers += [SingularValues(trainer, self.name)]
+            afters += [observe_singular_values(trainer, self.name, change)]
         if self._makes_another_network and self.logs.weights and (number := self.logs.validation_batches):
-            observers += [Validation(trainer, pl_module, self.name, number)]
-        observers += [LambdaMax(self.given, self.name)] if self.curvature else []
-        for observer in observers:
-            observer.before(change)
-
+            afters += [observe_validation(self.given, self.name, number)]
+        afters += [observe_lambda_max(self.given, self.name)] if self.curvature else []
         everything = [*pl_module.parameters(), *pl_module.buffers()]
         if self.replaces_weights and offers(pl_module, HasSyncTargets):
             change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
         change.followed_by(self._note).make()
         report = change.report or Report()
         values, self._norm = report.keyed(self.name, self.logs.layers), report.norm
-        for observer in observers:
-            values |= observer.after()
+        for after in afters:
+            values |= after()
         return values
 
     def idle_epochs(self, horizon: Horizon) -> float:

@@ -1,9 +1,13 @@
-"""Values that an event logs in addition to its report: λ_max, validation metrics, and histograms of singular values."""
+"""Values that an event logs in addition to its report: λ_max, validation metrics, and histograms of singular values.
+
+Each function measures before the event, and returns a function that measures after it and returns what to log.
+"""
 
 import time
+from collections.abc import Callable
+from contextlib import suppress
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch import Trainer
 
 from lightning_fire._lightning import undeclared
 from lightning_fire._private import is_a
@@ -15,96 +19,78 @@ from lightning_fire.messages import rank_zero_warn, tell_once
 from lightning_fire.methods.base.change import Change
 from lightning_fire.where import Weights
 
+After = Callable[[], dict[str, float]]
 
-class LambdaMax:
-    """The largest eigenvalue of the Hessian of the loss on the batch in hand, before and after.
 
-    If it cannot be computed, a message is logged once.
-    """
+def observe_lambda_max(given: BatchInHand, prefix: str) -> After:
+    """Measure the largest eigenvalue of the Hessian of the loss on the batch in hand; tell once why it cannot be."""
+    key = f"{prefix}/lambda_max"
+    if reason := why_not_run(given.trainer, given.module):
+        tell_once(given.trainer, f"{key} is not logged: {reason}.")
+        return dict
+    start = time.perf_counter()
+    before = measured_lambda_max(given, f"{key}_before")
+    seconds = time.perf_counter() - start
 
-    def __init__(self, given: BatchInHand, prefix: str):
-        self._given, self._prefix = given, prefix
-        self._values: dict[str, float] = {}
-        self._seconds = 0.0
-
-    def before(self, change: Change) -> None:
-        if reason := why_not_run(self._given.trainer, self._given.module):
-            tell_once(self._given.trainer, f"{self._prefix}/lambda_max is not logged: {reason}.")
-            return
+    def after() -> dict[str, float]:
         start = time.perf_counter()
-        self._values = measured_lambda_max(self._given, f"{self._prefix}/lambda_max_before")
-        self._seconds = time.perf_counter() - start
+        values = measured_lambda_max(given, f"{key}_after")
+        return {**before, **values, f"{key}_seconds": seconds + time.perf_counter() - start}
 
-    def after(self) -> dict[str, float]:
-        if not self._values:
-            return {}
-        start = time.perf_counter()
-        after = measured_lambda_max(self._given, f"{self._prefix}/lambda_max_after")
-        seconds = self._seconds + time.perf_counter() - start
-        return {**self._values, **after, f"{self._prefix}/lambda_max_seconds": seconds}
+    return after if before else dict
 
 
-class Validation:
-    """Metrics of `validation_step` before and after an event, and a warning if an accuracy falls to chance."""
+def observe_validation(given: BatchInHand, prefix: str, num_batches: int) -> After:
+    """Run the Trainer's validation, and warn if an accuracy falls to chance."""
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, prefix: str, num_batches: int):
-        self._trainer, self._module, self._prefix, self._num_batches = trainer, pl_module, prefix, num_batches
-        self._before: dict[str, float] = {}
-
-    def before(self, change: Change) -> None:
-        self._before = self._metrics()
-
-    def after(self) -> dict[str, float]:
-        after = self._metrics() if self._before else {}
-        values: dict[str, float] = {}
-        for key in self._before.keys() & after.keys():
-            name = f"{self._prefix}/{key.replace('/', '_')}"
-            values |= {f"{name}_before": self._before[key], f"{name}_after": after[key]}
-            if "acc" in key.lower():
-                self._warn_of_chance(key, self._before[key], after[key])
-        return dict(sorted(values.items(), reverse=True))
-
-    def _warn_of_chance(self, key: str, before: float, after: float) -> None:
+    def metrics() -> dict[str, float]:
         try:
-            outputs = Weights(preset="cnn", vectors=True).select(self._module)[-1].shape[0]
-        except ValueError:  # no weights
-            return
+            return validation_metrics(given.trainer, given.module, num_batches)
+        except Exception as error:
+            tell_once(given.trainer, f"{prefix} logs no validation metrics: {type(error).__name__}: {error}.")
+            return {}
+
+    before = metrics()
+
+    def after() -> dict[str, float]:
+        now = metrics() if before else {}
+        values: dict[str, float] = {}
+        for key in sorted(before.keys() & now.keys(), reverse=True):
+            name = f"{prefix}/{key.replace('/', '_')}"
+            values |= {f"{name}_before": before[key], f"{name}_after": now[key]}
+            if "acc" in key.lower():
+                _warn_of_chance(given, prefix, key, before[key], now[key])
+        return values
+
+    return after
+
+
+def _warn_of_chance(given: BatchInHand, prefix: str, key: str, before: float, after: float) -> None:
+    with suppress(ValueError):  # no weights
+        outputs = Weights(preset="cnn", vectors=True).select(given.module)[-1].shape[0]
         chance = 1 / max(2, outputs)
         if before > chance + 0.2 and after < chance + 0.1 * (before - chance):
             tell_once(
-                self._trainer,
-                f"An event of {self._prefix} has reduced {key} from {before:.2f} to {after:.2f}, near chance for"
+                given.trainer,
+                f"An event of {prefix} has reduced {key} from {before:.2f} to {after:.2f}, near chance for"
                 f" {outputs} outputs: the network must train before it is used again.",
                 rank_zero_warn,
-                key=f"{self._prefix} {key}",
+                key=f"{prefix} {key}",
             )
 
-    def _metrics(self) -> dict[str, float]:
-        try:
-            return validation_metrics(self._trainer, self._module, self._num_batches)
-        except Exception as error:
-            tell_once(self._trainer, f"{self._prefix} logs no validation metrics: {type(error).__name__}: {error}.")
-            return {}
 
+def observe_singular_values(trainer: Trainer, prefix: str, change: Change) -> After:
+    """Compute the singular values of the changed weights before and after, as histograms for TensorBoard."""
+    # Rank 0 alone writes the log, and cannot gather sharded weights alone.
+    loggers = trainer.loggers if trainer.is_global_zero and not weights_are_sharded(trainer) else []
+    boards = [undeclared(logger).experiment for logger in loggers if is_a(logger, "TensorBoardLogger")]
+    both = change.spectra() if boards else ()
 
-class SingularValues:
-    """Histograms of the singular values of the changed weights, before and after, for TensorBoard."""
-
-    def __init__(self, trainer: Trainer, prefix: str):
-        self._trainer, self._prefix = trainer, prefix
-        self._spectra: tuple[dict[str, Tensor], dict[str, Tensor]] = {}, {}
-        # Rank 0 alone writes the log, and cannot gather sharded weights alone.
-        writes = trainer.is_global_zero and not weights_are_sharded(trainer)
-        self._loggers = [logger for logger in trainer.loggers if writes and is_a(logger, "TensorBoardLogger")]
-
-    def before(self, change: Change) -> None:
-        if self._loggers:
-            self._spectra = change.spectra()
-
-    def after(self) -> dict[str, float]:
-        for time_of, spectra in zip(("before", "after"), self._spectra, strict=True):
+    def after() -> dict[str, float]:
+        for time_of, spectra in zip(("before", "after"), both, strict=False):
             for name, values in spectra.items():
-                key = f"{self._prefix}.singular_values_{time_of}/{name}"
-                for logger in self._loggers:
-                    undeclared(logger).experiment.add_histogram(key, values, step_of_logs(self._trainer))
+                for board in boards:
+                    board.add_histogram(f"{prefix}.singular_values_{time_of}/{name}", values, step_of_logs(trainer))
         return {}
+
+    return after
