@@ -5,31 +5,28 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.probing.activations import gram_of_last_features
-from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, why_not_run
+from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, training_loss, why_not_run
 from lightning_fire.callbacks.probing.curvature import measured_lambda_max
 from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
-from lightning_fire.functional import (
-    dormant,
-    entropy_rank_of,
-    singular_values_of_gram,
-    srank_of,
-    stable_rank_of,
-)
 from lightning_fire.messages import inform
-from lightning_fire.methods.base.change import measurable
-from lightning_fire.methods.base.report import Report, health
+from lightning_fire.methods.base.plasticity import (
+    gram_of_last_features,
+    report_of_features,
+    report_of_units,
+    report_of_weights,
+)
+from lightning_fire.methods.base.report import Report
 from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.when import Clock
 from lightning_fire.where import HiddenUnits, UnitLayer, Weights
@@ -195,10 +192,8 @@ class PlasticityMonitor(MethodCallback):
 
     @torch.no_grad()
     def _weights(self, pl_module: LightningModule) -> Report:
-        """Return the metrics of the weights, none without weights."""
         reshard(pl_module)
-        views = self.where.select(pl_module) if self._chosen else measurable(pl_module, set(pl_module.parameters()))
-        return health(views) if views else Report()
+        return report_of_weights(pl_module, self.where.select(pl_module) if self._chosen else None)
 
     def _look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, float]:
         """Return the metrics of the network on the last batches of the epoch."""
@@ -206,40 +201,23 @@ class PlasticityMonitor(MethodCallback):
         try:
             with evaluating(pl_module):
                 if self._layers:
-
-                    def run() -> None:
-                        for each in batches:
-                            each.forward()
-
-                    means = mean_activities(self._layers, run)
-                gram = gram_of_last_features(batches)
+                    means = mean_activities(self._layers, lambda: deque(map(BatchInHand.forward, batches), maxlen=0))
+                runs = [partial(each.forward, forward=training_loss) for each in batches]
+                gram = gram_of_last_features(pl_module, runs)
         except Exception as error:  # a monitor must not end a training
             failure = error
         if not on_all_ranks(trainer, failure is None):
             self._looks = False
             inform(f"PlasticityMonitor from now on logs weights only: {failure or 'another rank failed'}.")
             return {}
-        values = {} if means is None else self._dormant(trainer.strategy.reduce(means, reduce_op="mean"))
-        gram = trainer.strategy.reduce(gram, reduce_op="sum")
-        if gram.isfinite().all():
-            singular = singular_values_of_gram(gram)
-            values |= {
-                f"{self.name}/srank": float(srank_of(singular)),
-                f"{self.name}/stable_rank": float(stable_rank_of(singular)),
-                f"{self.name}/entropy_rank": float(entropy_rank_of(singular)),
-            }
+        values = {}
+        if means is not None:
+            means = trainer.strategy.reduce(means, reduce_op="mean")
+            values = report_of_units(self._layers, means, self.dormancy_threshold).keyed(self.name)
+        values |= report_of_features(trainer.strategy.reduce(gram, reduce_op="sum")).keyed(self.name)
         if self.logs.curvature:
             values |= measured_lambda_max(batches[0], f"{self.name}/lambda_max")
         return values
-
-    def _dormant(self, means: Tensor) -> dict[str, float]:
-        """Return the dormant fractions of the layers that have run."""
-        activities = means.split([layer.size for layer in self._layers])
-        ran = [(layer, a) for layer, a in zip(self._layers, activities, strict=True) if not a.isnan().any()]
-        counts = {layer: int(dormant(activity, self.dormancy_threshold).sum()) for layer, activity in ran}
-        total = sum(layer.size for layer in counts)
-        shares = {f"{self.name}.layers/dormant_fraction/{layer.name}": n / layer.size for layer, n in counts.items()}
-        return {f"{self.name}/dormant_fraction": sum(counts.values()) / total, **shares} if total else {}
 
     def _let_go(self) -> None:
         super()._let_go()

@@ -3,19 +3,21 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from lightning_fire.functional import dormant, entropy_rank_of, singular_values_of_gram, srank_of, stable_rank_of
 from lightning_fire.integrations.base import say
 from lightning_fire.methods import Attached, StepMethod, Training
-from lightning_fire.methods.base.change import measurable
-from lightning_fire.methods.base.report import health
-from lightning_fire.methods.base.unit_reset import run_watched
+from lightning_fire.methods.base.plasticity import (
+    gram_of_last_features,
+    report_of_features,
+    report_of_units,
+    report_of_weights,
+)
 from lightning_fire.methods.base.unit_scores import mean_activities
-from lightning_fire.where import HiddenUnits, UnitLayer, weight_layers
+from lightning_fire.where import HiddenUnits, UnitLayer
 
 __all__ = ["MeasurePlasticity"]
 
@@ -68,32 +70,11 @@ class _Measuring(Attached):
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the weights and of the network on a batch; that of the scale begins with `.raw`."""
-        weights = measurable(self.model, set(self.model.parameters()))
-        report = health(weights) if weights else None
-        values = {} if report is None else {**report.values, ".raw/dfi": report.raw["dfi"]}
+        weights, forward = report_of_weights(self.model), partial(self.training.forward, 1)
+        values = {**weights.values, **{f".raw/{name}": value for name, value in weights.raw.items()}}
         if self.layers:
-            values["dormant_fraction"] = self._dormant_fraction()
-            singular = singular_values_of_gram(self._gram_of_last_features())
-            values["srank"], values["stable_rank"] = float(srank_of(singular)), float(stable_rank_of(singular))
-            values["entropy_rank"] = float(entropy_rank_of(singular))
+            means = mean_activities(self.layers, forward)
+            gram = gram_of_last_features(self.model, [torch.enable_grad()(forward)])
+            for report in report_of_units(self.layers, means, self.threshold), report_of_features(gram):
+                values |= report.values
         return values
-
-    def _dormant_fraction(self) -> float:
-        means = mean_activities(self.layers, partial(self.training.forward, 1))
-        found = [dormant(each, self.threshold) for each in means.split([layer.size for layer in self.layers])]
-        return float(torch.cat(found).float().mean())
-
-    def _gram_of_last_features(self) -> Tensor:
-        """Return hᵀh of the inputs h of the layer that runs last with gradients, (features, features), float64."""
-        seen: list[Tensor] = []
-
-        def watch(layer: nn.Module, args: tuple[Any, ...]) -> None:
-            if torch.is_grad_enabled():
-                kernel = 0 if isinstance(layer, nn.Linear) else len(getattr(layer, "kernel_size", ()))
-                value = args[0].detach().movedim(-1 - kernel, -1)
-                seen[:] = [value.reshape(-1, value.shape[-1])]
-
-        handles = [layer.register_forward_pre_hook(watch) for layer in weight_layers(self.model)]
-        run_watched(partial(self.training.forward, 1), handles)
-        features = seen[0].to("cpu" if seen[0].device.type == "mps" else seen[0].device, torch.float64)
-        return features.mT @ features
