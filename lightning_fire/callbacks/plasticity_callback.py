@@ -7,6 +7,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from torch.optim import Optimizer
 
+from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.event import EventCallback
 from lightning_fire.callbacks.base.fit_training import FitTraining
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
@@ -14,6 +15,7 @@ from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
+from lightning_fire.methods.base.averages import averages_in, networks_of
 from lightning_fire.methods.base.method import planned
 from lightning_fire.when import Clock, Horizon, Never, Schedule, idle_epochs
 from lightning_fire.where import Weights
@@ -100,8 +102,9 @@ class PlasticityCallback(EventCallback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if isinstance(self.method, EventMethod):
-            self.method.prepare(pl_module)  # before the optimizers are made and a checkpoint is loaded
+        if isinstance(self.method, EventMethod):  # before the optimizers are made and a checkpoint is loaded
+            for network in (pl_module, *networks_of(averages_in(undeclared(trainer).callbacks))):
+                self.method.prepare(network)
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         assert isinstance(self.method, EventMethod)  # others have no events

@@ -92,8 +92,9 @@ def test_the_average_of_an_injected_head_restarts():
 
 
 @needs_ema
-def test_an_injection_alone_changes_the_output_of_no_average():
-    """The average goes on from its own old weights."""
+@pytest.mark.parametrize("average_is", ["after", "before"])
+def test_an_injection_alone_changes_the_output_of_no_average(average_is):
+    """The average goes on from its own old weights, also if it was copied before the head was wrapped."""
     averaging, outputs, x = callbacks.EMAWeightAveraging(decay=0.99), [], torch.randn(5, 8)
 
     class Watched(PlasticityCallback):
@@ -105,7 +106,8 @@ def test_an_injection_alone_changes_the_output_of_no_average():
             assert torch.equal(average.trained.weight, own.trained.weight)
             return values
 
-    fitted(Watched(PlasticityInjection("net.5")), averaging, data=GrowingData((2, 2)), max_epochs=3)
+    both = [Watched(PlasticityInjection("net.5")), averaging]
+    fitted(*(both if average_is == "after" else both[::-1]), data=GrowingData((2, 2)), max_epochs=3)
     ((before, after, own),) = outputs
     torch.testing.assert_close(after, before)
     assert not torch.allclose(after, own)
