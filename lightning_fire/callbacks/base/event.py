@@ -14,7 +14,7 @@ from lightning_fire.callbacks.base.learning_rate import RateAfterEvent
 from lightning_fire.callbacks.base.log import log_now, mark_event
 from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
-from lightning_fire.callbacks.base.neighbours import begin_anew
+from lightning_fire.callbacks.base.neighbours import begin_anew, same_callbacks_after_error
 from lightning_fire.callbacks.base.new_data_messages import (
     ASKS_ONCE,
     acts_on_first,
@@ -114,7 +114,7 @@ class EventCallback(MethodCallback):
         everything = [*pl_module.parameters(), *pl_module.buffers()]
         if self.replaces_weights and offers(pl_module, HasSyncTargets):
             change = change.followed_by(pl_module.sync_targets, guard=partial(same_tensors_after_error, everything))
-        change.followed_by(self._note).make()
+        change.followed_by(self._note, guard=partial(same_callbacks_after_error, trainer)).make()
         report = change.report or Report()
         values, self._norm = report.keyed(self.name, self.logs.layers), report.norm
         for after in afters:
@@ -208,10 +208,11 @@ class EventCallback(MethodCallback):
             self._rate = None
         if self.progress.last_event == clock.step or not self.when.due(clock):
             return
-        now, number = self._now, self.num_events + 1
+        now, number, others = self._now, self.num_events + 1, list[str]()
 
         def note() -> None:
             if self.num_events < number:
+                others[:] = begin_anew(trainer, clock.new_data) if self._makes_another_network else ()
                 now.note_event(clock)
                 self.progress, self.num_events = now, number
 
@@ -224,7 +225,7 @@ class EventCallback(MethodCallback):
         )
         inform(sentence)
         if self._makes_another_network:
-            if others := begin_anew(trainer, clock.new_data):
+            if others:
                 inform(f"with it {', '.join(others)}")
             self._rate = RateAfterEvent(trainer, name, clock.epoch, clock.step)
         if values.get(f"{self.name}/sfe") == 0:

@@ -1,6 +1,8 @@
 """Reset of other callbacks whose state belongs to the network before an event, such as a best score."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from lightning.pytorch import Trainer
@@ -31,3 +33,18 @@ def begin_anew(trainer: Trainer, new_data: bool) -> list[str]:
         elif averages_in([other]):
             done.append(f"{name} averages the weights from here on")
     return done
+
+
+@contextmanager
+def same_callbacks_after_error(trainer: Trainer) -> Iterator[None]:
+    """Context manager: after an error, put back what `begin_anew` resets."""
+    others = [each for each in undeclared(trainer).callbacks if is_a(each, "EarlyStopping", "ModelCheckpoint")]
+    former = [(each, dict(vars(each)), dict(getattr(each, "best_k_models", {}))) for each in others]
+    try:
+        yield
+    except Exception:
+        for each, attributes, best in former:
+            vars(each).update(attributes)
+            if best:
+                each.best_k_models.update(best)
+        raise

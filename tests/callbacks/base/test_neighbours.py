@@ -1,5 +1,7 @@
 """Early stopping, checkpoints and weight averages are reset at an event."""
 
+import copy
+
 import pytest
 import torch
 from lightning.pytorch import callbacks
@@ -7,6 +9,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Stochast
 from small_training import GrowingData, PlainModule, fitted, snapshots_of
 
 from lightning_fire import FIRE, FIRECallback, FullReset, PlasticityCallback, PlasticityInjection, ReDo, Weights
+from lightning_fire.callbacks.base import event
+from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.functional import dfi_normalized
 from lightning_fire.when import EveryNEpochs
 
@@ -117,3 +121,24 @@ def test_stochastic_weight_averaging_restarts():
     averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
     module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
     assert dfi_normalized(module.net[3].weight) < 0.3
+
+
+def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
+    """Whatever fails after the weights are written: all of it is as before."""
+    stopping, best = EarlyStopping("loss", patience=9), ModelCheckpoint(tmp_path, monitor="loss")
+    kept = []
+
+    def fails(trainer, new_data):
+        kept.append((copy.deepcopy(stopping.state_dict()), copy.deepcopy(best.state_dict())))
+        assert begin_anew(trainer, new_data)
+        raise MemoryError
+
+    monkeypatch.setattr(event, "begin_anew", fails)
+    module = Logs()
+    with pytest.raises(MemoryError):
+        fitted(method := FIRECallback(), stopping, best, module=module)
+    ((patience, checkpoints),) = kept
+    assert method.num_events == 0
+    assert stopping.state_dict() == patience and best.state_dict() == checkpoints
+    assert best.best_k_models and stopping.best_score == LOSSES[1]
+    assert dfi_normalized(module.net[3].weight) > 0.3
