@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.utilities import CombinedLoader
 
 _VALIDATED = "_last_val_time"  # of a Trainer: does not exist before its first validation, nor in older releases
+_AVERAGING = "StochasticWeightAveraging"
 OWN_LINKS = ("_trainer", "_fabric")  # attributes by which a LightningModule and its metrics refer to the Trainer
 
 
@@ -62,6 +63,12 @@ def batches_with_steps(trainer: "Trainer") -> int:
     """Return the number of batches that made a step, also after a resume, where Lightning's count may lag by one."""
     batches = batches_that_stepped(trainer)
     return trainer.global_step if trainer.global_step == batches + 1 else batches
+
+
+def epochs_of_training(trainer: "Trainer") -> int | None:
+    """Return `max_epochs` without the epoch that StochasticWeightAveraging adds, in which no weight is trained."""
+    kept = (getattr(each, "_max_epochs", None) for each in undeclared(trainer).callbacks if is_a(each, _AVERAGING))
+    return next((epochs for epochs in kept if epochs and epochs + 1 == trainer.max_epochs), trainer.max_epochs)
 
 
 def load_states_of_loaders(trainer: "Trainer") -> None:

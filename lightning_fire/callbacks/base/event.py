@@ -206,7 +206,7 @@ class EventCallback(MethodCallback):
             )
         if self._rate is not None and self._rate.is_judged(trainer, clock.epoch, clock.step):
             self._rate = None
-        if self.progress.last_event == clock.step or not self.when.due(clock):
+        if self._is_over or self.progress.last_event == clock.step or not self.when.due(clock):
             return
         now, number, others = self._now, self.num_events + 1, list[str]()
 

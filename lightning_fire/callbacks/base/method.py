@@ -52,6 +52,7 @@ class MethodCallback(Callback):
         self._state: Mapping[str, Any] = {}  # that of `_method`, before and after a fit
         self._given: BatchInHand | None = None  # in `begin` and `at`
         self._begun = False  # since the first batch of the present fit
+        self._is_over = False  # in an epoch that trains no weight, as StochasticWeightAveraging adds one
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hook: before the first batch of a fit, which is at hand."""
@@ -69,8 +70,8 @@ class MethodCallback(Callback):
 
     @property
     def acts_now(self) -> bool:
-        """True once the data has changed `start_chunk` times."""
-        return self.chunk >= self.start_chunk
+        """True once the data has changed `start_chunk` times, until the last weight has been trained."""
+        return self.chunk >= self.start_chunk and not self._is_over
 
     def show_selection(self, pl_module: LightningModule) -> str:
         """Return a table of what this callback acts on; empty if it has no selection."""
@@ -188,7 +189,7 @@ class MethodCallback(Callback):
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._now = copy.copy(self.progress)
         clock = self._now.read(trainer)
-        self.chunk = clock.chunk
+        self.chunk, self._is_over = clock.chunk, clock.progress is not None and clock.progress >= 1
         self.at(trainer, pl_module, clock)
         self.progress = self._now
 

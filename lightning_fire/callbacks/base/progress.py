@@ -14,6 +14,7 @@ from lightning_fire._lightning import (
     complete_last_batch,
     data_source,
     end_finished_epoch,
+    epochs_of_training,
     load_states_of_loaders,
     logged_after_last_batch,
     undeclared,
@@ -224,7 +225,7 @@ def data_source_of(trainer: Trainer) -> Any:
 
 def horizon_of(trainer: Trainer) -> Horizon:
     """Return the end of a Trainer's training."""
-    ends = (trainer.max_epochs, trainer.max_steps)
+    ends = (epochs_of_training(trainer), trainer.max_steps)
     return Horizon(*(end if end is not None and end >= 0 else None for end in ends))
 
 

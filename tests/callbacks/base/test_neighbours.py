@@ -12,7 +12,7 @@ from lightning_fire import FIRE, FIRECallback, FullReset, PlasticityCallback, Pl
 from lightning_fire.callbacks.base import event
 from lightning_fire.callbacks.base.neighbours import begin_anew
 from lightning_fire.functional import dfi_normalized
-from lightning_fire.when import EveryNEpochs
+from lightning_fire.when import AtFraction, EveryNEpochs
 
 LOSSES = (0.2, 0.1, 0.9, 0.8, 0.7, 0.6)  # of the epochs; new data comes with the third and the fifth
 needs_ema = pytest.mark.skipif(not hasattr(callbacks, "EMAWeightAveraging"), reason="came with Lightning 2.6")
@@ -121,6 +121,15 @@ def test_stochastic_weight_averaging_restarts():
     averaging = StochasticWeightAveraging(swa_lrs=1e-9, swa_epoch_start=1, annealing_epochs=1)
     module = fitted(FIRECallback(), averaging, data=GrowingData((4, 2)))
     assert dfi_normalized(module.net[3].weight) < 0.3
+
+
+@pytest.mark.parametrize("when", [EveryNEpochs(2), AtFraction(0.5)], ids=repr)
+def test_the_epoch_that_stochastic_weight_averaging_adds_is_no_time_for_an_event(when):
+    """It trains no weight: an event there would replace the average for good."""
+    averaging = StochasticWeightAveraging(swa_lrs=1e-2, swa_epoch_start=2, annealing_epochs=1)
+    fitted(method := FIRECallback(when), averaging, data=GrowingData((6,)))
+    events, epoch = (2, 4) if isinstance(when, EveryNEpochs) else (1, 3)
+    assert (method.num_events, method.progress.last_event) == (events, 2 * epoch)
 
 
 def test_an_event_that_fails_leaves_the_best_scores(tmp_path, monkeypatch):
