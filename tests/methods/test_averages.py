@@ -179,3 +179,16 @@ def test_what_may_be_an_average_is_named(kind, name):
 def test_a_model_without_copies_is_not_told_of_them():
     net = network()
     fire_(net, optimizers=torch.optim.Adam(net.parameters()))  # a warning would be an error
+
+
+@pytest.mark.filterwarnings("ignore:the change leaves")
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "in no optimizer"])
+def test_an_average_follows_the_trained_network_beside_a_target_that_is_nearer(frozen):
+    """The target was copied when the average was made, and both lag behind."""
+    model = nn.ModuleDict({"q": network(), "target": network().requires_grad_(not frozen)})
+    average = AveragedModel(model["q"], multi_avg_fn=get_ema_multi_avg_fn(0.999))
+    with torch.no_grad():
+        for parameter in model["q"].parameters():
+            parameter += 0.1
+    fire_(model, optimizers=torch.optim.Adam(model["q"].parameters()), averages=average)
+    assert all(map(torch.equal, average.module.parameters(), model["q"].parameters()))

@@ -189,7 +189,10 @@ def _named(average: Any) -> Mapping[str, Tensor] | list[Tensor] | None:
 
 
 def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tensor]] | None:
-    """Pair the tensors of an average with those of the part that it averages, of several alike the nearest one."""
+    """Pair the tensors of an average with those of the part that it averages.
+
+    Of several alike it is the nearest one that is trained: a target network may be nearer, as it is an average itself.
+    """
     kept = _named(average)
     inner = _inner(average) if is_average(average) else average if isinstance(average, nn.Module) else None
     if kept is None and inner is not None:
@@ -209,6 +212,8 @@ def _pairs(average: Any, parts: Sequence[nn.Module]) -> list[tuple[Tensor, Tenso
                 order = [p for p in part.parameters() if p.requires_grad or not trainable]
                 if [p.shape for p in order] == [tensor.shape for tensor in kept]:
                     found.append(list(zip(kept, order, strict=True)))
+    trained = [pairs for pairs in found if not all(why_not_trained(tensor) for _, tensor in pairs)]
+    found = trained or found
     if len(found) < 2:
         return found[0] if found else None
     return min(found, key=lambda pairs: sum(map(_distance, *zip(*pairs, strict=True))))

@@ -204,7 +204,8 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     copied = {copy: new for tensor, new in change.values.items() for copy in copies.get(tensor, ())}
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
-    averages, count_again = followers(model, change.values if method.remakes_network else {}, training.averages)
+    with _training_of(method, model, training):
+        averages, count_again = followers(model, change.values if method.remakes_network else {}, training.averages)
     change = replace(verified(change, model, training.optimizers), report=report)
     change = replace(change, values={**change.values, **copied, **averages})
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]
