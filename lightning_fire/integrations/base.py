@@ -16,6 +16,7 @@ from lightning_fire.distributed import rank
 from lightning_fire.messages import logger
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
+from lightning_fire.methods.base.averages import as_averages
 from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.selecting import trained_by
@@ -29,22 +30,25 @@ class Adapter(Training):
     Args:
         method: The method.
         name: Prefix of the logged keys. Default: that of the method.
+        averages: As of `methods.Loop`.
 
     Raises:
-        TypeError: If `method` is not a method.
+        TypeError: If `method` is not a method, or something else than averages is given as such.
         ValueError: If `name` has a slash.
     """
 
-    share_work, measure, paused, averages, ranks = False, True, (), (), 1
+    share_work, measure, paused, ranks = False, True, (), 1
     event = 1
     optimizers: Sequence[Optimizer] = ()
+    averages: Sequence[Any] = ()
 
-    def __init__(self, method: Method, name: str | None):
+    def __init__(self, method: Method, name: str | None, averages: Any):
         if not isinstance(method, Method):
             raise TypeError(f"`method` must be a method such as FIRE(), got {method!r}")
         if "/" in (name or ""):
             raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {name!r}")
         self.method: Any = method
+        self.averages = as_averages(averages)
         self.title, self.name = type(method).__name__, name or method.name
         self.model: Any = None
         self.acts_now = True  # whether a method that acts at each step does so at present
@@ -70,8 +74,8 @@ class Adapter(Training):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy keeps: the state, without the training."""
-        states = self._states_of_parts()
-        return {**vars(self), "model": None, "optimizers": (), "handles": [], "_parts": [], "_states": states}
+        training: dict[str, Any] = {"model": None, "optimizers": (), "averages": (), "handles": [], "_parts": []}
+        return {**vars(self), **training, "_states": self._states_of_parts()}
 
     def forget(self) -> None:
         """Begin anew, for a new model."""

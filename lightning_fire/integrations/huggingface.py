@@ -56,9 +56,11 @@ class PlasticityCallback(TrainerCallback):
         log: Function that gets metrics as a dict instead: `trainer.log` writes them to loggers such as TensorBoard.
         losses: Losses of batches, given the model, for a method that needs data: `lambda model: (loss for …)`. Default:
             the loss that the model returns on batches of a data set with a length.
+        averages: One or several averages of the weights, which begin again from new weights, such as `EMAModel` of
+            diffusers; see `methods.Loop`. Those that the model holds are found by themselves.
 
     Raises:
-        TypeError: If `method` is not a method, or `when` not a schedule.
+        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are something else.
         ValueError: If an argument is out of range, or the schedule waits for a metric or is given for a method that
             acts at every step; when the Trainer is made, if nothing is selected; when training starts, if the schedule
             can never be due, the method lacks something, or weights are flattened or partitioned (FSDP1, DeepSpeed).
@@ -77,10 +79,11 @@ class PlasticityCallback(TrainerCallback):
         name: str | None = None,
         log: Callable[[dict[str, float]], object] | None = None,
         losses: Losses | None = None,
+        averages: Any = (),
     ):
         if start_chunk < 0:
             raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
-        self._training = _TrainerData(method, name, losses)
+        self._training = _TrainerData(method, name, averages, losses)
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
         self._chunk, self._new_data, self._ended = 0, True, False  # new until a step begins on it
         self._last_event = -1, -1  # chunk and step
@@ -237,8 +240,8 @@ class PlasticityCallback(TrainerCallback):
 class _TrainerData(Adapter):
     """The training of a Hugging Face `Trainer`, as a method uses it."""
 
-    def __init__(self, method: Method, name: str | None, losses: Losses | None):
-        super().__init__(method, name)
+    def __init__(self, method: Method, name: str | None, averages: Any, losses: Losses | None):
+        super().__init__(method, name, averages)
         self._losses = losses
 
     def __getstate__(self) -> dict[str, Any]:

@@ -41,9 +41,11 @@ class PlasticityCallback(BaseCallback):
             learning).
         name: Prefix of the logged keys instead of the method's own.
         log_every: Timesteps between two records of a method that acts at every step.
+        averages: One or several averages of the weights, which begin again from new weights, such as `EMAModel` of
+            diffusers; see `methods.Loop`. Those that the policy holds are found by themselves.
 
     Raises:
-        TypeError: If `method` is not a method, or `when` not a schedule.
+        TypeError: If `method` is not a method, `when` not a schedule, or `averages` are something else.
         ValueError: If an argument is out of range, the schedule waits for epochs, new data or a metric, or is given for
             a method that acts at every step; when `learn` begins, if nothing is selected or the algorithm is of an
             unknown kind; before its first update, if the method lacks something.
@@ -59,11 +61,12 @@ class PlasticityCallback(BaseCallback):
         when: Schedule | Sequence[Schedule] | None = None,
         name: str | None = None,
         log_every: int = 1000,
+        averages: Any = (),
     ):
         super().__init__()
         if log_every < 1:
             raise ValueError(f"`log_every` must be at least 1, got {log_every}")
-        self._training, self._when = _PolicyData(method, name), schedule_of(method, when, AtFraction(0.5))
+        self._training, self._when = _PolicyData(method, name, averages), schedule_of(method, when, AtFraction(0.5))
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
         self._asked = 0  # timestep up to which the schedule was asked

@@ -12,6 +12,7 @@ import pytest
 import torch
 from methods_table import KEYS, made
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, IterableDataset
 
 transformers = pytest.importorskip("transformers")
@@ -553,3 +554,15 @@ def test_weights_in_pieces_are_an_error(monkeypatch, deepspeed, version, refused
     given = {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "train_dataloader": None}
     with pytest.raises(ValueError, match="under DeepSpeed or FSDP1") if refused else contextlib.nullcontext():
         PlasticityCallback(FIRE()).on_train_begin(arguments, state, None, **given)
+
+
+def test_a_given_average_begins_again_from_the_new_weights(tmp_path):
+    model = net()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+    callback = PlasticityCallback(FIRE(), EveryNSteps(3), averages=average)
+    trainer(tmp_path, callback, model=model, max_steps=4, learning_rate=0.0, weight_decay=0.0).train()
+    assert callback._training.event == 2
+    assert all(map(torch.equal, average.module.parameters(), model.parameters()))
+    assert pickle.loads(pickle.dumps(callback))._training.averages == ()
+    with pytest.raises(TypeError, match="`averages` must be averages of weights"):
+        PlasticityCallback(FIRE(), averages=3)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from methods_table import KEYS, made
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 sb3 = pytest.importorskip("stable_baselines3")
 
@@ -359,3 +360,19 @@ def test_unsupported_settings_are_an_error_before_training():
         dqn().learn(32, PlasticityCallback(PlasticityInjection("q_net.q_net.4")))
     with pytest.raises(ValueError, match="nope"):
         dqn().learn(32, PlasticityCallback(FIRE(where=Weights(include=["nope"]))))
+
+
+def test_a_given_average_of_the_trained_network_begins_again_from_its_new_weights():
+    """The target network has the same names and shapes, and is nearer to the average."""
+    model = dqn()
+    network = model.policy.q_net
+    average, seen = AveragedModel(network, multi_avg_fn=get_ema_multi_avg_fn(0.99)), []
+
+    class Sees(PlasticityCallback):
+        def _on_rollout_start(self):
+            super()._on_rollout_start()
+            if self._training.event == 2 and not seen:
+                seen.extend(map(torch.equal, average.module.parameters(), network.parameters()))
+
+    model.learn(60, Sees(FIRE(), EveryNSteps(40), averages=average))
+    assert seen and all(seen)
