@@ -223,6 +223,9 @@ class _PolicyData(Adapter):
 
     def gradients(self, of: Sequence[Tensor], batches: int) -> Iterator[list[Tensor]]:
         """Yield the gradients by which the optimizers would step on each of some batches, before clipping."""
+        if hasattr(self._algorithm, "line_search_max_iter"):  # of TRPO: only its critic is stepped by an optimizer
+            kind = type(self._algorithm).__name__
+            raise ValueError(f"{self.title} needs the gradients by which optimizers step, and {kind} uses a line search")
         self._require_data()
         algorithm, optimizers, found = self._algorithm, self.of_policy(), dict[Tensor, Tensor]()
         stepped: set[Optimizer] = set()

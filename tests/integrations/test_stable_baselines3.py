@@ -376,3 +376,13 @@ def test_a_given_average_of_the_trained_network_begins_again_from_its_new_weight
 
     model.learn(60, Sees(FIRE(), EveryNSteps(40), averages=average))
     assert seen and all(seen)
+
+
+def test_an_algorithm_whose_policy_no_optimizer_steps_has_no_gradients_for_a_method():
+    """As TRPO of sb3-contrib, whose `train` also needs a `target_kl`."""
+    model = ppo()
+    model.line_search_max_iter = 10
+    with pytest.raises(ValueError, match="DASH needs the gradients by which optimizers step, and PPO uses a line search"):
+        model.learn(64, PlasticityCallback(DASH(), EveryNSteps(32)))
+    ppo().learn(64, callback := PlasticityCallback(DASH(), EveryNSteps(32)))
+    assert callback._training.event == 2
