@@ -208,7 +208,7 @@ class AtFraction(Schedule):
     """
 
     def __init__(self, fraction: float) -> None:
-        if not 0 < fraction < 1:
+        if not isinstance(fraction, int | float) or not 0 < fraction < 1:
             raise ValueError(f"`fraction` must be strictly between 0 and 1, got {fraction!r}")
         self.fraction = fraction
 
@@ -294,8 +294,8 @@ class AnyOf(Schedule):
     """
 
     def __init__(self, schedules: Sequence[Schedule]) -> None:
-        if not schedules:
-            raise ValueError("`when` and `schedules` must hold at least one schedule, got an empty list")
+        if not isinstance(schedules, Sequence) or not schedules:
+            raise ValueError(f"`when` and `schedules` must be a list of at least one schedule, got {schedules!r}")
         for schedule in schedules:
             require_schedule(schedule)
         self.schedules = tuple(schedules)
@@ -350,7 +350,8 @@ def require_schedule(thing: Any) -> None:
     if type(thing).__module__.startswith("omegaconf."):
         raise TypeError(f"Hydra has replaced a schedule by a dict: write `_convert_: all` beside `when`, got {thing!r}")
     if not callable(getattr(thing, "due", None)):
-        raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {thing!r}")
+        got = repr(thing) if isinstance(thing, str | int | float) else type(thing).__name__
+        raise TypeError(f"`when` must be a schedule such as AtNewData(), or several, got {got}")
     if getattr(type(thing), "__repr__", None) is object.__repr__:
         raise TypeError(
             f"`when` needs a __repr__ that shows its settings, as part of a key in checkpoints: {thing!r};"

@@ -141,7 +141,7 @@ def test_a_schedule_that_may_be_due_has_problem_none(schedule, horizon):
         (lambda: EveryNSteps(-5), "`n` must be a whole number of at least 1, got -5"),
         (lambda: AtFraction(0), "`fraction` must be strictly between 0 and 1, got 0"),
         (lambda: AtFraction(1.0), "`fraction` must be strictly between 0 and 1, got 1.0"),
-        (lambda: AnyOf([]), "`schedules` must hold at least one schedule, got"),
+        (lambda: AnyOf([]), "`schedules` must be a list of at least one"),
         (lambda: AtEpochs(5), "`epochs` must be a list of one or more whole numbers from 0, got 5"),
         (lambda: AtEpochs("12"), "`epochs` must be a list"),
         (lambda: EveryNSteps("3"), "`n` must be a whole number of at least 1, got '3'"),

@@ -10,6 +10,7 @@ from lightning_fire.callbacks.base.log import log_now
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.batches import copied, training_output
 from lightning_fire.callbacks.probing.side_effects import as_written, without_side_effects
+from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.unit_reset import units_in_words, units_shown_later
 from lightning_fire.methods.rank_ascent import check
@@ -41,8 +42,7 @@ class FeatureRank(MethodCallback):
     def __init__(self, lr: float, every_n_batches: int = 10, start_chunk: int = 0, where: HiddenUnits | None = None):
         super().__init__(start_chunk)
         check(lr)
-        if every_n_batches < 1:
-            raise ValueError(f"`every_n_batches` must be at least 1, got {every_n_batches}")
+        at_least(1, every_n_batches=every_n_batches)
         self.lr, self.every_n_batches = lr, every_n_batches
         self.where = checked(where, HiddenUnits())
         self._batches: list[Any] = []  # since the last step

@@ -16,7 +16,12 @@ def announce_new_data(trainer: Trainer) -> None:
 
     Args:
         trainer: The Trainer whose callbacks are notified.
+
+    Raises:
+        TypeError: If it is not a Trainer.
     """
+    if not hasattr(trainer, "callbacks"):
+        raise TypeError(f"`trainer` must be a Trainer, got {type(trainer).__name__}")
     for callback in undeclared(trainer).callbacks:
         if isinstance(progress := getattr(callback, "progress", None), Progress):
             progress.announce(trainer)

@@ -66,7 +66,8 @@ class PlasticityCallback(EventCallback):
         log: Log | None = None,
     ):
         if not isinstance(method, Method):
-            raise TypeError(f"`method` must be a method such as FIRE(), got {method!r}")
+            got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+            raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
         self.method = method
         if isinstance(method, EventMethod):
             self.replaces_weights, self.remakes_network = method.changes_output, method.remakes_network

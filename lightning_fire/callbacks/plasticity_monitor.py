@@ -19,6 +19,7 @@ from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all
 from lightning_fire.callbacks.probing.curvature import measured_lambda_max
 from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
+from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform
 from lightning_fire.methods.base.plasticity import (
     gram_of_last_features,
@@ -81,14 +82,13 @@ class PlasticityMonitor(MethodCallback):
         super().__init__()
         self.logs = log_of(log)  # Lightning sets `log` of each callback
         self.name = self.logs.name or type(self).name
-        for argument in ("every_n_epochs", "data_every_n_steps", "num_batches"):
-            if (value := locals()[argument]) is not None and value < 1:
-                raise ValueError(f"`{argument}` must be at least 1, got {value}")
-        if dormancy_threshold < 0:
-            raise ValueError(f"`dormancy_threshold` must be at least 0, got {dormancy_threshold}")
+        at_least(1, every_n_epochs=every_n_epochs, num_batches=num_batches)
+        if data_every_n_steps is not None:
+            at_least(1, data_every_n_steps=data_every_n_steps)
+        at_least(0, whole=False, dormancy_threshold=dormancy_threshold)
         self._chosen = where is not None
         self.where = checked(where, Weights())
-        self.units = units if units is not None else HiddenUnits()
+        self.units = checked(units, HiddenUnits())
         self.every_n_epochs, self.data_every_n_steps, self.num_batches = every_n_epochs, data_every_n_steps, num_batches
         self.dormancy_threshold = dormancy_threshold
         self._layers: Sequence[UnitLayer] = ()

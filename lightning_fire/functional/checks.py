@@ -4,13 +4,23 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def at_least(least: float, whole: bool = True, **arguments: Any) -> None:
+    """Raise a ValueError unless each argument is a number, by default a whole one, of at least `least`."""
+    for name, value in arguments.items():
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            kind = "whole number" if whole else "number"
+            raise ValueError(f"`{name}` must be a {kind} of at least {least}, got {value!r}")
+        if not value >= least:
+            raise ValueError(f"`{name}` must be at least {least}, got {value}")
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

@@ -19,6 +19,7 @@ from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.averages import as_averages
 from lightning_fire.methods.base.ignored_passes import ignored_passes
 from lightning_fire.methods.base.method import planned, same_buffers
+from lightning_fire.methods.base.report import check_name
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.initial_values import tensors_of
 from lightning_fire.when import Never, Schedule, one_schedule, schedules_in, watched_by
@@ -44,9 +45,9 @@ class Adapter(Training):
 
     def __init__(self, method: Method, name: str | None, averages: Any):
         if not isinstance(method, Method):
-            raise TypeError(f"`method` must be a method such as FIRE(), got {method!r}")
-        if "/" in (name or ""):
-            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {name!r}")
+            got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+            raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
+        check_name(name)
         self.method: Any = method
         self.averages = as_averages(averages)
         self.title, self.name = type(method).__name__, name or method.name

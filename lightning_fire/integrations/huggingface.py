@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import has_length
 
+from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import (
     Adapter,
     inner,
@@ -81,8 +82,10 @@ class PlasticityCallback(TrainerCallback):
         losses: Losses | None = None,
         averages: Any = (),
     ):
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        at_least(0, start_chunk=start_chunk)
+        for argument, function in (("log", log), ("losses", losses)):
+            if not (function is None or callable(function)):
+                raise TypeError(f"`{argument}` must be a function, got {function!r}")
         self._training = _TrainerData(method, name, averages, losses)
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
         self._chunk, self._new_data, self._ended = 0, True, False  # new until a step begins on it

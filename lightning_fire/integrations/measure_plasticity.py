@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import say
 from lightning_fire.methods import Attached, StepMethod, Training
 from lightning_fire.methods.base.plasticity import (
@@ -50,8 +51,7 @@ class MeasurePlasticity(StepMethod):
     dormancy_threshold: float = 0.025
 
     def __post_init__(self) -> None:
-        if self.dormancy_threshold < 0:
-            raise ValueError(f"`dormancy_threshold` must be at least 0, got {self.dormancy_threshold}")
+        at_least(0, whole=False, dormancy_threshold=self.dormancy_threshold)
 
     def begin(self, model: nn.Module, training: Training) -> "_Measuring":
         """Find the hidden units."""

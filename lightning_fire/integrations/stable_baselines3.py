@@ -16,6 +16,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from lightning_fire.functional.checks import at_least
 from lightning_fire.integrations.base import Adapter, require_known_times, say, schedule_of, undisturbed
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
@@ -64,8 +65,7 @@ class PlasticityCallback(BaseCallback):
         averages: Any = (),
     ):
         super().__init__()
-        if log_every < 1:
-            raise ValueError(f"`log_every` must be at least 1, got {log_every}")
+        at_least(1, log_every=log_every)
         self._training, self._when = _PolicyData(method, name, averages), schedule_of(method, when, AtFraction(0.5))
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
@@ -225,7 +225,7 @@ class _PolicyData(Adapter):
         """Yield the gradients by which the optimizers would step on each of some batches, before clipping."""
         if hasattr(self._algorithm, "line_search_max_iter"):  # of TRPO: only its critic is stepped by an optimizer
             kind = type(self._algorithm).__name__
-            raise ValueError(f"{self.title} needs the gradients by which optimizers step, and {kind} uses a line search")
+            raise ValueError(f"{self.title} needs gradients by which optimizers step, and {kind} uses a line search")
         self._require_data()
         algorithm, optimizers, found = self._algorithm, self.of_policy(), dict[Tensor, Tensor]()
         stepped: set[Optimizer] = set()

@@ -5,7 +5,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fire.functional import dormant_fraction
-from lightning_fire.metrics.sums import Sums, positive_count
+from lightning_fire.functional.checks import at_least
+from lightning_fire.metrics.sums import Sums
 
 
 class DormantFraction(Sums):
@@ -33,10 +34,9 @@ class DormantFraction(Sums):
 
     def __init__(self, num_units: int, threshold: float = 0.025, **kwargs: Any):
         super().__init__(**kwargs)
-        self.num_units = positive_count(num_units, "num_units")
-        if threshold < 0:
-            raise ValueError(f"`threshold` must be at least 0, got {threshold}")
-        self.threshold = threshold
+        at_least(1, num_units=num_units)
+        at_least(0, whole=False, threshold=threshold)
+        self.num_units, self.threshold = num_units, threshold
         self.add_sum("activity", num_units)
 
     def update(self, activation: Tensor) -> None:

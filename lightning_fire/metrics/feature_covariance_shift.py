@@ -6,7 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fire.functional import feature_covariance_shift_of
-from lightning_fire.metrics.sums import Sums, positive_count
+from lightning_fire.functional.checks import at_least
+from lightning_fire.metrics.sums import Sums
 
 
 class FeatureCovarianceShift(Sums):
@@ -37,8 +38,8 @@ class FeatureCovarianceShift(Sums):
     def __init__(self, num_features_before: int, num_features_after: int | None = None, **kwargs: Any):
         super().__init__(**kwargs)
         after = num_features_before if num_features_after is None else num_features_after
-        self.num_features_before = positive_count(num_features_before, "num_features_before")
-        self.num_features_after = positive_count(after, "num_features_after")
+        at_least(1, num_features_before=num_features_before, num_features_after=after)
+        self.num_features_before, self.num_features_after = num_features_before, after
         self.add_sum("gram_before", num_features_before, num_features_before)
         self.add_sum("gram_after", after, after)
         self.add_sum("cross", num_features_before, after)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_fire.functional import entropy_rank_of, singular_values_of_gram, srank_of, stable_rank_of
-from lightning_fire.metrics.sums import Sums, positive_count
+from lightning_fire.functional.checks import at_least
+from lightning_fire.metrics.sums import Sums
 
 
 class RankOfFeatures(Sums):
@@ -24,7 +25,8 @@ class RankOfFeatures(Sums):
 
     def __init__(self, num_features: int, **kwargs: Any):
         super().__init__(**kwargs)
-        self.num_features = positive_count(num_features, "num_features")
+        at_least(1, num_features=num_features)
+        self.num_features = num_features
         self.add_sum("gram", num_features, num_features)
 
     def update(self, features: Tensor) -> None:

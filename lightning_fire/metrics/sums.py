@@ -65,10 +65,3 @@ class Sums(Metric):
             return new if new.dtype == state.dtype else state.to(new.device)
 
         return super()._apply(moved, exclude_state)
-
-
-def positive_count(value: Any, name: str) -> int:
-    """Return a number of features or units, checked to be a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
-    return value

@@ -11,6 +11,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lightning_fire.callbacks import Log, PlasticityCallback
+from lightning_fire.messages import inform
 from lightning_fire.methods import EventMethod, Method
 from lightning_fire.printable import printable
 from lightning_fire.recipe.hints import hint
@@ -107,6 +108,9 @@ def callbacks_of(
 ) -> list[Callback]:
     """Return the callbacks of a recipe's methods, with its schedule and options; those of callbacks are their own."""
     given = list(method) if isinstance(method, list | tuple) else [] if method is None else [method]
+    if when is not None and given and not any(isinstance(one, EventMethod) for one in given):
+        names = ", ".join(type(one).__name__ for one in given)
+        inform(f"`when` has no effect: {names} has a schedule of its own, or acts at every step.")
     return [
         PlasticityCallback(one, when if isinstance(one, EventMethod) else None, start_chunk, log)
         if isinstance(one, Method)

@@ -28,6 +28,10 @@ def checked(where: S | None, default: S) -> S:
         got, example = repr(where), f"preset={where!r}" if preset else f"include=[{where!r}]"
     elif isinstance(where, list | tuple) and all(isinstance(part, str) for part in where):
         got, example = repr(where), f"include={list(where)!r}"
+    elif isinstance(where, type):
+        got = f"the class {where.__name__}: write {where.__name__}(…)"
+    elif isinstance(where, nn.Module):
+        got = f"{got}: a method is made without a model, as FIRE(), and applied to it by FIRE()(model, Loop(…))"
     elif isinstance(where, Optimizer):
         got = f"{got}: an optimizer is given by name, `optimizers=…`"
     raise TypeError(f"`where` must be a selection such as {kind.__name__}({example}), got {got}")

@@ -5,7 +5,20 @@ from functools import partial
 import pytest
 from torch.nn import Linear
 
-from lightning_fire import FeatureRank, HareAndTortoise, PlasticityCallback, methods
+from lightning_fire import (
+    AnyOf,
+    AtFraction,
+    AtNewData,
+    FeatureRank,
+    FIRECallback,
+    HareAndTortoise,
+    Log,
+    PlasticityCallback,
+    PlasticityMonitor,
+    Weights,
+    announce_new_data,
+    methods,
+)
 
 
 @pytest.mark.parametrize(
@@ -56,3 +69,32 @@ from lightning_fire import FeatureRank, HareAndTortoise, PlasticityCallback, met
 def test_out_of_range(build, options, message):
     with pytest.raises(ValueError, match=message):
         build(**options)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: methods.FIRE(Linear(1, 1)), r"got Linear: a method is made without a model, .* by FIRE\(\)\(model"),
+        (lambda: methods.FIRE(where=Weights), r"got the class Weights: write Weights\(…\)"),
+        (lambda: FIRECallback(Linear(1, 1)), "`when` must be a schedule .* got Linear$"),
+        (lambda: FIRECallback(AtNewData), r"got the class AtNewData: write AtNewData\(…\)"),
+        (lambda: FIRECallback(log=True), "`log` must be a Log, .* got True"),
+        (lambda: PlasticityCallback(methods.FIRE), "`method` must be a method .* got the class FIRE$"),
+        (lambda: PlasticityCallback(FIRECallback()), "`method` must be a method .* got FIRECallback$"),
+        (lambda: PlasticityMonitor(units=Weights()), r"must be a selection of the kind HiddenUnits\(…\)"),
+        (lambda: PlasticityCallback(methods.FIRE(), start_chunk="1"), "`start_chunk` must be a whole number of at"),
+        (
+            lambda: PlasticityMonitor(every_n_epochs=0.5),
+            "`every_n_epochs` must be a whole number of at least 1",
+        ),
+        (lambda: PlasticityMonitor(dormancy_threshold=None), "`dormancy_threshold` must be a number of at least 0"),
+        (lambda: Log(True), "`name` must be a text, got True"),
+        (lambda: Log(validation_batches=1.5), "`validation_batches` must be a whole number of at least 0, got 1.5"),
+        (lambda: AtFraction("half"), "`fraction` must be strictly between 0 and 1, got 'half'"),
+        (lambda: AnyOf(AtNewData()), "`schedules` must be a list of at least one schedule, got AtNewData"),
+        (lambda: announce_new_data(Linear(1, 1)), "`trainer` must be a Trainer, got Linear"),
+    ],
+)
+def test_another_kind_of_argument_is_named_in_a_sentence(build, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        build()

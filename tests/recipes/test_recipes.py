@@ -13,9 +13,10 @@ from recipe_files import EVERY, ROOT, acting, arguments_of, diagonal, methods_of
 
 import lightning_fire.data
 from lightning_fire.cli import main
-from lightning_fire.methods import ReDo
+from lightning_fire.methods import FIRE, L2Init, ReDo
 from lightning_fire.nets import ResNet
 from lightning_fire.recipe.cli import RecipeCLI
+from lightning_fire.recipe.parser import callbacks_of
 from lightning_fire.recipe.recipe import find_recipe, shipped_recipes
 from lightning_fire.when import EveryNEpochs
 
@@ -260,3 +261,10 @@ def test_recipes_and_methods_run_two_batches(path, method, tmp_path, monkeypatch
     if method == "muon":
         assert type(cli.trainer.optimizers[0]).__name__ == "Muon"
         assert ("UseMuon" in named) == (path.parent.name == "warm_start")
+
+
+def test_a_schedule_beside_nothing_but_methods_of_every_step_is_told_to_have_no_effect(caplog):
+    callbacks_of([L2Init(1e-3), FIRE()], EveryNEpochs(1), 0, None)
+    assert not caplog.messages
+    callbacks_of(L2Init(1e-3), EveryNEpochs(1), 0, None)
+    assert "`when` has no effect: L2Init has a schedule of its own, or acts at every step." in caplog.messages

@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from lightning_fire.functional.checks import at_least
+from lightning_fire.methods.base.report import check_name
+
 
 @dataclass(frozen=True)
 class Log:
@@ -32,10 +35,8 @@ class Log:
     validation_batches: int = 0
 
     def __post_init__(self) -> None:
-        if "/" in (self.name or ""):
-            raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {self.name!r}")
-        if self.validation_batches < 0:
-            raise ValueError(f"`validation_batches` must be at least 0, got {self.validation_batches}")
+        check_name(self.name)
+        at_least(0, validation_batches=self.validation_batches)
 
 
 def log_of(log: Log | None) -> Log:

@@ -15,6 +15,7 @@ from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.progress import Progress
 from lightning_fire.callbacks.probing.batches import BatchInHand
+from lightning_fire.functional.checks import at_least
 from lightning_fire.messages import inform, rank_zero_warn
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.when import Clock, Horizon
@@ -40,8 +41,7 @@ class MethodCallback(Callback):
     name = "method"
 
     def __init__(self, start_chunk: int = 0) -> None:
-        if start_chunk < 0:
-            raise ValueError(f"`start_chunk` must be at least 0, got {start_chunk}")
+        at_least(0, start_chunk=start_chunk)
         self.start_chunk = start_chunk
         self.progress = self._now = Progress()  # `_now` holds the present reading, and becomes it after the event
         self.chunk = 0

@@ -81,6 +81,14 @@ class Report:
         return keyed
 
 
+def check_name(name: str | None) -> None:
+    """Raise a ValueError if a name cannot be the first part of keys."""
+    if not isinstance(name, str | None):
+        raise TypeError(f"`name` must be a text, got {name!r}")
+    if "/" in (name or ""):
+        raise ValueError(f"`name` must not have a slash, which separates the parts of a key, got {name!r}")
+
+
 def in_words(values: Mapping[str, float]) -> str:
     """Return values by name in one line, those before and after a change together, without residuals and side costs.
 
