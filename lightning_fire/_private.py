@@ -40,10 +40,8 @@ def is_compiled(module: nn.Module) -> bool:
 def show_hooks(module: nn.Module) -> Callable[[], None]:
     """Let code that `torch.compile` made before run hooks of a module that were registered since, or are removed later.
 
-    Compiled code does not check for hooks; it checks whether `forward` is an attribute of the module itself.
-
-    Returns:
-        A function to call when the hooks are removed.
+    Compiled code checks whether `forward` is an attribute of the module itself. Call the returned function when the
+    hooks are removed.
     """
     if "forward" in vars(module):
         return lambda: None

@@ -167,10 +167,6 @@ def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
 
     From Python 3.12 on, `isinstance` does not see what `__getattr__` returns, such as the submodules of a module.
 
-    Args:
-        thing: Any object.
-        contract: The protocol.
-
     Example:
         >>> offers(torch.nn.Linear(2, 1), HasResetParameters), offers(torch.nn.ReLU(), HasResetParameters)
         (True, False)
@@ -183,11 +179,7 @@ def offers(thing: object, contract: type[C]) -> TypeGuard[C]:
 
 
 def chunk_of(data: object) -> int | None:
-    """Return the `chunk` of training data; None without one, or if it is not a whole number.
-
-    Args:
-        data: A DataModule, or any other source of training data.
-    """
+    """Return the `chunk` of a DataModule or other data; None without one, or if it is not a whole number."""
     try:
         return operator.index(data.chunk) if offers(data, HasChunk) else None
     except TypeError:
@@ -195,9 +187,5 @@ def chunk_of(data: object) -> int | None:
 
 
 def num_chunks_of(data: object) -> int | None:
-    """Return the `num_chunks` of training data; None without it.
-
-    Args:
-        data: A DataModule, or any other source of training data.
-    """
+    """Return the `num_chunks` of a DataModule or other training data; None without it."""
     return data.num_chunks if offers(data, HasNumChunks) else None

@@ -16,7 +16,7 @@ from lightning_fire.callbacks.base.log_options import Log
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
-from lightning_fire.methods.base.method import planned
+from lightning_fire.methods.base.method import planned, schedule_of
 from lightning_fire.when import Clock, Horizon, Never, Schedule, idle_epochs
 from lightning_fire.where import Weights
 
@@ -65,16 +65,11 @@ class PlasticityCallback(EventCallback):
         start_chunk: int = 0,
         log: Log | None = None,
     ):
-        if not isinstance(method, Method):
-            got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-            raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
-        self.method = method
+        schedule, self.method = schedule_of(method, when), method
         if isinstance(method, EventMethod):
             self.replaces_weights, self.remakes_network = method.changes_output, method.remakes_network
-            self.logs_curvature, when = method.measures_curvature, method.when if when is None else when
-        elif when is not None:
-            raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
-        super().__init__(Never() if when is None else when, log, start_chunk)
+            self.logs_curvature = method.measures_curvature
+        super().__init__(schedule, log, start_chunk)
         self.acts_on_shards, self.keeps_state = method.acts_on_shards, not isinstance(method, EventMethod)
         self.name = self.logs.name or method.name
         self.initial = KeptInitialValues() if method.needs_initial_values else None

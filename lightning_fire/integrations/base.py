@@ -22,21 +22,11 @@ from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.report import check_name
 from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.initial_values import tensors_of
-from lightning_fire.when import Never, Schedule, one_schedule, schedules_in, watched_by
+from lightning_fire.when import Schedule, schedules_in, watched_by
 
 
 class Adapter(Training):
-    """A method at work in another library: the `methods.Training` that it gets. Subclasses: `forward`, `gradients`.
-
-    Args:
-        method: The method.
-        name: Prefix of the logged keys. Default: that of the method.
-        averages: As of `methods.Loop`.
-
-    Raises:
-        TypeError: If `method` is not a method, or something else than averages is given as such.
-        ValueError: If `name` has a slash.
-    """
+    """A method at work in another library: the `methods.Training` that it gets. Subclasses: `forward`, `gradients`."""
 
     share_work, measure, paused, ranks = False, True, (), 1
     event = 1
@@ -44,9 +34,6 @@ class Adapter(Training):
     averages: Sequence[Any] = ()
 
     def __init__(self, method: Method, name: str | None, averages: Any):
-        if not isinstance(method, Method):
-            got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
-            raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
         check_name(name)
         self.method: Any = method
         self.averages = as_averages(averages)
@@ -151,12 +138,9 @@ class Adapter(Training):
     def act(
         self, time: str, note: Callable[[], object], copies: Sequence[tuple[nn.Module, nn.Module]] = ()
     ) -> dict[str, float]:
-        """Carry out an event; return what to log.
+        """Carry out an event at a time in words, counted by `note`; return what to log.
 
-        Args:
-            time: The time in words.
-            note: Called when the change is made, to count the event.
-            copies: Networks, each with a copy that is to have its values after the change.
+        `copies` are networks, each with a copy that gets its values with the change.
         """
         number = self.event
 
@@ -212,24 +196,6 @@ def say(message: str) -> None:
     """Log a message on rank 0, in programs that do not import Lightning."""
     if rank() == 0:
         logger.info(message)
-
-
-def schedule_of(
-    method: Method, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None
-) -> Schedule:
-    """Return the schedule of a method: the given one, `default`, or its own.
-
-    Raises:
-        TypeError: If it is not a schedule.
-        ValueError: If it waits for a metric, or one is given for a method that acts at every step.
-    """
-    if not isinstance(method, EventMethod):
-        if when is not None:
-            raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
-        return Never()
-    schedule = one_schedule(when if when is not None else default or method.when)
-    require_known_times(schedule)
-    return schedule
 
 
 def require_known_times(

@@ -19,11 +19,11 @@ from lightning_fire.integrations.base import (
     inner,
     require_known_times,
     say,
-    schedule_of,
     undisturbed,
 )
 from lightning_fire.messages import logger
 from lightning_fire.methods import Method
+from lightning_fire.methods.base.method import schedule_of
 from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.when import AtEpochs, AtNewData, Clock, EveryNEpochs, Horizon, Schedule, problem_of, schedules_in
 
@@ -86,8 +86,9 @@ class PlasticityCallback(TrainerCallback):
         for argument, function in (("log", log), ("losses", losses)):
             if not (function is None or callable(function)):
                 raise TypeError(f"`{argument}` must be a function, got {function!r}")
-        self._training = _TrainerData(method, name, averages, losses)
         self._when, self._start_chunk, self._log = schedule_of(method, when), start_chunk, log
+        require_known_times(self._when)
+        self._training = _TrainerData(method, name, averages, losses)
         self._chunk, self._new_data, self._ended = 0, True, False  # new until a step begins on it
         self._last_event = -1, -1  # chunk and step
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fire.functional.checks import at_least
-from lightning_fire.integrations.base import Adapter, require_known_times, say, schedule_of, undisturbed
+from lightning_fire.integrations.base import Adapter, require_known_times, say, undisturbed
 from lightning_fire.methods import EventMethod, Method
+from lightning_fire.methods.base.method import schedule_of
 from lightning_fire.when import AtEpochs, AtFraction, AtNewData, Clock, EveryNEpochs, Schedule
 
 __all__ = ["PlasticityCallback"]
@@ -66,7 +67,8 @@ class PlasticityCallback(BaseCallback):
     ):
         super().__init__()
         at_least(1, log_every=log_every)
-        self._training, self._when = _PolicyData(method, name, averages), schedule_of(method, when, AtFraction(0.5))
+        self._when = schedule_of(method, when, AtFraction(0.5))
+        self._training = _PolicyData(method, name, averages)
         require_known_times(self._when, (AtNewData, AtEpochs, EveryNEpochs))
         self._log_every, self._logged = log_every, 0
         self._asked = 0  # timestep up to which the schedule was asked

@@ -63,14 +63,6 @@ class EventCallback(MethodCallback):
         remakes_network: Whether the result counts as another network: averages of weights and best scores of other
             callbacks start again with it.
         logs_curvature: Whether λ_max is logged by default.
-
-    Args:
-        when: A schedule, or several of which any may be due. Default: `AtNewData()`.
-        log: What to log. Default: `Log()`.
-        start_chunk: Number of changes of the data before which it does nothing, for subclasses that check it.
-
-    Raises:
-        TypeError: If `when` is not a schedule.
     """
 
     name = "event"

@@ -13,12 +13,6 @@ class RateAfterEvent:
 
     A schedule over the whole training is near its end when the last data arrives: the network then does not recover
     from a reset.
-
-    Args:
-        trainer: The Trainer whose optimizers it watches.
-        name: Name of the method, for the warning.
-        epoch: Epoch of the event.
-        step: Batches with an optimizer step before the event.
     """
 
     def __init__(self, trainer: Trainer, name: str, epoch: int, step: int):

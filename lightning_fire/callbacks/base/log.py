@@ -39,12 +39,6 @@ def mark_event(trainer: Trainer, name: str, values: Mapping[str, float], sentenc
     """Write an event to TensorBoard: in group `events`, each metric before and after it, as one saw-toothed curve.
 
     The value before is at the previous step, as TensorBoard shows one value per step. The sentence is under "Text".
-
-    Args:
-        trainer: The Trainer whose loggers are written to.
-        name: Prefix of the method's keys.
-        values: What the event logs, of which `{name}/{metric}_before` and `…_after` are written.
-        sentence: Description of the event for readers.
     """
     step = step_of_logs(trainer)
     for logger in trainer.loggers:

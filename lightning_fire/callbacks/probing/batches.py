@@ -27,11 +27,6 @@ class BatchInHand:
     """The batch that `on_train_batch_start` has given, on which training goes on, and those after it.
 
     Nothing that runs on it changes it: each run gets a copy.
-
-    Args:
-        trainer: A Trainer in `on_train_batch_start`.
-        module: Its module.
-        batch: The batch, on the device of the module.
     """
 
     trainer: Trainer
@@ -42,11 +37,7 @@ class BatchInHand:
         """Yield the gradient of the training loss on this batch, then on the next ones.
 
         Gradients, buffers, metrics, logs and random states stay as they are, and training gets the same batches as
-        without. Each rank computes the gradients of its own batches.
-
-        Args:
-            parameters: What to differentiate by.
-            number: Number of batches, at most those that are left of the epoch.
+        without. Each rank computes the gradients of its own batches, at most those that are left of the epoch.
         """
         scaler = loss_scaler(self.trainer)
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -54,13 +45,9 @@ class BatchInHand:
             yield [gradient / scale for gradient in gradients_of(value * scale, parameters)]
 
     def forward(self, number: int = 1, forward: Forward | None = None) -> None:
-        """Run the module on this batch, then on the next ones, for the hooks on its layers.
+        """Run the module, by default its `loss_on` or `training_step`, on this batch and the next ones, for its hooks.
 
         Compiled parts run without `torch.compile`.
-
-        Args:
-            number: Number of batches, at most those that are left of the epoch.
-            forward: Function of the module and a batch. Default: `loss_on` or `training_step`.
         """
         with as_written(self.module):
             for _ in self._run(training_output if forward is None else forward, number):

@@ -21,12 +21,8 @@ def next_batches(trainer: Trainer, number: int) -> Iterator[Any]:
 
     They are read in as many worker processes as the training has, at least one, which are started for it. So samplers,
     generators, data sets and open files of the training stay as they are. The order is that of the epoch where it
-    follows from a seed and the epoch, as with a `DistributedSampler`; otherwise it is drawn again.
-
-    Args:
-        trainer: A Trainer in `on_train_batch_start`.
-        number: Number of batches, at most those that are left of the epoch. None where they cannot be read, which is
-            told once.
+    follows from a seed and the epoch, as with a `DistributedSampler`; otherwise it is drawn again. There are at most
+    those that are left of the epoch, and none where they cannot be read, which is told once.
     """
     loaders, done = combined_loader(trainer).flattened, trainer.fit_loop.batch_idx + 1
     number = int(min(number, trainer.num_training_batches - done))

@@ -16,15 +16,8 @@ def validation_metrics(trainer: Trainer, pl_module: LightningModule, num_batches
     It runs all hooks of the module and of the callbacks, but for those that save checkpoints, stop training early or
     show its progress. Nothing is written to loggers. Afterwards modes, buffers, random states and what the module keeps
     are as before; optimizers with modes of their own are in training mode; trainable parameters that validation has
-    left with other values get those from before it, and a warning says so once.
-
-    Args:
-        trainer: A Trainer during `fit`.
-        pl_module: Its module, in any mode.
-        num_batches: Largest number of batches of a loader.
-
-    Returns:
-        Metrics by key, means over ranks; empty without validation data, or if weights are sharded.
+    left with other values get those from before it, and a warning says so once. The metrics are means over ranks; there
+    are none without validation data, or if weights are sharded.
     """
     if weights_are_sharded(trainer) or not trainer.enable_validation:
         return {}

@@ -24,7 +24,7 @@ from lightning_fire.methods.base.selecting import trained_by
 from lightning_fire.methods.base.several import MemberTraining, Models, as_one, together
 from lightning_fire.methods.base.training import Loop, Training
 from lightning_fire.methods.base.verify import Verification
-from lightning_fire.when import AtNewData, Schedule
+from lightning_fire.when import AtNewData, Never, Schedule, one_schedule
 from lightning_fire.where.argument import check_model, checked
 from lightning_fire.where.layers import plain
 from lightning_fire.where.selection import some
@@ -185,6 +185,23 @@ class EventMethod(Method):
                 with _training_of(self, whole, training):
                     change = replace(change, left_out=[*change.left_out, *unknown_copies(whole)])
         return change.followed_by(partial(setattr, training, "event", training.event + 1)).apply()
+
+
+def schedule_of(method: Any, when: Schedule | Sequence[Schedule] | None, default: Schedule | None = None) -> Schedule:
+    """Return the schedule of a method in a callback: the given one, `default`, or its own; never, if it has no events.
+
+    Raises:
+        TypeError: If `method` is not a method, or `when` not a schedule.
+        ValueError: If a schedule is given for a method that acts at every step.
+    """
+    if not isinstance(method, Method):
+        got = f"the class {method.__name__}" if isinstance(method, type) else type(method).__name__
+        raise TypeError(f"`method` must be a method such as FIRE(), got {got}")
+    if isinstance(method, EventMethod):
+        return one_schedule(when if when is not None else default or method.when)
+    if when is not None:
+        raise ValueError(f"`when` is for methods with events: {type(method).__name__} acts at every step")
+    return Never()
 
 
 def planned(method: EventMethod, model: nn.Module, training: Training) -> Change:

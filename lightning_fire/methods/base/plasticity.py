@@ -19,13 +19,7 @@ def report_of_weights(model: nn.Module, weights: Sequence[WeightView] | None = N
 
 
 def report_of_units(layers: Sequence[UnitLayer], means: Tensor, threshold: float) -> Report:
-    """Return the dormant fraction of hidden units, of all layers that have run and of each.
-
-    Args:
-        layers: Layers of units.
-        means: Mean |h| of each unit of all layers, (units,); NaN where a layer has not run.
-        threshold: τ: a unit is dormant if its mean |h| is at most τ times that of its layer.
-    """
+    """Return the dormant fraction of the layers of units that have run, from the mean |h| of all units, (units,)."""
     activities = means.split([layer.size for layer in layers])
     ran = [(layer, each) for layer, each in zip(layers, activities, strict=True) if not each.isnan().any()]
     counts = {layer: int(dormant(each, threshold).sum()) for layer, each in ran}
