@@ -1,18 +1,19 @@
 """Any method as a Lightning callback."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fire._lightning import undeclared
 from lightning_fire.callbacks.base.event import EventCallback
-from lightning_fire.callbacks.base.fit_training import FitTraining
 from lightning_fire.callbacks.base.initial_values import KeptInitialValues
 from lightning_fire.callbacks.base.log import log_now, loss_scale
 from lightning_fire.callbacks.base.log_options import Log
+from lightning_fire.callbacks.probing.batches import BatchInHand
 from lightning_fire.messages import inform
 from lightning_fire.methods import Change, EventMethod, Method, StepMethod
 from lightning_fire.methods.base.averages import averages_in, networks_of
@@ -104,10 +105,10 @@ class PlasticityCallback(EventCallback):
 
     def plan(self, trainer: Trainer, pl_module: LightningModule) -> Change:
         assert isinstance(self.method, EventMethod)  # others have no events
-        return planned(self.method, pl_module, FitTraining(self.given, self))
+        return planned(self.method, pl_module, _FitTraining(self.given, self))
 
     def begin(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        training = FitTraining(self.given, self)
+        training = _FitTraining(self.given, self)
         with self.selecting(trainer, pl_module):
             if isinstance(self.method, StepMethod):
                 self._let_go()
@@ -168,3 +169,29 @@ class PlasticityCallback(EventCallback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._state = state_dict["method"]
+
+
+class _FitTraining:
+    """The `methods.Training` of a fit: the Trainer's optimizers, the batch in hand, and the next ones.
+
+    Its ranks are those of the Trainer, which may train on its own in a process group of independent trainings.
+    """
+
+    def __init__(self, given: BatchInHand, callback: EventCallback):
+        self._trainer, self._initial = given.trainer, callback.initial
+        self.paused = callback.paused_parameters(given.module)
+        self.averages = averages_in(undeclared(given.trainer).callbacks)
+        self.event, self.measure = callback.num_events + 1, callback.logs.weights
+        self.ranks = given.trainer.world_size
+        self.share_work = self.ranks > 1
+        self.forward, self.gradients = given.forward, given.gradients
+
+    @property
+    def optimizers(self) -> Sequence[Any]:
+        """Those of the Trainer, also after they have been replaced."""
+        return self._trainer.optimizers
+
+    def initial(self) -> Mapping[str, Tensor]:
+        """Return the values of the module at the start of its first fit."""
+        assert self._initial is not None and self._initial.values is not None  # complete since the start of the fit
+        return self._initial.values

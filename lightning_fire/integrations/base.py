@@ -17,11 +17,11 @@ from lightning_fire.messages import logger
 from lightning_fire.methods import Attached, EventMethod, Method, Training, initial_values
 from lightning_fire.methods.base.all_or_nothing import same_tensors_after_error
 from lightning_fire.methods.base.averages import as_averages
-from lightning_fire.methods.base.ignored_passes import ignored_passes
+from lightning_fire.methods.base.ignored_passes import ignored_passes, keeping_modes
 from lightning_fire.methods.base.method import planned, same_buffers
 from lightning_fire.methods.base.report import check_name
 from lightning_fire.methods.base.selecting import trained_by
-from lightning_fire.methods.initial_values import tensors_of
+from lightning_fire.methods.initial_values import unknown_in
 from lightning_fire.when import Schedule, schedules_in, watched_by
 
 
@@ -167,8 +167,7 @@ class Adapter(Training):
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the values of the model when it was new."""
-        known = {name: value.shape for name, value in (self._initial or {}).items()}
-        if unknown := [name for name, value in tensors_of(self.model).items() if known.get(name) != value.shape]:
+        if unknown := unknown_in(self._initial or {}, self.model):
             raise ValueError(
                 f"the initial values of {', '.join(unknown[:5])} are not known: use the callback from the first"
                 " training of this model on, or fresh_seed=0"
@@ -210,14 +209,17 @@ def require_known_times(
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Context manager: run a model with gradients, then restore its buffers and modes, and the global random states."""
-    modes = [(part, part.training) for part in model.modules()]
     states = random.getstate(), np.random.get_state()
     gpus = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
     try:
-        with same_buffers(model), torch.enable_grad(), torch.random.fork_rng(gpus), ignored_passes(model):
+        with (
+            same_buffers(model),
+            keeping_modes(model),
+            torch.enable_grad(),
+            torch.random.fork_rng(gpus),
+            ignored_passes(model),
+        ):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        for part, training in modes:
-            part.training = training

@@ -87,6 +87,12 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in named.items() if not name.startswith(tuple(copies))}
 
 
+def unknown_in(values: Mapping[str, Tensor], model: nn.Module) -> list[str]:
+    """Return the sorted names of the tensors of a model for which there are no values of their shapes."""
+    known = {name: value.shape for name, value in values.items()}
+    return sorted(name for name, tensor in tensors_of(model).items() if known.get(name) != tensor.shape)
+
+
 def check_resettable(model: nn.Module, chosen: Iterable[Tensor]) -> None:
     """Raise a ValueError if some of the chosen parameters cannot be drawn by their layers."""
     if stuck := not_resettable(model, set(chosen)):

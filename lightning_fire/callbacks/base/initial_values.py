@@ -4,7 +4,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_fire.methods.initial_values import initial_values, tensors_of
+from lightning_fire.methods.initial_values import initial_values, unknown_in
 
 
 class KeptInitialValues:
@@ -33,8 +33,7 @@ class KeptInitialValues:
         if not self._settled:
             own = initial_values(module) if trainer.ckpt_path is None else self.values
             self.values = trainer.strategy.broadcast(own)
-        known = {name: tensor.shape for name, tensor in (self.values or {}).items()}
-        if unknown := sorted(name for name, tensor in tensors_of(module).items() if known.get(name) != tensor.shape):
+        if unknown := unknown_in(self.values or {}, module):
             why = (
                 "they were not in the module in an earlier fit of this callback. Make a new callback for a new training"
                 if trainer.ckpt_path is None

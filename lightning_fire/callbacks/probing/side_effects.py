@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from lightning_fire._lightning import OWN_LINKS, attached_trainer, random_states, set_random_states
 from lightning_fire._private import is_compiled
 from lightning_fire.methods.base.all_or_nothing import distinct, insist
-from lightning_fire.methods.base.ignored_passes import ignored_passes
+from lightning_fire.methods.base.ignored_passes import ignored_passes, keeping_modes
 
 _OF_TORCH = set(vars(nn.Module())) - {"_parameters", "_buffers"}  # hooks and the like
 _LIBRARIES = {"torch", "lightning", "lightning_fire", "pytorch_lightning", "torchmetrics", "numpy", "builtins"}
@@ -65,20 +65,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
         module.eval()
         with as_written(module):
             yield
-
-
-@contextlib.contextmanager
-def keeping_modes(module: nn.Module) -> Iterator[None]:
-    """Context manager: restore the mode, training or evaluation, of each part of a module."""
-    modes = [(part, part.training) for part in module.modules()]
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            if type(part).train is not nn.Module.train:
-                part.train(training)  # an override may do more than set the flag
-        for part, training in modes:
-            part.training = training
 
 
 def _restores_of(module: nn.Module) -> list[Restore]:

@@ -1,4 +1,4 @@
-"""Forward passes that are no part of training: they do not count for the statistics of hidden units."""
+"""Forward passes that are not part of training: they do not count for hidden units, and leave modes as they are."""
 
 import contextlib
 from collections.abc import Iterator
@@ -22,3 +22,17 @@ def ignored_passes(model: nn.Module) -> Iterator[None]:
 def is_ignored(module: nn.Module) -> bool:
     """Return whether a forward pass of a module is ignored now."""
     return any(part is module for part in _ignored.get())
+
+
+@contextlib.contextmanager
+def keeping_modes(module: nn.Module) -> Iterator[None]:
+    """Context manager: restore the mode, training or evaluation, of each part of a module."""
+    modes = [(part, part.training) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            if type(part).train is not nn.Module.train:
+                part.train(training)  # an override may do more than set the flag
+        for part, training in modes:
+            part.training = training
