@@ -79,6 +79,9 @@ class PlasticityInjection(EventMethod):
     def plan(self, model: nn.Module, training: Training) -> Change:
         """Draw the new head, also in averages of the model that have it."""
         networks = networks_of([*training.averages, *averages_in([model])])
+        for network in networks:  # which may have been copied before the head was wrapped
+            if self.head in dict(network.named_modules()):
+                wrap_heads(network, [self.head])
         copies = [
             part
             for network in networks

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from lightning_fire import FIRE, FullReset, Loop, ReDo, fire_
+from lightning_fire import FIRE, FullReset, Loop, PlasticityInjection, ReDo, fire_
 
 
 def network() -> nn.Sequential:
@@ -179,6 +179,20 @@ def test_what_may_be_an_average_is_named(kind, name):
 def test_a_model_without_copies_is_not_told_of_them():
     net = network()
     fire_(net, optimizers=torch.optim.Adam(net.parameters()))  # a warning would be an error
+
+
+def test_an_injection_wraps_the_head_of_an_average_and_leaves_its_output():
+    model, x = network(), torch.randn(5, 8)
+    average = AveragedModel(model).eval()
+    average.update_parameters(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1
+    before = average(x)
+    PlasticityInjection("3")(model, Loop(torch.optim.Adam(model.parameters()), averages=average))
+    torch.testing.assert_close(average(x), before)
+    assert torch.equal(average.module[3].trained.weight, model[3].trained.weight)
+    assert average.n_averaged == 1  # it goes on
 
 
 @pytest.mark.filterwarnings("ignore:the change leaves")

@@ -222,7 +222,8 @@ def planned(method: EventMethod, model: nn.Module, training: Training) -> Change
     touched |= {copy for tensor in touched for copy in copies.get(tensor, ())}
     drop = partial(follow_policy, method.optimizer_state, training.optimizers, touched)
     with _training_of(method, model, training):
-        averages, count_again = followers(model, change.values if method.remakes_network else {}, training.averages)
+        replaced = change.values if method.remakes_network and method.changes_output else {}
+        averages, count_again = followers(model, replaced, training.averages)
     change = replace(verified(change, model, training.optimizers), report=report)
     change = replace(change, values={**change.values, **copied, **averages})
     rewritten = {"keep": (), "touched": touched, "all": None}[method.optimizer_state]

@@ -445,7 +445,7 @@ def test_when_must_be_a_schedule():
         Recorder(when=AtNewData)
     with pytest.raises(TypeError, match="got 5"):
         AnyOf([5])
-    with pytest.raises(ValueError, match="`when` and `schedules` must hold at least one schedule, got an empty list"):
+    with pytest.raises(ValueError, match="`when` and `schedules` must be a list of at least one"):
         Recorder(when=[])
     with pytest.raises(TypeError, match="`when` needs a __repr__ that shows its settings"):
         Recorder(when=Nameless())
