@@ -11,6 +11,7 @@ from torch import nn
 from lightning_fire import methods
 from lightning_fire.methods import reset_optimizer_state
 from lightning_fire.methods.base.optimizers import with_inner
+from lightning_fire.when import AtNewData
 from lightning_fire.where import HiddenUnits, Parameters, Weights
 
 X = torch.ones(3, 2)
@@ -167,9 +168,11 @@ def test_a_wrong_target(model, function):
 
 
 @pytest.mark.parametrize("method", [*methods.METHODS])
-def test_a_model_is_not_an_argument_of_a_method(model, method):
+def test_neither_model_nor_schedule_is_an_argument_of_a_method(model, method):
     fields = [field.name for field in dataclasses.fields(method) if field.name != "where"]
     for name in fields[:1]:
+        with pytest.raises(TypeError, match=rf"`{name}` of {method.__name__} is a schedule: .* PlasticityCallback\("):
+            method(**{name: AtNewData()})
         with pytest.raises(TypeError, match=rf"`{name}` of {method.__name__} is a Sequential: a method is"):
             method(**{name: model})
 

@@ -55,11 +55,16 @@ class Method:
     def __post_init__(self) -> None:
         """Check what all methods have in common; dataclasses call it at the end of their construction."""
         for name, value in vars(self).items():
-            if isinstance(value, nn.Module | Optimizer) and name != "where":
-                kind = type(self).__name__
+            kind, given = type(self).__name__, type(value).__name__
+            if isinstance(value, Schedule):
                 raise TypeError(
-                    f"`{name}` of {kind} is a {type(value).__name__}: a method is made without a model, and applied to"
-                    f" it by {kind}(…)(model, Loop(optimizers=…)) or {kind}(…).attach(model, Loop(optimizers=…))"
+                    f"`{name}` of {kind} is a schedule: a method is made without one, PlasticityCallback({kind}(…),"
+                    f" {given}(…)) has both"
+                )
+            if isinstance(value, nn.Module | Optimizer) and name != "where":
+                raise TypeError(
+                    f"`{name}` of {kind} is a {given}: a method is made without a model, and applied to it by"
+                    f" {kind}(…)(model, Loop(optimizers=…)) or {kind}(…).attach(model, Loop(optimizers=…))"
                 )
         _ = self.selection  # raises a TypeError for another kind of selection
 
