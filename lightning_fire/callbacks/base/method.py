@@ -1,6 +1,5 @@
 """Base class of all callbacks: tracks the progress of training and checks the strategy."""
 
-import copy
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -187,7 +186,7 @@ class MethodCallback(Callback):
         return self._method.state_dict() if self.keeps_state and self._method is not None else self._state
 
     def _read_clock(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._now = copy.copy(self.progress)
+        self._now = self.progress.copied()
         clock = self._now.read(trainer)
         self.chunk, self._is_over = clock.chunk, clock.progress is not None and clock.progress >= 1
         self.at(trainer, pl_module, clock)

@@ -96,9 +96,9 @@ class Progress:
 
         `Trainer.global_step` counts each optimizer of manual optimization on its own; this count does not.
         """
-        stepped = trainer.global_step != self._global_step
+        before, self._global_step = self._global_step, trainer.global_step
+        stepped = self._global_step != before
         self.step += stepped
-        self._global_step = trainer.global_step
         return stepped
 
     def announce(self, trainer: Trainer) -> None:
@@ -114,26 +114,27 @@ class Progress:
 
         An epoch that is resumed does not start again.
         """
-        epoch, horizon = trainer.current_epoch, horizon_of(trainer)
-        is_first = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).started == 0
-        epoch_start = is_first if self._epoch is None else self._epoch != epoch
+        epoch, step = trainer.current_epoch, trainer.global_step
+        epoch_start = self._epoch != epoch
+        if self._epoch is None:
+            epoch_start = undeclared(trainer.fit_loop.epoch_loop.batch_progress.current).started == 0
         if not epoch_start and not self.has_seen_data:
             self._catch_up(trainer, epoch + 1)  # resumed in the middle of an epoch
         new_data = self._is_new_data(trainer) if epoch_start else False
         if epoch_start:
-            self._epoch = epoch
+            self._epoch, self._horizon = epoch, horizon_of(trainer)
             if self._watched:  # every rank uses the metrics of rank 0
                 logged = {key: float(value) for key, value in trainer.callback_metrics.items() if key in self._watched}
                 self.readings = self._updated_readings(trainer.strategy.broadcast(logged))
-        before, self._last_read = self._last_read or (epoch - 1, trainer.global_step - 1), (epoch, trainer.global_step)
+        before, self._last_read = self._last_read or (epoch - 1, step - 1), (epoch, step)
         return Clock(
             epoch=epoch,
             step=self.step,
             epoch_start=epoch_start,
             chunk=self._changes,
             new_data=new_data,
-            progress=horizon.progress(*self._last_read),
-            progress_before=horizon.progress(*before),
+            progress=self._horizon.progress(*self._last_read),
+            progress_before=self._horizon.progress(*before),
             metrics=dict(self.readings) if epoch_start else {},
         )
 
@@ -178,8 +179,8 @@ class Progress:
             self._changes = sum(chunk != last for last, chunk in pairwise(chunks))
             self._chunk = chunks[-1]
 
-    def __copy__(self) -> "Progress":
-        """Return a copy with the data, unlike deep copies and pickles."""
+    def copied(self) -> "Progress":
+        """Return a copy with the data, unlike `copy.copy` and pickles."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
