@@ -29,16 +29,14 @@ from lightning_fire import EveryNSteps, FIRECallback, Weights
 from lightning_fire.modules import Classifier
 
 _BASE, _METHODS = "lightning_fire.callbacks.base", "lightning_fire.methods"
-_OBSERVERS = f"{_BASE}.observers"
 PARTS = {
     "select": "lightning_fire.where.Weights.select",
     "read": "lightning_fire.where.WeightView.read",
     "project": f"{_METHODS}.fire.fire",
     "measure": f"{_METHODS}.base.change.difference",
     "write": f"{_METHODS}.base.change.Change.make",
-    "λ_max before": f"{_OBSERVERS}.LambdaMax.before",
-    "λ_max after": f"{_OBSERVERS}.LambdaMax.after",
-    "histograms": f"{_OBSERVERS}.SingularValues.before",
+    "λ_max": f"{_BASE}.observers.measured_lambda_max",  # twice
+    "histograms": f"{_METHODS}.base.change.Change.spectra",
     "log": f"{_BASE}.event.log_now",
 }
 
@@ -117,7 +115,7 @@ def main() -> None:
     step = medians["training step"]
     for part, median in medians.items():
         print(f"{part:15s} {median:9.4f} s   {median / step:8.2f} training steps")
-    seen = sum(medians[part] for part in ("λ_max before", "λ_max after", "histograms"))
+    seen = sum(medians[part] for part in ("λ_max", "histograms"))
     for other in ("project", "published loop"):
         print(f"without λ_max and histograms, {(medians['event'] - seen) / medians[other]:.2f} times `{other}`")
     publish({"medians": medians, "net": options.net, "size": options.size, "batch": options.batch}, options.json)

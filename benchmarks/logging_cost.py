@@ -22,11 +22,12 @@ from paired import seconds
 from quiet_trainer import quiet_trainer
 from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.tensorboard import SummaryWriter
 
 from lightning_fire import AtEpochs, FIRECallback, PlasticityMonitor
-from lightning_fire.callbacks.base import observers
 from lightning_fire.callbacks.probing import curvature
 from lightning_fire.cli import main as command_line
+from lightning_fire.methods import Change
 from lightning_fire.modules import Classifier
 
 SECONDS: dict[str, list[float]] = defaultdict(list)
@@ -52,8 +53,8 @@ def everything_timed() -> ExitStack:
     for owner, name, label in (
         (FIRECallback, "plan", "event: FIRE, DfI and SFE"),
         (curvature, "lambda_max", "event: λ_max, twice"),
-        (observers.SingularValues, "before", "event: histograms, twice"),
-        (observers.SingularValues, "after", "event: histograms, twice"),
+        (Change, "spectra", "event: histograms, twice"),
+        (SummaryWriter, "add_histogram", "event: histograms, twice"),
         (PlasticityMonitor, "on_train_epoch_end", "epoch: PlasticityMonitor"),
         (PlasticityMonitor, "_look", "of that, looking at data"),
     ):

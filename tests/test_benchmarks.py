@@ -48,7 +48,7 @@ CASES = {
         "--net small --batch 4 --rounds 1",
         "medians",
         {"training step", "published loop", "event", "other", "select", "read", "project", "measure", "write", "log"}
-        | {"λ_max before", "λ_max after", "histograms"},
+        | {"λ_max", "histograms"},
     ),
     "idle_cost": ("--net small --steps 20", None, {"small"}),
     "interval_coverage": (

@@ -160,7 +160,7 @@ def test_the_curvature_is_that_of_the_mean_loss_of_all_ranks(tmp_path):
             x, y = next(iter(DataLoader(dataset(size=12 * (epoch // 2 + 1), seed=rank), batch_size=6)))
             shared = dict(nets[0].named_parameters())
             losses.append(nn.functional.cross_entropy(functional_call(net, shared, (x,)), y))
-        assert logged == pytest.approx(loss_curvature(sum(losses) / 2, parameters).value, rel=1e-3)
+        assert logged == pytest.approx(loss_curvature(sum(losses) / 2, parameters).value, rel=0.02)
         assert logged != pytest.approx(loss_curvature(losses[0], parameters).value, rel=0.02)
 
 
