@@ -86,7 +86,7 @@ def main(args: Sequence[str] | None = None) -> pd.DataFrame:
     with at_work_in(output), closing(engine):
         report, failed = train_and_read(every, engine, reference_of(None, options.methods), options)
     if failed or report is None:
-        raise SystemExit(f"{failed} of {len(every)} runs failed")
+        raise SystemExit(f"{len(failed)} of {len(every)} runs failed")
     if what != "steps":
         report.publish(output, recipe.title)
         return report.numbers

@@ -10,7 +10,7 @@ import numpy as np
 
 from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
+from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.tables import mean, with_spread
 
 LOWEST_DFI = 1e-4  # end of the axis: exact projections have 1e-13
@@ -170,6 +170,7 @@ class ChunkedRun:
 class ChunkReport(ComparisonReport):
     """Report of validation accuracy, or another metric, over the epochs of chunks."""
 
+    until = "epochs_to_reference", "epochs"
     of_events: Sequence[Column] = (
         Column("after the event", "after_event", optional=True),
         Column("DfI before", "dfi_before"),
@@ -181,7 +182,7 @@ class ChunkReport(ComparisonReport):
     )
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str, metric: Metric = Metric()):
-        self.metric = metric
+        self.metric, self.compared = metric, Compared("final", metric.name, metric.mode)
         self.runs = {name: ChunkedRun(of_run, metric) for name, of_run in curves.items()}
         self.acts_on = [metric.key, f"{metric.key}_seen", _DFI]
         if all(len(run.starts) < 3 for run in self.runs.values()):  # one chunk

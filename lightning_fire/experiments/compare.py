@@ -3,12 +3,13 @@
 import argparse
 import importlib
 import json
+import math
 import os
 import pkgutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,18 @@ def parser() -> argparse.ArgumentParser:
         help="train, but print and write no results: one job of any scheduler, with one method and seed; when all have"
         " ended, the command with all methods and seeds prints the table",
     )
-    parser.add_argument("--json", action="store_true", help="at the end print the numbers of all runs as JSON lines")
+    parser.add_argument(
+        "--worth",
+        type=float,
+        metavar="DIFFERENCE",
+        help="smallest difference of the metric that matters to you, for which the decision counts the seeds that are"
+        " missing (default: half the standard deviation between seeds)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="at the end print the numbers of all runs as JSON lines, and the decision of each start",
+    )
     return parser
 
 
@@ -161,6 +173,8 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     try:
         recipe, output, seeds, extra = common(options)
         reference = reference_of(options.reference, options.methods)
+        if options.worth is not None and not 0 < options.worth < math.inf:
+            raise ValueError(f"--worth must be a positive number, got {options.worth}")
         runs = with_first_phases(plan(recipe, options.methods, seeds, output, extra), recipe, options.starts)
         if recipe.starts and options.no_shared_start:
             raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
@@ -174,20 +188,32 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         report, failed = train_and_read(runs, engine, reference, options)
         if report is None:
             raise SystemExit("no run finished")
+        decisions = report.decisions(options.worth, seeds_of(failed))
         if not options.no_report:
-            report.publish(output, recipe.title)
+            told = [f"{f'{start}: ' if start else ''}{decision.text}" for start, decision in decisions.items()]
+            report.publish(output, recipe.title, "\n\n".join(told))
         if options.json:
             for row in report.numbers.reset_index().to_dict("records"):
                 print(json.dumps({key: None if value != value else value for key, value in row.items()}))
+            for start, decision in decisions.items():
+                print(json.dumps({"start": start, "decision": asdict(decision)}))
     if failed:
-        raise SystemExit(f"{failed} of {len(runs)} runs failed")
+        raise SystemExit(f"{len(failed)} of {len(runs)} runs failed")
     return report.numbers
+
+
+def seeds_of(runs: Iterable[Run]) -> dict[str, dict[str, list[int]]]:
+    """Return the seeds of some runs, by start and method."""
+    seeds: dict[str, dict[str, list[int]]] = {}
+    for run in runs:
+        seeds.setdefault(run.branch, {}).setdefault(run.method, []).append(run.seed)
+    return seeds
 
 
 def train_and_read(
     runs: Sequence[Run], engine: "Engine", reference: str, options: argparse.Namespace
-) -> tuple["ComparisonReport | None", int]:
-    """Train what has not finished before; return the report of what has, None of nothing, and how many runs failed."""
+) -> tuple["ComparisonReport | None", list[Run]]:
+    """Train what has not finished before; return a report of the finished runs, None of none, and the failed runs."""
     from lightning_fire.experiments import phases, returns
     from lightning_fire.experiments.chunks import Metric
     from lightning_fire.experiments.logs import Curves, read_curves
@@ -216,7 +242,7 @@ def train_and_read(
         log = run.log if run.log.is_file() or run.start is None else run.start.log
         print(printable(f"\n{run.name} FAILED: {reason}  (see {log})"))
     if not curves:
-        return None, len(failed)
+        return None, list(failed)
     first: dict[int, Curves] = {}
     taken: dict[str, dict[int, int]] = {}
     for run in runs:
@@ -231,7 +257,7 @@ def train_and_read(
     else:
         report = report_of_chunks(curves, reference, metric)
     report.mode = metric.mode
-    return report, len(failed)
+    return report, list(failed)
 
 
 def with_monitor(runs: Sequence[Run]) -> list[Run]:

@@ -18,6 +18,7 @@ Name = tuple[str, str, int]  # of a run: start, method, seed
 NOTHING: Series = (np.array([]), np.array([]))  # of a key that was not logged
 
 _UNITS = r"(?!(train|val|test)/)[\w-]+/units"
+_SECONDS = r"(?!(train|val|test|plasticity)/)[\w-]+/seconds"
 
 
 def read_logs(output: str | Path) -> pd.DataFrame:
@@ -57,6 +58,12 @@ def units_reset(curves: Curves) -> float:
     logged = {key.partition("/")[0]: values for key, (_, values) in curves.items() if re.fullmatch(_UNITS, key)}
     totals = [values.sum() if f"{method}/event" in curves else values[-1] for method, values in logged.items()]
     return float(sum(totals)) if totals else float("nan")
+
+
+def seconds_of_events(curves: Curves) -> float:
+    """Return how long all events of the methods of a run took; NaN if none has logged `{method}/seconds`."""
+    logged = [values.sum() for key, (_, values) in curves.items() if re.fullmatch(_SECONDS, key)]
+    return float(sum(logged)) if logged else float("nan")
 
 
 def read_curves(folder: Path) -> dict[str, Series]:

@@ -1,14 +1,13 @@
 """Report of a second phase of training that continues from several checkpoints of the first."""
 
-import re
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 
-from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series
+from lightning_fire.experiments.logs import NOTHING, Curves, Name, Series, seconds_of_events
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import Column, ComparisonReport
+from lightning_fire.experiments.report import Column, Compared, ComparisonReport
 
 LOSS, AT_START = "val/loss", "val/loss_at_new_data"
 NEEDS = dict.fromkeys((LOSS, AT_START), "LanguageModel")
@@ -29,6 +28,8 @@ class PhaseReport(ComparisonReport):
 
     side_by_side = True
     acts_on = (LOSS,)
+    compared = Compared("final", "loss", "min")
+    until = "steps_to_reference", "steps"
 
     def __init__(
         self,
@@ -65,14 +66,13 @@ class PhaseReport(ComparisonReport):
         other = self.curves.get((start, self.reference, seed))
         target = np.nan if other is None else since_start(other)[1][-1]
         reached = steps[losses <= target]
-        own = [key for key in run if re.fullmatch(r"[^/]+/seconds", key) and key != "plasticity/seconds"]
         texts = {f"final_{text}": run[f"{LOSS}/{text}"][1][-1] for text in self.texts if f"{LOSS}/{text}" in run}
         return {
             "at_start": losses[0] if steps[0] == 0 else np.nan,
             "final": losses[-1],
             **texts,
             "steps_to_reference": np.nan if other is None else reached[0] if len(reached) else np.inf,
-            "event_seconds": run[own[0]][1][-1] if len(own) == 1 else np.nan,
+            "event_seconds": seconds_of_events(run),
         }
 
     def remarks(self) -> list[str]:

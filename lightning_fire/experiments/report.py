@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from lightning_fire.experiments.logs import Curves, Name
+from lightning_fire.experiments.decision import ANEW, Cost, Decision, decide
+from lightning_fire.experiments.logs import Curves, Name, seconds_of_events
 from lightning_fire.experiments.pictures import Panel, draw
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import (
@@ -40,6 +41,14 @@ class Column:
     optional: bool = False  # it is left out if no run has the number
 
 
+class Compared(NamedTuple):
+    """The number by which methods are compared: a measure of the report, its name, and whether more is better."""
+
+    measure: str = "final"
+    name: str = "accuracy"
+    mode: str = "max"
+
+
 UNITS_RESET = Column("units reset", "units_reset", digits=1, optional=True)
 
 
@@ -57,7 +66,9 @@ class ComparisonReport:
     of_events: Sequence[Column] = ()  # columns of a second table, on the events
     acts_on: Sequence[str]  # curves that equal those of vanilla, bit for bit, if a method never acts
     side_by_side = False  # the panels of the figure
-    mode = "max"  # `"min"` where less of the compared metric is better
+    mode = "max"  # `"min"` where less of the metric is better
+    compared = Compared()
+    until = "", ""  # measure of the time until the reference's final value, and its unit
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference
@@ -135,6 +146,41 @@ class ComparisonReport:
             return number(mean(values.values()), column.digits)
         return (with_spread if column.show == "spread" else when_reached)(list(values.values()), column.digits)
 
+    def decisions(
+        self, worth: float | None = None, failed: Mapping[str, Mapping[str, Sequence[int]]] | None = None
+    ) -> dict[str, Decision]:
+        """Return what the comparison shows, by start.
+
+        Args:
+            worth: Smallest difference of the compared number that matters. Default: that of `decide`.
+            failed: Seeds whose run failed, by start and method.
+        """
+        failed = failed or {}
+        starts = dict.fromkeys([*(start for start, _ in self._groups), *failed])
+        return {start: self._decision(start, worth, failed.get(start, {})) for start in starts}
+
+    def _decision(self, start: str, worth: float | None, failed: Mapping[str, Sequence[int]]) -> Decision:
+        (measure, name, mode), (until, unit) = self.compared, self.until
+        methods = [method for of_start, method in self._groups if of_start == start]
+        known = VANILLA in {*methods, *failed} or self.reference in ANEW
+        continued = VANILLA if known else self.reference
+        costs = {}
+        for method in methods:
+            times = self.of(start, method, until) if continued == self.reference else {}
+            seconds = [seconds_of_events(run) for (at, m, _), run in self.curves.items() if (at, m) == (start, method)]
+            costs[method] = Cost([time for time in times.values() if not np.isnan(time)], mean(seconds))
+        return decide(
+            {method: self.of(start, method, measure) for method in methods},
+            name,
+            mode,
+            continued,
+            worth,
+            idle=[method for method in methods if self.never_acted(start, method)],
+            failed=failed,
+            costs=costs,
+            unit=unit,
+        )
+
     def summary(self) -> pd.DataFrame:
         """Return mean, standard deviation (n - 1) and difference to the reference of each number, a row each."""
         rows = []
@@ -148,8 +194,8 @@ class ComparisonReport:
         names = ["start", "method", "measure", "seeds", "mean", "std", "reference", "difference", "low_95", "high_95"]
         return pd.DataFrame(rows, columns=names)
 
-    def publish(self, output: Path, title: str) -> None:
-        """Print the table and where the rest is, and write everything."""
+    def publish(self, output: Path, title: str, decision: str = "") -> None:
+        """Print the table, a decision if one is given, and where the rest is, and write everything."""
 
         def csv(rows: pd.DataFrame) -> Callable[[Path], object]:
             rows = rows if rows["start"].any() else rows.drop(columns="start")
@@ -157,7 +203,10 @@ class ComparisonReport:
 
         figure = partial(draw, self.panels(), title=title, side_by_side=self.side_by_side)
         files = {"results.csv": csv(self.numbers.reset_index()), "summary.csv": csv(self.summary())}
-        deliver(output, self.tables(), files | figures("comparison", figure), f"{self.note}\n{MINUS}")
+        if decision:
+            files["decision.txt"] = lambda path: path.write_text(f"{decision}\n", encoding="utf-8")
+        note = "\n\n".join(filter(None, (decision, f"{self.note}\n{MINUS}")))
+        deliver(output, self.tables(), files | figures("comparison", figure), note)
         print(f"means:       {output / 'summary.csv'}")
         for remark in self.remarks():
             print(f"\n{remark}\n")

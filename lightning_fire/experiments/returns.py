@@ -7,7 +7,7 @@ import numpy as np
 
 from lightning_fire.experiments.logs import Curves, Name, Series, of_events, units_reset
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
+from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.tables import mean
 
 EVALUATION, _STEPS = "val/episode_return", "train/environment_steps"
@@ -27,6 +27,7 @@ class ReturnReport(ComparisonReport):
     """Report of the returns of evaluations, before and since the event."""
 
     acts_on = (EVALUATION,)
+    compared = Compared("final", "return")
     columns = (
         Column("before the event", "before", digits=1),
         Column("final return", "final", digits=1),

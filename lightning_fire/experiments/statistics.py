@@ -1,16 +1,19 @@
 """Intervals and summaries of runs: paired differences of seeds, and several tasks together."""
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 
-def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> tuple[float, float, float]:
-    """Return the mean paired difference to a reference, and its 95 % Student-t interval; NaN of fewer than two pairs.
+def difference(
+    values: Mapping[int, float], reference: Mapping[int, float], level: float = 0.05
+) -> tuple[float, float, float]:
+    """Return the mean paired difference to a reference, and its Student-t interval; NaN of fewer than two pairs.
 
     Runs of one seed share data and initial weights: their difference varies less than they do. The interval is
-    mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 97.5 % quantile of n - 1 degrees of
-    freedom.
+    mean ± t·s/√n, of n differences with standard deviation s (n - 1), and t the 1 - `level` / 2 quantile of n - 1
+    degrees of freedom: a 95 % interval by default.
 
     Example:
         >>> [round(number, 3) for number in difference({0: 1.1, 1: 2.2, 2: 3.3}, {0: 1.0, 1: 2.0, 2: 3.0})]
@@ -22,8 +25,69 @@ def difference(values: Mapping[int, float], reference: Mapping[int, float]) -> t
     if len(pairs) < 2 or not np.isfinite(pairs).all():
         return float("nan"), float("nan"), float("nan")
     each = pairs[:, 0] - pairs[:, 1]
-    half = stdtrit(len(each) - 1, 0.975) * each.std(ddof=1) / np.sqrt(len(each))
+    half = stdtrit(len(each) - 1, 1 - level / 2) * each.std(ddof=1) / np.sqrt(len(each))
     return float(each.mean()), float(each.mean() - half), float(each.mean() + half)
+
+
+def spread_of(differences: np.ndarray) -> float:
+    """Return the standard deviation (n - 1) of differences; 0 if they are equal up to rounding, as of float32 logs."""
+    spread = float(differences.std(ddof=1))
+    return 0.0 if spread <= max(1e-5 * abs(differences.mean()), 1e-12) else spread
+
+
+def p_value(differences: np.ndarray) -> float:
+    """Return the two-sided p-value of a paired t-test, of at least two differences, shape `(seeds,)`.
+
+    Equal differences, as of a coarse metric, have no spread to test by: theirs is the p-value of the sign test,
+    2^(1 - n), or 1 if they are 0.
+
+    Example:
+        >>> round(p_value(np.array([0.1, 0.2, 0.3])), 4), p_value(np.array([0.1, 0.1, 0.1]))
+        (0.0742, 0.25)
+    """
+    from scipy.special import stdtr
+
+    middle, spread, seeds = abs(differences.mean()), spread_of(differences), len(differences)
+    if spread == 0:
+        return 2.0 ** (1 - seeds) if middle > 1e-12 else 1.0
+    return float(2 * stdtr(seeds - 1, -middle / spread * np.sqrt(seeds)))
+
+
+def holm_levels(p_values: Sequence[float], level: float = 0.05) -> list[float]:
+    """Return the level at which Holm's procedure tests each of several hypotheses; it rejects where p is at most that.
+
+    The smallest p-value is tested at `level` / m, the next at `level` / (m - 1), and so on; from the first that is not
+    rejected on, no other is. The probability that any true hypothesis is rejected is at most `level` (Holm, 1979).
+
+    Example:
+        >>> holm_levels([0.02, 0.5, 0.01], 0.06)
+        [0.03, 0.06, 0.02]
+    """
+    levels, current, open_ = [0.0] * len(p_values), 0.0, True
+    for rank, index in enumerate(np.argsort(p_values, kind="stable")):
+        current = level / (len(p_values) - rank) if open_ else current
+        open_ = open_ and p_values[index] <= current
+        levels[index] = current
+    return levels
+
+
+def seeds_for(spread: float, difference: float, level: float = 0.05) -> float:
+    """Return the number of seeds whose interval has at most this half width, see `difference`; Inf above 10,000.
+
+    `spread` is the standard deviation of paired differences.
+
+    Example:
+        >>> seeds_for(spread=1.0, difference=1.0)
+        7
+    """
+    from scipy.special import stdtrit
+
+    def enough(seeds: int) -> bool:
+        return bool(stdtrit(seeds - 1, 1 - level / 2) * spread / np.sqrt(seeds) <= difference)
+
+    seeds = range(2, 10_001)
+    found = bisect_left(seeds, True, key=enough)
+    return seeds[found] if found < len(seeds) else float("inf")
 
 
 # several tasks with a few runs each: Agarwal et al., NeurIPS 2021, and their package rliable

@@ -6,7 +6,7 @@ from functools import partial
 from lightning_fire.experiments.chunks import DORMANT, ONLINE, SPREAD, ChunkedRun, ChunkReport, Metric
 from lightning_fire.experiments.logs import Curves, Name
 from lightning_fire.experiments.pictures import Panel
-from lightning_fire.experiments.report import UNITS_RESET, Column, ComparisonReport
+from lightning_fire.experiments.report import UNITS_RESET, Column, Compared, ComparisonReport
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import mean, number
 
@@ -36,6 +36,7 @@ class StreamReport(ComparisonReport):
         self.runs = {name: ChunkedRun(of_run, metric) for name, of_run in curves.items()}
         self.acts_on = [metric.key, f"{metric.key}_seen", online.key]
         title, of, less, _ = _WORDS[online.mode]
+        self.compared = Compared("online_last", online.key.removeprefix("train/").replace("_", " "), online.mode)
         self.columns = [
             Column(f"{title}, first", "online_first"),
             Column(f"{title}, last", "online_last"),

@@ -221,6 +221,7 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
     [
         (["--methods", "fier"], r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken"),
         (["--seeds", "0"], "must be at least 1"),
+        (["--worth", "0"], "--worth must be a positive number, got 0.0"),
         (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
         (["--set", "trainer.max_epochs=1", "trainer.max_epochs=2"], "--set gives trainer.max_epochs twice"),
@@ -918,6 +919,20 @@ def test_jobs_of_a_scheduler_train_what_the_comparison_would(recipe, tmp_path, c
     assert "trained before with other settings, training again: fire seed 1" in capsys.readouterr().out
 
 
+def test_a_comparison_ends_in_a_decision(recipe, tmp_path, capsys, instantaneous):
+    """The logs are the same with each seed: equal differences, which two seeds cannot show and six can."""
+    words = ["--methods", "vanilla", "full_reset", "fire", "--json", "--seeds"]
+    for seeds, choice in (("2", "vanilla"), ("8", "full_reset")):
+        compare(recipe, *words, seeds, "--worth", "0.05")
+        text = capsys.readouterr().out
+        *_, last = text.splitlines()
+        decision = json.loads(last)["decision"]
+        assert decision["choice"] == choice and decision["worth"] == 0.05
+        assert (tmp_path / "out/decision.txt").read_text() == f"{decision['text']}\n"
+        assert decision["text"] in text.split("comparison.png")[0]
+    assert decision["warm_start"]["gain"] == pytest.approx(-0.8) and decision["text"].startswith("Decision: train anew")
+
+
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     folder = os.open(tmp_path / "out", os.O_RDONLY)
@@ -933,7 +948,8 @@ def test_a_comparison_stops_in_time_and_is_resumed(recipe, tmp_path, capsys, mon
     with pytest.raises(SystemExit, match="stopped: 0 of 2 runs have finished; the same command"):
         compare(recipe, *words, "--max-minutes", "0.001")
     results = compare(recipe, *words, "--json")
-    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    *rows, last = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith("{")]
+    assert last["decision"]["choice"] is None and "One seed" in last["decision"]["text"]
     assert [(row["method"], row["seed"]) for row in rows] == [("vanilla", 0), ("fire", 0)]
     assert rows[0]["sfe"] is None and rows[1]["final"] == results.loc[("", "fire", 0), "final"]
 

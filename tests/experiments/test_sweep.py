@@ -85,7 +85,7 @@ class Scores:
                 rows["", label, run.seed] = {"final": value}
                 run.folder.mkdir(parents=True, exist_ok=True)
                 (run.folder / "finished.json").write_text(json.dumps({"settings": run.fingerprint()}))
-        return (Known(rows) if rows else None), len(runs) - len(rows)
+        return (Known(rows) if rows else None), [run for run in runs if ("", run.method, run.seed) not in rows]
 
 
 class Known(ComparisonReport):

@@ -99,7 +99,7 @@ def test_the_coefficients_are_compared_by_their_curves(recipe, monkeypatch, tmp_
 
     def trained(runs, engine, reference, options):
         seen.extend(runs)
-        return ChunkReport({(run.branch, run.method, run.seed): curves for run in runs}, reference), 0
+        return ChunkReport({(run.branch, run.method, run.seed): curves for run in runs}, reference), []
 
     monkeypatch.setattr(study, "train_and_read", trained)
     numbers = ablate(recipe, "--what", "coefficients")

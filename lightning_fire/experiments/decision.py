@@ -1,0 +1,281 @@
+"""The decision that a comparison ends in: what the paired differences of its seeds show, in one paragraph."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+
+from lightning_fire.experiments.statistics import difference, holm_levels, p_value, seeds_for, spread_of
+from lightning_fire.experiments.tables import mean, number, when_reached
+from lightning_fire.recipe.recipe import VANILLA
+
+ANEW = ("scratch", "full_reset")  # methods that train anew; the first that was compared counts
+LEVEL = 0.05  # highest probability that a paragraph on equal methods states any difference
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better a method is than another, over their common seeds.
+
+    Attributes:
+        gain: Mean paired difference in the metric; negative if the first is worse.
+        low: Lower end of its interval, at the level at which Holm's procedure tests this pair; of equal differences,
+            `gain`.
+        high: Upper end.
+        spread: Standard deviation of the differences (n - 1).
+        seeds: Number of common seeds, at least 2.
+        level: The level of this pair.
+        decided: Whether the difference is shown, by Holm's procedure over all pairs.
+    """
+
+    gain: float
+    low: float
+    high: float
+    spread: float
+    seeds: int
+    level: float
+    decided: bool
+
+    @property
+    def varies(self) -> bool:
+        """Whether the two methods differ at all."""
+        return bool(self.spread or self.gain)
+
+    def reversed(self) -> "Difference":
+        """Return how much better the second is."""
+        return replace(self, gain=-self.gain, low=-self.high, high=-self.low)
+
+    def more_seeds(self, worth: float) -> float:
+        """Return after how many further seeds a difference of `worth` would be decided; Inf above 10,000."""
+        needed = seeds_for(self.spread, worth, self.level) if self.spread else 1 + np.ceil(-np.log2(self.level))
+        return max(needed - self.seeds, 1)
+
+    def of(self, metric: str = "") -> str:
+        """Format it, as "0.019 MAE (0.009 to 0.030)"."""
+        if not self.varies:
+            return "equal with every seed"
+        half = (self.high - self.low) / 2 or self.gain / 10
+        middle, low, high = (_rounded(end, half) for end in (self.gain, self.low, self.high))
+        spread = f"({low} to {high})" if self.spread else "with every seed"
+        return " ".join(filter(None, (middle, metric, spread)))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a method costs, as far as it was logged.
+
+    Attributes:
+        until: Epochs or steps until it reaches the final value of the method that continues, by run; Inf: never.
+        seconds: Time of all its events in a run, mean over the runs; NaN: not logged.
+    """
+
+    until: Sequence[float] = ()
+    seconds: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a comparison shows.
+
+    Attributes:
+        text: All of it, as one paragraph.
+        choice: The best method; of several that cannot be told apart the cheapest; None: not known.
+        best: The best method alone, or all that cannot be told apart from the one with the best mean, cheapest first.
+        better: Methods that are better than both continuing and training anew.
+        warm_start: How much better continuing is than training anew; None: not known.
+        worth: The smallest difference of the metric that matters; None: not known.
+        more_seeds: Further seeds that would decide a difference of `worth` between the `best`; None: nothing is open,
+            or it cannot be said.
+    """
+
+    text: str
+    choice: str | None
+    best: Sequence[str]
+    better: Sequence[str]
+    warm_start: Difference | None
+    worth: float | None
+    more_seeds: int | None
+
+
+def decide(
+    values: Mapping[str, Mapping[int, float]],
+    metric: str,
+    mode: str = "max",
+    continued: str = VANILLA,
+    worth: float | None = None,
+    idle: Collection[str] = (),
+    failed: Mapping[str, Sequence[int]] | None = None,
+    costs: Mapping[str, Cost] | None = None,
+    unit: str = "epochs",
+) -> Decision:
+    """Decide between continuing, training anew and the other methods of a comparison.
+
+    A difference is stated only if paired t-tests show it, adjusted by Holm's procedure for all pairs of methods: of
+    equal methods, at most one paragraph in twenty states any.
+
+    Args:
+        values: The compared metric of each run, by method and seed.
+        metric: Its name in the text.
+        mode: `"max"`: more is better; `"min"`: less is.
+        continued: The method that continues from earlier weights as they are.
+        worth: Smallest difference that matters. Default: half the standard deviation between seeds, median over the
+            methods.
+        idle: Methods that never acted, whose runs are those of vanilla.
+        failed: Seeds whose run failed, by method.
+        costs: What each method costs.
+        unit: Unit of `Cost.until`.
+    """
+    failed, costs = failed or {}, costs or {}
+    gains, unranked = _rankable(values, metric, 1 if mode == "max" else -1, idle, failed)
+    pairs = paired_differences(gains)
+    spreads = [np.std([*of.values()], ddof=1) for of in gains.values() if len(of) > 1]
+    worth = float(np.median(spreads)) / 2 if worth is None and spreads else worth
+    anew = next((m for m in ANEW if m in {**values, **failed} and m != continued), " or ".join(ANEW))
+    beaten = {pair for pair, found in pairs.items() if found.decided and found.gain > 0}
+    by_mean = _by_mean(gains)
+    level = [method for method in by_mean if (by_mean[0], method) not in beaten] if pairs else []
+    best = sorted(level, key=lambda method: _expense(method, continued, costs))
+    others = [method for method in gains if method not in (continued, anew)]
+    both = continued in gains and anew in gains
+    better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
+    warm, choice = pairs.get((continued, anew)), best[0] if best else None
+    undecided = [pairs[by_mean[0], method] for method in level[1:] if (by_mean[0], method) in pairs]
+    more = max((pair.more_seeds(worth) for pair in undecided if pair.varies), default=None) if worth else None
+
+    told = [_headline(best, continued, anew), _warm_start(continued, anew, warm, metric, worth, unranked)]
+    if len(best) == 1:
+        than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if (choice, m) in pairs]
+        told.append(f"Best is {choice}: better than {_listed([f'{m} by {pairs[choice, m].of()}' for m in than])}.")
+    elif best:
+        told.append(f"{_listed(best)} cannot be told apart (the cheapest first).")
+        if worth and more:
+            told.append(f"{_more(more)} would decide a difference of {_rounded(worth, worth)} between them.")
+    else:
+        told.append(_no_interval(gains))
+    if pairs and both and others:
+        told.append(f"Better than both {continued} and {anew}: {_listed(better) if better else 'none is shown to be'}.")
+    told += _costs([m for m in dict.fromkeys([*best, *better]) if m in costs], continued, costs, metric, unit)
+    told += [f"Not ranked: {reason}." for m, reason in unranked.items() if m not in (continued, anew)]
+    told += [f"{m} failed with {_seeds(seeds)}." for m, seeds in failed.items() if m not in unranked]
+    if len(pairs) > 2:
+        told.append(
+            f"These intervals hold for all {len(pairs) // 2} pairs of methods together (paired t-tests, Holm), and are"
+            " wider than those of the table, each of which is for one pair."
+        )
+    whole = None if more is None or not np.isfinite(more) else int(more)
+    return Decision(" ".join(told), choice, best, better, warm, worth, whole)
+
+
+def paired_differences(gains: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
+    """Return how much better each method is than each other with two common seeds, decided for all pairs together.
+
+    Args:
+        gains: A finite value of each run, by method and seed; more is better.
+    """
+    each = {}
+    for one, other in combinations(gains, 2):
+        both = [seed for seed in gains[one] if seed in gains[other]]
+        if len(both) > 1:
+            each[one, other] = np.array([gains[one][seed] - gains[other][seed] for seed in both])
+    p_values = [p_value(of) for of in each.values()]
+    found = {}
+    for ((one, other), of), p, level in zip(each.items(), p_values, holm_levels(p_values, LEVEL), strict=True):
+        spread = spread_of(of)
+        gain, *ends = difference(gains[one], gains[other], level)
+        low, high = ends if spread else (gain, gain)
+        found[one, other] = Difference(gain, low, high, spread, len(of), level, p <= level)
+        found[other, one] = found[one, other].reversed()
+    return found
+
+
+def _rankable(
+    values: Mapping[str, Mapping[int, float]],
+    metric: str,
+    sign: int,
+    idle: Collection[str],
+    failed: Mapping[str, Sequence[int]],
+) -> tuple[dict[str, dict[int, float]], dict[str, str]]:
+    """Return the gains of the methods that can be ranked, and the reason of each other."""
+    gains = {}
+    unranked = {m: f"{m} failed with {_seeds(seeds)}" for m, seeds in failed.items() if not values.get(m)}
+    for method, of in values.items():
+        endless = [seed for seed, value in of.items() if not np.isfinite(value)]
+        if method in idle:
+            unranked[method] = f"{method} never acted, its curves are those of {VANILLA} bit for bit"
+        elif endless:
+            unranked[method] = f"{method} has no finite {metric} with {_seeds(endless)}"
+        elif of:
+            gains[method] = {seed: sign * value for seed, value in of.items()}
+    return gains, unranked
+
+
+def _by_mean(gains: Mapping[str, Mapping[int, float]]) -> list[str]:
+    """Return the methods by their mean over the seeds that all have, the best first."""
+    common = set.intersection(*map(set, gains.values())) if gains else set()
+    means = {m: mean(value for seed, value in of.items() if seed in common or not common) for m, of in gains.items()}
+    return sorted(gains, key=lambda method: -means[method])
+
+
+def _expense(method: str, continued: str, costs: Mapping[str, Cost]) -> tuple[bool, float, float]:
+    """Return a key that orders methods by cost: continuing first, then by time to its final value, then by events."""
+    cost = costs.get(method, Cost())
+    until = mean(cost.until)
+    return method != continued, np.inf if np.isnan(until) else until, np.inf if np.isnan(cost.seconds) else cost.seconds
+
+
+def _headline(best: Sequence[str], continued: str, anew: str) -> str:
+    if not best:
+        return "Decision: open."
+    if best[0] == continued:
+        return f"Decision: keep {continued}{'' if len(best) == 1 else ', as nothing is shown to be better'}."
+    return f"Decision: {f'train anew ({anew})' if best[0] == anew else f'use {best[0]}'}."
+
+
+def _warm_start(
+    continued: str, anew: str, warm: Difference | None, metric: str, worth: float | None, unranked: Mapping[str, str]
+) -> str:
+    if warm is None:
+        reasons = [unranked[method] for method in (continued, anew) if method in unranked]
+        why = _listed(reasons) or f"it takes two seeds of both {continued} and {anew}"
+        return f"Whether warm starting hurts is not known: {why}."
+    who = f"Warm starting ({continued})"
+    if warm.decided:
+        verb, by = ("gains", warm) if warm.gain > 0 else ("costs", warm.reversed())
+        return f"{who} {verb} {by.of(metric)} against training anew ({anew})."
+    told = f"{who} and training anew ({anew}) cannot be told apart: {warm.of(metric)}"
+    if not worth or not warm.varies:
+        return f"{told}."
+    return f"{told}; {_more(warm.more_seeds(worth))} would decide a difference of {_rounded(worth, worth)}."
+
+
+def _no_interval(gains: Mapping[str, Mapping[int, float]]) -> str:
+    if len(gains) < 2:
+        return "There are no two methods to compare."
+    if max(map(len, gains.values())) < 2:
+        return "One seed has no interval and decides nothing: run five (--seeds 5)."
+    return "No two methods have two finished seeds in common: run those that are missing."
+
+
+def _costs(methods: Sequence[str], continued: str, costs: Mapping[str, Cost], metric: str, unit: str) -> list[str]:
+    until = [f"{m} {when_reached(costs[m].until)}" for m in methods if m != continued and len(costs[m].until)]
+    seconds = [f"{m} {_rounded(s, s)}" for m in methods if np.isfinite(s := costs[m].seconds)]
+    told = [f"{unit.capitalize()} until {continued}'s final {metric}: {', '.join(until)}."] if until else []
+    return [*told, *([f"Seconds of all events of a run: {', '.join(seconds)}."] if seconds else [])]
+
+
+def _rounded(value: float, scale: float) -> str:
+    """Format a number with two significant digits of a scale, such as the half width of its interval."""
+    return number(value, max(0, 1 - int(np.floor(np.log10(abs(scale)))))) if scale else number(value)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return ", ".join(words[:-1]) + " and " * (len(words) > 1) + "".join(words[-1:])
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {_listed([*map(str, seeds)])}"
+
+
+def _more(seeds: float) -> str:
+    return f"{seeds:.0f} more seed{'s' * int(seeds != 1)}" if np.isfinite(seeds) else "More than 10,000 more seeds"

@@ -1,0 +1,233 @@
+"""The decision of a comparison: what it states of simulated and of incomplete tables."""
+
+import numpy as np
+import pytest
+from history import IDLE, history, named, series
+from scipy import stats
+
+from lightning_fire.experiments.chunks import ChunkReport, Metric
+from lightning_fire.experiments.decision import Cost, decide, paired_differences
+from lightning_fire.experiments.statistics import holm_levels, p_value, seeds_for
+
+NAMES = ["vanilla", "full_reset", "fire", "dash", "redo", "snr"]
+DRAWS = {
+    "normal": lambda random, shape: random.standard_normal(shape),
+    "heavy tails": lambda random, shape: random.standard_t(2, shape),
+    "skewed": lambda random, shape: random.exponential(size=shape),
+    "accuracy of eight images": lambda random, shape: np.round(2 * random.standard_normal(shape)) / 8,
+}
+
+
+def table(values):
+    """Values by method and seed, of an array of shape (seeds, methods)."""
+    return {name: dict(enumerate(column)) for name, column in zip(NAMES, values.T.tolist(), strict=False)}
+
+
+def states_a_difference(values):
+    gains = table(values)
+    return any(found.decided for found in paired_differences(gains).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+@pytest.mark.parametrize("methods", [2, 3, 6])
+@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
+def test_copies_of_one_method_cannot_be_told_apart(draw, methods, seeds):
+    """In at most one table of twenty, and two standard errors of 200 tables, any difference is stated."""
+    random = np.random.default_rng(seeds)
+    tables = [draw(random, (seeds, methods)) + draw(random, (seeds, 1)) for _ in range(200)]
+    assert sum(map(states_a_difference, tables)) <= 200 * 0.05 + 2 * np.sqrt(200 * 0.05 * 0.95)
+
+
+def test_three_copies_are_named_as_one_set():
+    decision = decide(table(np.random.default_rng(0).normal(size=(5, 3))), "accuracy")
+    assert set(decision.best) == {"vanilla", "full_reset", "fire"} and decision.choice == "vanilla"
+    assert decision.better == [] and not decision.warm_start.decided and decision.more_seeds > 5
+    assert decision.text.startswith("Decision: keep vanilla, as nothing is shown to be better. Warm starting (vanilla)")
+    assert "cannot be told apart (the cheapest first)." in decision.text
+    assert "Better than both vanilla and full_reset: none is shown to be." in decision.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_a_difference_of_one_standard_deviation_is_found_as_often_as_theory_says(seeds):
+    """Power of a paired t-test: the noncentral t distribution."""
+    random = np.random.default_rng(0)
+    draws = 1 + random.standard_normal((600, seeds))
+    found = [states_a_difference(np.stack([draw, np.zeros(seeds)], axis=1)) for draw in draws]
+    limit = stats.t.ppf(0.975, seeds - 1)
+    noncentral = stats.nct(seeds - 1, np.sqrt(seeds))
+    power = noncentral.sf(limit) + noncentral.cdf(-limit)
+    assert np.mean(found) == pytest.approx(power, abs=2.5 * np.sqrt(power * (1 - power) / 600))
+
+
+def test_holm_is_the_slow_version():
+    """Adjusted p-values: the largest of (m - rank) p so far, by rank from 0."""
+    random = np.random.default_rng(0)
+    for count in [1, 2, 3, 6, 15] * 20:
+        p = random.random(count) ** 3
+        adjusted, largest = np.zeros(count), 0.0
+        for rank, index in enumerate(sorted(range(count), key=lambda i: p[i])):
+            largest = max(largest, (count - rank) * p[index])
+            adjusted[index] = largest
+        assert [a <= 0.05 for a in adjusted] == [a <= b for a, b in zip(p, holm_levels(p), strict=True)]
+    assert holm_levels([]) == []
+
+
+def test_intervals_agree_with_what_is_decided():
+    random = np.random.default_rng(1)
+    for _ in range(30):
+        gains = table(random.normal(size=(4, 4)) + np.array([0, 0, 2, 4]))
+        for found in paired_differences(gains).values():
+            assert found.decided == (found.low > 0 or found.high < 0)
+
+
+def test_p_values_are_those_of_a_paired_t_test_and_of_signs_without_spread():
+    each = np.array([0.1, 0.4, -0.2, 0.5])
+    assert p_value(each) == pytest.approx(stats.ttest_1samp(each, 0).pvalue)
+    as_logged = np.float32([0.3, 0.4, 0.7]).astype(float) - np.float32([0.2, 0.3, 0.6])  # all 0.1, rounded
+    assert as_logged.std() > 0 and p_value(as_logged) == 0.25
+    assert p_value(np.zeros(3)) == 1
+
+
+def test_the_number_of_seeds_gives_an_interval_of_the_width_asked():
+    for spread, least in ((1.0, 0.5), (0.02, 0.01), (1.0, 10.0)):
+        seeds = seeds_for(spread, least)
+        half = [stats.t.ppf(0.975, n - 1) * spread / np.sqrt(n) for n in (seeds, max(seeds - 1, 2))]
+        assert half[0] <= least and (half[1] > least or seeds == 2)
+    assert seeds_for(1.0, 1e-3) == float("inf")
+
+
+MAE = {  # less is better; differences full_reset - vanilla: 0.018, 0.020, 0.019
+    "vanilla": {0: 0.100, 1: 0.110, 2: 0.105},
+    "full_reset": {0: 0.118, 1: 0.130, 2: 0.124},
+}
+
+
+def test_warm_starting_gains_in_the_metric_and_its_direction():
+    decision = decide(MAE, "MAE", "min")
+    half = 4.302653 * 0.001 / np.sqrt(3)
+    warm = decision.warm_start
+    assert (warm.gain, warm.low, warm.high) == pytest.approx((0.019, 0.019 - half, 0.019 + half), abs=1e-8)
+    assert (
+        "Warm starting (vanilla) gains 0.0190 MAE (0.0165 to 0.0215) against training anew (full_reset)."
+        in decision.text
+    )
+    assert decision.choice == "vanilla" and decision.more_seeds is None
+    costs = decide(MAE, "accuracy").text
+    assert costs.startswith(
+        "Decision: train anew (full_reset). Warm starting (vanilla) costs 0.0190 accuracy (0.0165 to"
+    )
+
+
+def test_the_best_method_is_better_than_each_other():
+    random = np.random.default_rng(0)
+    values = table(random.normal(0, 0.01, (5, 4)) + np.array([0.1, 0.5, 0.7, 0.6]))
+    cost = {"fire": Cost([2, np.inf], 0.25), "dash": Cost([1, 1], 3.0)}
+    decision = decide(values, "accuracy", costs=cost)
+    assert (decision.choice, decision.best, decision.better) == ("fire", ["fire"], ["fire", "dash"])
+    told = ["Decision: use fire.", "Best is fire: better than vanilla by 0.", ", full_reset by 0.", " and dash by 0."]
+    told += ["Epochs until vanilla's final accuracy: fire 2 (1 of 2), dash 1.", "of a run: fire 0.25, dash 3.0."]
+    assert all(words in decision.text for words in told)
+    assert "hold for all 6 pairs of methods together" in decision.text
+
+
+def test_of_methods_that_cannot_be_told_apart_the_cheapest_is_chosen():
+    random = np.random.default_rng(0)
+    values = table(random.normal(0, 0.01, (5, 4)) + np.array([0.1, 0.5, 0.7, 0.7]))
+    cheap, dear = Cost([2, 2], 0.1), Cost([2, 2], 9.0)
+    for costs, best in (({"fire": cheap, "dash": dear}, "fire"), ({"fire": dear, "dash": cheap}, "dash")):
+        decision = decide(values, "accuracy", costs=costs)
+        assert set(decision.best) == {"fire", "dash"} and decision.choice == best
+    least = decide(values, "accuracy", worth=0.1)
+    assert least.more_seeds == 1 and "1 more seed would decide a difference of 0.10 between them." in least.text
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "told"),
+    [
+        ({"vanilla": {0: 0.5}, "full_reset": {0: 0.6}}, {}, "One seed has no interval and decides nothing: run five"),
+        (
+            {"vanilla": {0: 0.5, 1: 0.6}},
+            {},
+            "it takes two seeds of both vanilla and scratch or full_reset. There are no two",
+        ),
+        (
+            {"fire": {0: 0.5, 1: 0.7}, "dash": {0: 0.6, 1: 0.7}},
+            {},
+            "Whether warm starting hurts is not known: it takes",
+        ),
+        ({"vanilla": {0: 1, 1: 2}, "full_reset": {2: 1, 3: 2}}, {}, "No two methods have two finished seeds in common"),
+        (MAE | {"full_reset": {0: float("nan"), 1: 1.0}}, {}, "full_reset has no finite MAE with seed 0."),
+        (
+            MAE | {"vanilla": {0: 1.0, 1: float("inf"), 3: float("inf")}},
+            {},
+            "vanilla has no finite MAE with seeds 1 and 3.",
+        ),
+        (MAE | {"wild": {0: float("inf"), 1: 1.0}}, {}, "Not ranked: wild has no finite MAE with seed 0."),
+        (
+            MAE | {"redo": MAE["vanilla"]},
+            {"idle": ["redo"]},
+            "redo never acted, its curves are those of vanilla bit for bit.",
+        ),
+        (MAE, {"failed": {"fire": [0, 1, 2]}}, "Not ranked: fire failed with seeds 0, 1 and 2."),
+        (MAE, {"failed": {"vanilla": [3]}}, "vanilla failed with seed 3."),
+        (
+            {},
+            {"failed": {"vanilla": [0]}},
+            "Decision: open. Whether warm starting hurts is not known: vanilla failed with",
+        ),
+        ({"vanilla": {0: 1, 1: 2}, "full_reset": {0: 1, 1: 2}}, {}, "cannot be told apart: equal with every seed."),
+    ],
+)
+def test_what_is_missing_is_said(values, options, told):
+    decision = decide(values, "MAE", "min", **options)
+    assert told in decision.text and not decision.text.count("nan")
+
+
+def test_a_method_without_two_seeds_is_neither_better_nor_worse():
+    values = MAE | {"fire": {0: 0.01}}
+    decision = decide(values, "MAE", "min")
+    assert set(decision.best) == {"fire", "vanilla", "full_reset"} and decision.warm_start.decided
+
+
+def ending(accuracy):
+    return history(
+        val__accuracy=series((19, 0.5), (39, accuracy - 0.1), (59, accuracy)), fire__seconds=series((20, 0.5))
+    )
+
+
+def test_a_report_decides_from_its_runs(tmp_path, capsys):
+    methods = {
+        "vanilla": {
+            seed: history(**IDLE_KEYS, val__accuracy=series((19, 0.5), (59, 0.4 + seed / 100))) for seed in range(3)
+        },
+        "full_reset": {seed: ending(0.62 + seed / 90) for seed in range(3)},
+        "fire": {seed: ending(0.82 + seed / 110) for seed in range(3)},
+    }
+    methods["redo"] = methods["vanilla"]
+    report = ChunkReport(named(methods), "vanilla", Metric())
+    (decision,) = report.decisions().values()
+    assert decision.choice == "fire" and "Not ranked: redo never acted" in decision.text
+    assert "Epochs until vanilla's final accuracy: fire 1." in decision.text
+    assert "Seconds of all events of a run: fire 0.50." in decision.text
+    report.publish(tmp_path, "title", decision.text)
+    assert (tmp_path / "decision.txt").read_text() == f"{decision.text}\n"
+    printed = capsys.readouterr().out
+    assert printed.index("minus vanilla") < printed.index("Decision: use fire.") < printed.index("comparison.png")
+
+
+IDLE_KEYS = {key.replace("/", "__"): None for key in history() if key not in IDLE}
+
+
+def test_without_vanilla_the_reference_continues_unless_it_trains_anew():
+    runs = {seed: ending(0.5 + seed / 100) for seed in range(2)}
+    others = {seed: ending(0.6 + seed / 90) for seed in range(2)}
+
+    def text(reference):
+        return ChunkReport(named({"full_reset": runs, "fire": others}), reference, Metric()).decisions()[""].text
+
+    assert "Warm starting (fire)" in text("fire")
+    assert "Whether warm starting hurts is not known: it takes two seeds of both vanilla and full_reset." in text(
+        "full_reset"
+    )
