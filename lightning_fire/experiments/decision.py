@@ -80,8 +80,9 @@ class Decision:
 
     Attributes:
         text: All of it, as one paragraph.
-        choice: The best method; of several that cannot be told apart the cheapest; None: not known.
-        best: The best method alone, or all that cannot be told apart from the one with the best mean, cheapest first.
+        choice: The first of `best`; None: not known.
+        best: The best method alone, or all that cannot be told apart from the one with the best mean. Continuing comes
+            first, then what is shown to be better than continuing and training anew, then the cheapest.
         better: Methods that are better than both continuing and training anew.
         warm_start: How much better continuing is than training anew; None: not known.
         worth: The smallest difference of the metric that matters; None: not known.
@@ -135,7 +136,8 @@ def decide(
     beaten = {pair for pair, found in pairs.items() if found.decided and found.gain > 0}
     by_mean = _by_mean(gains)
     level = [method for method in by_mean if (by_mean[0], method) not in beaten] if pairs else []
-    best = sorted(level, key=lambda method: _expense(method, continued, costs))
+    shown = {m: sum((m, base) in beaten for base in (continued, anew)) for m in gains}
+    best = sorted(level, key=lambda m: (m != continued, -shown[m], *_expense(costs.get(m, Cost()))))
     others = [method for method in gains if method not in (continued, anew)]
     both = continued in gains and anew in gains
     better = [m for m in others if both and (m, continued) in beaten and (m, anew) in beaten]
@@ -148,7 +150,10 @@ def decide(
         than = [m for m in dict.fromkeys([continued, anew, *by_mean[1:2]]) if (choice, m) in pairs]
         told.append(f"Best is {choice}: better than {_listed([f'{m} by {pairs[choice, m].of()}' for m in than])}.")
     elif best:
-        told.append(f"{_listed(best)} cannot be told apart (the cheapest first).")
+        first = (
+            "the cheapest first" if len({shown[m] for m in best}) == 1 else "first those that are shown to be better"
+        )
+        told.append(f"{_listed(best)} cannot be told apart ({first}).")
         if worth and more:
             told.append(f"{_more(more)} would decide a difference of {_rounded(worth, worth)} between them.")
     else:
@@ -217,11 +222,9 @@ def _by_mean(gains: Mapping[str, Mapping[int, float]]) -> list[str]:
     return sorted(gains, key=lambda method: -means[method])
 
 
-def _expense(method: str, continued: str, costs: Mapping[str, Cost]) -> tuple[bool, float, float]:
-    """Return a key that orders methods by cost: continuing first, then by time to its final value, then by events."""
-    cost = costs.get(method, Cost())
-    until = mean(cost.until)
-    return method != continued, np.inf if np.isnan(until) else until, np.inf if np.isnan(cost.seconds) else cost.seconds
+def _expense(cost: Cost) -> tuple[float, float]:
+    """Return a key that orders methods by cost: by the time to the final value of continuing, then by their events."""
+    return tuple(np.inf if np.isnan(known) else known for known in (mean(cost.until), cost.seconds))
 
 
 def _headline(best: Sequence[str], continued: str, anew: str) -> str:
