@@ -81,6 +81,15 @@ def parser() -> argparse.ArgumentParser:
         help="smallest difference of the metric that matters to you, for which the decision counts the seeds that are"
         " missing (default: half the standard deviation between seeds)",
     )
+    paper = parser.add_argument_group("for a paper, of finished runs")
+    paper.add_argument(
+        "--no-train", action="store_true", help="report the finished runs of --methods and --seeds, and train nothing"
+    )
+    paper.add_argument("--format", choices=["text", "latex", "csv", "markdown"], default="text", help="of the table")
+    paper.add_argument(
+        "--labels", nargs="*", default=[], metavar="METHOD=LABEL", help="names of methods in table and figures"
+    )
+    paper.add_argument("--title", help="of the figures (default: the first line of the recipe)")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -175,6 +184,9 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
         reference = reference_of(options.reference, options.methods)
         if options.worth is not None and not 0 < options.worth < math.inf:
             raise ValueError(f"--worth must be a positive number, got {options.worth}")
+        labels = dict(word.partition("=")[::2] for word in options.labels)
+        if wrong := [name for name, label in labels.items() if name not in options.methods or not label]:
+            raise ValueError(f"--labels takes METHOD=LABEL of a method among --methods, got {', '.join(wrong)}")
         runs = with_first_phases(plan(recipe, options.methods, seeds, output, extra), recipe, options.starts)
         if recipe.starts and options.no_shared_start:
             raise ValueError(f"{recipe.path} has `starts`: --no-shared-start is not for it")
@@ -185,13 +197,21 @@ def main(args: Sequence[str] | None = None) -> "pd.DataFrame":
     if not recipe.starts and not options.no_shared_start:
         runs = with_shared_starts(runs, options.keep_starts)
     with at_work_in(output, alone=not options.no_report), closing(engine):
+        if options.no_train:
+            finished = [run for run in runs if run.is_finished()]
+            if lacking := [run.name for run in runs if run not in finished]:
+                print(f"not finished with these settings, left out: {', '.join(lacking)}")
+            if not finished:
+                raise SystemExit("no run finished")
+            runs = finished
         report, failed = train_and_read(runs, engine, reference, options)
         if report is None:
             raise SystemExit("no run finished")
         decisions = report.decisions(options.worth, seeds_of(failed))
         if not options.no_report:
             told = [f"{f'{start}: ' if start else ''}{decision.text}" for start, decision in decisions.items()]
-            report.publish(output, recipe.title, "\n\n".join(told))
+            report.labels = labels
+            report.publish(output, options.title or recipe.title, "\n\n".join(told), options.format)
         if options.json:
             for row in report.numbers.reset_index().to_dict("records"):
                 print(json.dumps({key: None if value != value else value for key, value in row.items()}))

@@ -1,7 +1,7 @@
 """Curves of several methods as a figure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import matplotlib
@@ -37,6 +37,15 @@ class Panel:
     lines: Mapping[float, str] = field(default_factory=dict)  # positions of vertical lines, and the text beside each
 
 
+def relabelled(panel: Panel, labels: Mapping[str, str]) -> Panel:
+    """Return a panel with other names of some methods."""
+    names = {method: labels.get(method, method) for method in panel.curves}
+    curves = {names[method]: curves for method, curves in panel.curves.items()}
+    return replace(
+        panel, curves=curves, labels={names[m]: names[m] + text.removeprefix(m) for m, text in panel.labels.items()}
+    )
+
+
 def band(curves: Sequence[Series]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return mean and standard deviation (n - 1) at the positions of all points of some curves, after the positions.
 
@@ -56,9 +65,10 @@ def colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def save(figure: Figure, path: Path, form: str) -> None:
-    """Write a figure as `png` or `pdf`, equal ones to equal bytes, and close it."""
-    metadata = {"CreationDate": None} if form == "pdf" else None
-    with matplotlib.rc_context({"pdf.fonttype": 42}):  # TrueType: many conferences refuse the default, Type 3
+    """Write a figure as `png`, `pdf` or `svg`, equal ones to equal bytes, and close it."""
+    metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
+    # TrueType: many conferences refuse the default, Type 3; the salt is that of the names within a file
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "lightning-fire"}):
         figure.savefig(path, dpi=140, format=form, metadata=metadata)
     plt.close(figure)
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from lightning_fire.experiments.decision import ANEW, Cost, Decision, decide
 from lightning_fire.experiments.logs import Curves, Name, seconds_of_events
-from lightning_fire.experiments.pictures import Panel, draw
+from lightning_fire.experiments.pictures import Panel, draw, relabelled
 from lightning_fire.experiments.statistics import difference
 from lightning_fire.experiments.tables import (
     aligned,
@@ -58,6 +58,7 @@ class ComparisonReport:
     Attributes:
         curves: Of each run by start, method and seed.
         reference: The method that the others are compared with, seed by seed.
+        labels: Names of methods in tables and figures. Default: their own.
         numbers: A row for each run, by start, method and seed; NaN or Inf: the run lacks it, or never reaches it.
     """
 
@@ -72,6 +73,7 @@ class ComparisonReport:
 
     def __init__(self, curves: Mapping[Name, Curves], reference: str):
         self.curves, self.reference = curves, reference
+        self.labels: dict[str, str] = {}
         index = pd.MultiIndex.from_tuples(list(curves), names=RUN)
         self.numbers = pd.DataFrame([self.measures(name) for name in curves], index=index, dtype=float)
         self._groups = {key: of.droplevel(RUN[:2]) for key, of in self.numbers.groupby(level=RUN[:2], sort=False)}
@@ -87,6 +89,10 @@ class ComparisonReport:
     def remarks(self) -> list[str]:
         """Return sentences to be printed below the table."""
         return []
+
+    def named(self, method: str) -> str:
+        """Return the name of a method in tables and figures."""
+        return self.labels.get(method, method)
 
     def by_method(self, of_run: Callable[[Name], Any]) -> dict[str, list[Any]]:
         """Return something of each run, by method."""
@@ -123,11 +129,13 @@ class ComparisonReport:
         measured = self.numbers.columns[self.numbers.notna().any()]
         for columns in filter(None, (self.columns, self.of_events)):
             shown = [column for column in columns if not column.optional or column.measure in measured]
-            titles = [column.title.replace("{reference}", self.reference) for column in shown]
+            titles = [column.title.replace("{reference}", self.named(self.reference)) for column in shown]
             rows = [[*RUN[first:2], *([] if tables else ["seeds"]), *titles]]
             for key, runs in self._groups.items():
                 seeds = [] if tables else [str(len(runs))]
-                rows.append([*key[first:], *seeds, *(self.cell(column, *key) for column in shown)])
+                rows.append(
+                    [*[key[0], self.named(key[1])][first:], *seeds, *(self.cell(column, *key) for column in shown)]
+                )
             tables.append(rows)
         return tables
 
@@ -194,19 +202,20 @@ class ComparisonReport:
         names = ["start", "method", "measure", "seeds", "mean", "std", "reference", "difference", "low_95", "high_95"]
         return pd.DataFrame(rows, columns=names)
 
-    def publish(self, output: Path, title: str, decision: str = "") -> None:
+    def publish(self, output: Path, title: str, decision: str = "", form: str = "text") -> None:
         """Print the table, a decision if one is given, and where the rest is, and write everything."""
 
         def csv(rows: pd.DataFrame) -> Callable[[Path], object]:
             rows = rows if rows["start"].any() else rows.drop(columns="start")
             return partial(rows.to_csv, index=False, float_format="%.6g")
 
-        figure = partial(draw, self.panels(), title=title, side_by_side=self.side_by_side)
+        panels = [relabelled(panel, self.labels) for panel in self.panels()]
+        figure = partial(draw, panels, title=title, side_by_side=self.side_by_side)
         files = {"results.csv": csv(self.numbers.reset_index()), "summary.csv": csv(self.summary())}
         if decision:
             files["decision.txt"] = lambda path: path.write_text(f"{decision}\n", encoding="utf-8")
         note = "\n\n".join(filter(None, (decision, f"{self.note}\n{MINUS}")))
-        deliver(output, self.tables(), files | figures("comparison", figure), note)
+        deliver(output, self.tables(), files | figures("comparison", figure), note, form=form)
         print(f"means:       {output / 'summary.csv'}")
         for remark in self.remarks():
             print(f"\n{remark}\n")

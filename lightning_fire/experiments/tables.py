@@ -1,5 +1,7 @@
 """Tables of results: cells, aligned text and LaTeX, and the files beside them."""
 
+import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,17 +94,56 @@ def as_latex(rows: Table) -> str:
     return "\n".join([begin, r"\toprule", head, r"\midrule", *body, r"\bottomrule", r"\end{tabular}"])
 
 
+def as_markdown(rows: Table) -> str:
+    """Format a table for Markdown.
+
+    Example:
+        >>> print(as_markdown([["method", "a|b"], ["fire", "0.5"]]))
+        | method | a\\|b |
+        |---|--:|
+        | fire | 0.5 |
+    """
+    head, *body = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
+    return "\n".join([head, f"|---{'|--:' * (len(rows[0]) - 1)}|", *body])
+
+
+def as_csv(rows: Table) -> str:
+    """Format a table as comma-separated values.
+
+    Example:
+        >>> print(as_csv([["method", "final, mean"], ["fire", "0.5"]]))
+        method,"final, mean"
+        fire,0.5
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().rstrip("\n")
+
+
+FORMATS: Mapping[str, Callable[[Table], str]] = {
+    "text": aligned,
+    "latex": as_latex,
+    "csv": as_csv,
+    "markdown": as_markdown,
+}
+
+
 def figures(name: str, figure: Callable[..., None]) -> dict[str, Callable[[Path], None]]:
-    """Return what writes a figure as PNG, and as PDF for a paper, by the names of the files."""
-    return {f"{name}.{form}": partial(figure, form=form) for form in ("png", "pdf")}
+    """Return what writes a figure as PNG, and as SVG and PDF for a paper, by the names of the files."""
+    return {f"{name}.{form}": partial(figure, form=form) for form in ("png", "svg", "pdf")}
 
 
 def deliver(
-    output: Path, tables: Sequence[Table], files: Mapping[str, Callable[[Path], object]], note: str, name: str = "table"
+    output: Path,
+    tables: Sequence[Table],
+    files: Mapping[str, Callable[[Path], object]],
+    note: str,
+    name: str = "table",
+    form: str = "text",
 ) -> None:
-    """Print tables, write them as text and LaTeX, and other files; print a note and the paths of figure and runs."""
-    text, latex = ("\n\n".join(map(form, tables)) for form in (aligned, as_latex))
-    print(f"\n{text}\n")
+    """Print tables in one of the `FORMATS`, write them as text and LaTeX, and other files; print a note and paths."""
+    printed, text, latex = ("\n\n".join(map(FORMATS[to], tables)) for to in (form, "text", "latex"))
+    print(f"\n{printed}\n")
     texts = {f"{name}.txt": f"{text}\n", f"{name}.tex": f"% \\usepackage{{booktabs}}\n{latex}\n"}
     for file, content in texts.items():
         with _whole_file(output / file) as part:
@@ -112,7 +153,7 @@ def deliver(
             write(part)
     print(note)
     kinds = {Path(file).suffix: output / file for file in reversed([*files, f"{name}.tex"])}
-    for what, endings in {"figure": [".png"], "for papers": [".pdf", ".tex"], "every run": [".csv"]}.items():
+    for what, endings in {"figure": [".png"], "for papers": [".pdf", ".svg", ".tex"], "every run": [".csv"]}.items():
         if there := [str(kinds[ending]) for ending in endings if ending in kinds]:
             print(f"{what + ':':12} {', '.join(there)}")
 

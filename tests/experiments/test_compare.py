@@ -221,6 +221,7 @@ def test_runs_arrive_in_weights_and_biases_and_in_mlflow(recipe, tmp_path, monke
     [
         (["--methods", "fier"], r"tiny.yaml has no method fier; there are vanilla, fire, full_reset, broken"),
         (["--seeds", "0"], "must be at least 1"),
+        (["--labels", "dash=D"], "--labels takes METHOD=LABEL of a method among --methods, got dash"),
         (["--worth", "0"], "--worth must be a positive number, got 0.0"),
         (["--reference", "dash"], "--reference dash is none of the methods: vanilla full_reset fire"),
         (["--set", "trainer.max_epochs"], "--set takes KEY=VALUE"),
@@ -931,6 +932,17 @@ def test_a_comparison_ends_in_a_decision(recipe, tmp_path, capsys, instantaneous
         assert (tmp_path / "out/decision.txt").read_text() == f"{decision['text']}\n"
         assert decision["text"] in text.split("comparison.png")[0]
     assert decision["warm_start"]["gain"] == pytest.approx(-0.8) and decision["text"].startswith("Decision: train anew")
+
+
+def test_finished_runs_are_reported_without_training(recipe, tmp_path, capsys, instantaneous):
+    compare(recipe, "--methods", "vanilla", "fire", "--seeds", "2")
+    words = ["--methods", "fire", "vanilla", "full_reset", "--no-train", "--labels", "fire=FIRE, mine", "--title", "My"]
+    compare(recipe, *words, "--seeds", "2", "--format", "markdown")
+    text = capsys.readouterr().out
+    assert "left out: full_reset seed 0" in text and "| FIRE, mine | 2 |" in text and "full_reset |" not in text
+    assert not (tmp_path / "out/full_reset").exists() and (tmp_path / "out/comparison.svg").is_file()
+    with pytest.raises(SystemExit, match="no run finished"):
+        compare(recipe, "--methods", "full_reset", "--no-train")
 
 
 def test_two_comparisons_in_one_folder_raise(recipe, tmp_path, monkeypatch):
