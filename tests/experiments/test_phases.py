@@ -296,3 +296,18 @@ def test_a_run_that_ends_as_nan_is_drawn_and_reported(tmp_path):
     draw(report.panels(), tmp_path / "picture.png", "title", side_by_side=True)
     assert matplotlib.image.imread(tmp_path / "picture.png").std() > 0
     assert report.table().splitlines()[3].split()[-2:] == ["–", "never"]
+
+
+def test_each_start_has_a_decision_and_less_loss_is_better():
+    losses = {"vanilla": [2.0, 2.01, 2.0], "full_reset": [2.2, 2.2, 2.21], "fire": [1.7, 1.7, 1.71]}
+    curves = {
+        (start, method, seed): history(4, 3, last + shift * (method == "fire"))
+        for start, shift in (("early", 1.0), ("late", 0.0))
+        for method, of in losses.items()
+        for seed, last in enumerate(of)
+    }
+    decisions = PhaseReport(curves, "vanilla", {}, {}).decisions(failed={"early": {"dash": [1]}})
+    assert {start: decision.choice for start, decision in decisions.items()} == {"early": "vanilla", "late": "fire"}
+    assert "Warm starting (vanilla) gains 0.20" in decisions["late"].text and " loss (" in decisions["late"].text
+    assert "Steps until vanilla's final loss: fire 20." in decisions["late"].text
+    assert ["dash failed with seed 1" in decision.text for decision in decisions.values()] == [True, False]

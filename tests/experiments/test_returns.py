@@ -143,3 +143,14 @@ def test_methods_that_wait_for_the_same_fraction_of_training_have_one_start(tmp_
     assert not until or starts["first"].saves == {"start.ckpt": until}
     with_steps = plan(recipe, ["vanilla", *methods], [0], tmp_path / "out", {"trainer": {"max_steps": 100}})
     assert all(run.start is None for run in with_shared_starts(with_steps))
+
+
+def test_the_decision_is_of_final_returns():
+    ends = {"vanilla": [100, 101], "full_reset": [140, 142], "fire": [180, 181.5]}
+    report = report_of(**{method: [history([1, 2, end], [100]) for end in of] for method, of in ends.items()})
+    decision = report.decisions(worth=5.0)[""]
+    half = 12.706205 * 0.5
+    assert report_of(vanilla=[history([1])]).decisions()[""].choice is None
+    assert decision.warm_start.gain == pytest.approx(-40.5) and decision.worth == 5
+    assert decision.warm_start.high - decision.warm_start.gain >= half  # at the level for three pairs
+    assert "return" in decision.text and "nan" not in decision.text
