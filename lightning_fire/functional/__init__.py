@@ -1,5 +1,6 @@
 """Pure functions of the methods: tensors in, new tensors out. Imports torch only."""
 
+from lightning_fire.functional.critical_sharpness import CriticalSharpness, critical_sharpness
 from lightning_fire.functional.curvature import Eigenvalue, hessian_product, largest_eigenvalue, loss_curvature
 from lightning_fire.functional.features import (
     feature_covariance_shift,
@@ -33,6 +34,7 @@ from lightning_fire.functional.ranks import (
     stable_rank,
     stable_rank_of,
 )
+from lightning_fire.functional.readiness import optimization_readiness, optimization_readiness_of
 from lightning_fire.functional.reinit import dash, shrink_and_perturb
 from lightning_fire.functional.theorems import (
     activity_score_bounds,
@@ -54,12 +56,14 @@ from lightning_fire.functional.units import (
 
 __all__ = [
     "NEVER",
+    "CriticalSharpness",
     "Eigenvalue",
     "activity_score_bounds",
     "as_matrices",
     "bias_gradient",
     "bias_penalty",
     "contribution_utility",
+    "critical_sharpness",
     "dash",
     "dfi",
     "dfi_normalized",
@@ -83,6 +87,8 @@ __all__ = [
     "least_useful",
     "loss_curvature",
     "muon_direction",
+    "optimization_readiness",
+    "optimization_readiness_of",
     "orthogonalize",
     "parseval_gradient",
     "parseval_penalty",

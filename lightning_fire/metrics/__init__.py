@@ -7,6 +7,7 @@ from lightning_fire.metrics.deviation_from_isometry import DeviationFromIsometry
 from lightning_fire.metrics.dormant_fraction import DormantFraction
 from lightning_fire.metrics.feature_covariance_shift import FeatureCovarianceShift
 from lightning_fire.metrics.online_accuracy import OnlineAccuracy
+from lightning_fire.metrics.optimization_readiness import OptimizationReadiness
 from lightning_fire.metrics.ranks import EntropyRank, SRank, StableRank
 from lightning_fire.metrics.squared_frobenius_error import NormalizedSquaredFrobeniusError, SquaredFrobeniusError
 
@@ -18,6 +19,7 @@ __all__ = [
     "NormalizedDeviationFromIsometry",
     "NormalizedSquaredFrobeniusError",
     "OnlineAccuracy",
+    "OptimizationReadiness",
     "SRank",
     "SquaredFrobeniusError",
     "StableRank",

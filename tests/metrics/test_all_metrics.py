@@ -44,7 +44,8 @@ def test_constants(case):
     metric = case.build()
     assert metric.full_state_update is False
     assert metric.is_differentiable is False
-    assert metric.higher_is_better is (type(metric).__name__ in ("SRank", "StableRank", "EntropyRank"))
+    better = ("SRank", "StableRank", "EntropyRank", "OptimizationReadiness")
+    assert metric.higher_is_better is (type(metric).__name__ in better)
     assert set(metric._reductions.values()) == {dim_zero_sum}
     assert all(state.dtype == torch.float64 for state in states(metric).values())
 

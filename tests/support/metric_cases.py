@@ -51,6 +51,9 @@ CASES = {
         (ACTIVATION,),
         lambda h: F.dormant_fraction(h.abs().flatten(0, -2).mean(0), 0.02),
     ),
+    "OptimizationReadiness": Case(
+        partial(M.OptimizationReadiness, 8), (FEATURES + 1,), lambda gradients: F.optimization_readiness(gradients)
+    ),
     "FeatureCovarianceShift": Case(
         partial(M.FeatureCovarianceShift, 8, 3), (FEATURES, OTHER_FEATURES), F.feature_covariance_shift
     ),

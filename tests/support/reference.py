@@ -38,6 +38,26 @@ def largest_eigenvalue(function, tensors) -> float:
     return torch.linalg.eigvalsh(torch.autograd.functional.hessian(of, flat))[-1].item()
 
 
+def optimization_readiness(gradients: Tensor) -> float:
+    """‖G‖⁴ / E‖g‖² of gradients `(k, n)`, ‖G‖² as the mean of the products of pairs of batches, at least 0."""
+    pairs = itertools.permutations(gradients.double().tolist(), 2)
+    products = [sum(a * b for a, b in zip(one, other, strict=True)) for one, other in pairs]
+    norms = [sum(a * a for a in one) for one in gradients.double().tolist()]
+    return max(sum(products) / len(products), 0.0) ** 2 / (sum(norms) / len(norms))
+
+
+def critical_sharpness(loss, step: float = 1e-6) -> float:
+    """2 / η_c by steps that grow by 1 % until the loss is higher than at 0, then by 60 bisections."""
+    at_0 = loss(0.0)
+    while loss(step) <= at_0:
+        step *= 1.01
+    low, high = step / 1.01, step
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if loss(middle) > at_0 else (middle, high)
+    return 2 / high
+
+
 def fire(weight: Tensor, steps: int | str = 10, coefficients: str = "cubic", scale: str = "paper", groups: int = 1):
     """FIRE on one `(out, in / groups, *kernel)` weight, matrix by matrix, in float64."""
     out, inputs = weight.shape[0] // groups, weight.shape[1]
