@@ -17,6 +17,7 @@ from lightning_fire.callbacks.base.log_options import Log, log_of
 from lightning_fire.callbacks.base.method import MethodCallback
 from lightning_fire.callbacks.probing.batches import BatchInHand, copied, on_all_ranks, training_loss, why_not_run
 from lightning_fire.callbacks.probing.curvature import measured_lambda_max
+from lightning_fire.callbacks.probing.one_step import measured_one_step
 from lightning_fire.callbacks.probing.side_effects import evaluating
 from lightning_fire.distributed import gathered, reshard
 from lightning_fire.functional.checks import at_least
@@ -43,7 +44,8 @@ class PlasticityMonitor(MethodCallback):
 
     Of the network on the last batches of an epoch, in evaluation mode and without side effects, at the end of the first
     epoch after each `data_every_n_steps` steps: `plasticity/dormant_fraction` of its hidden units; `plasticity/srank`,
-    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets; with
+    `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its last layer gets;
+    `plasticity/readiness` and `plasticity/critical_sharpness` of its loss on the first 16 samples; with
     `Log(curvature=True)`, `plasticity/lambda_max` and `plasticity/lambda_max_residual`, the largest eigenvalue of the
     Hessian of its loss on the first 8 samples.
 
@@ -215,6 +217,7 @@ class PlasticityMonitor(MethodCallback):
             means = trainer.strategy.reduce(means, reduce_op="mean")
             values = report_of_units(self._layers, means, self.dormancy_threshold).keyed(self.name)
         values |= report_of_features(trainer.strategy.reduce(gram, reduce_op="sum")).keyed(self.name)
+        values |= measured_one_step(batches[0], self.name)
         if self.logs.curvature:
             values |= measured_lambda_max(batches[0], f"{self.name}/lambda_max")
         return values

@@ -7,7 +7,7 @@ import reference
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from small_training import PlainModule, dataset, fitted, snapshots_of
+from small_training import GrowingData, PlainModule, dataset, fitted, snapshots_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.utils.data import DataLoader
@@ -86,6 +86,79 @@ def test_metrics_of_the_network_equal_their_definitions(tmp_path, number):
         loss = nn.functional.cross_entropy(net(seen[0][0]), seen[0][1])
         assert logged["lambda_max"][step] == pytest.approx(loss_curvature(loss, list(net.parameters())).value, rel=0.05)
     assert list(scalars(tmp_path, "plasticity.layers/dormant_fraction/net.0")) == [step - 1 for step in STEPS]
+
+
+class Sixteen(GrowingData):
+    """Batches of 18 samples."""
+
+    def train_dataloader(self):
+        return DataLoader(dataset(size=36 * (self.chunk + 1)), batch_size=18)
+
+
+def test_readiness_and_critical_sharpness_equal_slow_versions(tmp_path):
+    keep = Keep()
+    torch.manual_seed(0)
+    fitted(keep, PlasticityMonitor(data_every_n_steps=1), module=Wide(), data=Sixteen(), folder=tmp_path, max_epochs=2)
+    ready, sharp = (scalars(tmp_path, f"plasticity/{key}") for key in ("readiness", "critical_sharpness"))
+    assert list(ready) == list(sharp) == [1, 3]
+    x, y = (tensor[18:34].split(4) for tensor in dataset(size=36).tensors)  # of the last batch, 16 in 4 parts
+    for step, state in zip(ready, keep.states, strict=True):
+        net = network(state).double()
+        parameters = list(net.parameters())
+
+        def losses(net=net):
+            return [nn.functional.cross_entropy(net(a.double()), b) for a, b in zip(x, y, strict=True)]
+
+        rows = torch.stack([torch.cat([g.flatten() for g in torch.autograd.grad(one, parameters)]) for one in losses()])
+        assert ready[step] == pytest.approx(reference.optimization_readiness(rows), rel=1e-4)
+        flat = nn.utils.parameters_to_vector(parameters).detach()
+
+        @torch.no_grad()
+        def loss(step, parameters=parameters, flat=flat, rows=rows, losses=losses):
+            nn.utils.vector_to_parameters(flat - step * rows.mean(0), parameters)
+            return float(sum(losses()) / 4)
+
+        assert sharp[step] == pytest.approx(reference.critical_sharpness(loss, 0.1), rel=0.05)
+
+
+class Noisy(PlainModule):
+    """With noise from the global random state, a count of its passes, and a buffer that follows its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.count = 0
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.count += 1
+        self.mean.lerp_(x.mean(0), 0.1)
+        return nn.functional.cross_entropy(self.net(x - self.mean + 0.1 * torch.randn_like(x)), y)
+
+
+def test_a_training_is_the_same_to_the_bit_with_readiness_and_critical_sharpness(tmp_path):
+    modules = []
+    for callbacks in ([], [PlasticityMonitor(data_every_n_steps=1)]):
+        torch.manual_seed(0)
+        modules.append(fitted(*callbacks, module=Noisy(), data=Sixteen(), folder=tmp_path))
+    assert scalars(tmp_path, "plasticity/readiness")
+    assert scalars(tmp_path, "plasticity/critical_sharpness")
+    one, other = (module.state_dict() for module in modules)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert modules[0].count == modules[1].count
+
+
+def test_the_reason_is_told_once_where_a_batch_has_too_few_samples(tmp_path, caplog):
+    class Three(GrowingData):
+        def train_dataloader(self):
+            return DataLoader(dataset(size=12), batch_size=3)
+
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
+        fitted(PlasticityMonitor(data_every_n_steps=1), module=Wide(), data=Three(), folder=tmp_path, max_epochs=2)
+    reason = "plasticity/readiness is not logged: the batch cannot be divided into 4 micro-batches of equal size"
+    assert caplog.text.count(reason) == 1
+    assert not scalars(tmp_path, "plasticity/readiness")
+    assert scalars(tmp_path, "plasticity/critical_sharpness")
 
 
 def test_norms_are_those_of_the_weights_and_of_the_last_step(tmp_path):

@@ -57,9 +57,9 @@ def module_curvature(
         >>> round(module_curvature(net, x, lambda module, batch: module(batch).square().sum(), 1e-6).value, 3)
         18.0
     """
-    with_loss = _WithLoss(module, training_loss if loss is None else loss)
+    with_loss = WithLoss(module, training_loss if loss is None else loss)
     state = {**dict(with_loss.named_parameters()), **dict(with_loss.named_buffers())}
-    values = {name: _widened(value) for name, value in state.items()}
+    values = {name: widened(value) for name, value in state.items()}
     parameters = [values[name] for name, parameter in with_loss.named_parameters() if parameter.requires_grad]
     if not parameters:
         raise ValueError("the module has no trainable parameters")
@@ -68,7 +68,7 @@ def module_curvature(
     gradient = torch.full_like(start, torch.nan)
     with _differentiable_twice(module, parameters[0]), torch.enable_grad():
         try:
-            value = functional_call(with_loss, values, (tree_map(_widened, batch),))
+            value = functional_call(with_loss, values, (tree_map(widened, batch),))
             gradient, product = gradient_and_product(value, parameters)
         except Exception as error:
             if reduce is None:
@@ -93,7 +93,7 @@ def module_curvature(
             raise
 
 
-class _WithLoss(nn.Module):
+class WithLoss(nn.Module):
     """Module whose output is the loss of another module on a batch."""
 
     def __init__(self, module: nn.Module, loss: Loss):
@@ -104,7 +104,7 @@ class _WithLoss(nn.Module):
         return self.loss(self.module, batch)
 
 
-def _widened(value: Any) -> Any:
+def widened(value: Any) -> Any:
     """Return a tensor of half precision in float32, with gradients if it had them; anything else unchanged."""
     if not isinstance(value, Tensor) or value.dtype not in _HALF:
         return value
@@ -116,8 +116,15 @@ def _differentiable_twice(module: nn.Module, parameter: Tensor) -> Iterator[None
     """Context manager: run without fused kernels that have no second derivative (attention, cuDNN's recurrent ones)."""
     recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
+    with in_full_precision(module, parameter), sdpa_kernel(SDPBackend.MATH), cudnn:
+        yield
+
+
+@contextlib.contextmanager
+def in_full_precision(module: nn.Module, parameter: Tensor) -> Iterator[None]:
+    """Context manager: run a module in evaluation mode, without side effects and autocast, in float32 or better."""
     full = torch.autocast(parameter.device.type, enabled=False)
-    with evaluating(module), without_side_effects(module), sdpa_kernel(SDPBackend.MATH), cudnn, full:
+    with evaluating(module), without_side_effects(module), full:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if parameter.dtype == torch.float64 else torch.float32)
         try:
@@ -170,10 +177,18 @@ def first_samples(batch: Any, number: int) -> Any:
         >>> images.shape, labels
         (torch.Size([3, 3, 4, 4]), tensor([0, 1, 2]))
     """
+    return batch if num_samples(batch) is None else samples(batch, slice(number))
+
+
+def num_samples(batch: Any) -> int | None:
+    """Return the number of samples in a batch; None if its tensors differ in length or it has strings."""
     lengths: set[int] = set()
     words: list[str] = []
     apply_to_collection(batch, Tensor, lambda tensor: lengths.update(tensor.shape[:1]))
     apply_to_collection(batch, str, words.append)
-    if len(lengths) != 1 or words:
-        return batch
-    return apply_to_collection(batch, Tensor, lambda tensor: tensor[:number] if tensor.ndim else tensor)
+    return lengths.pop() if len(lengths) == 1 and not words else None
+
+
+def samples(batch: Any, which: slice) -> Any:
+    """Return some samples of a batch that has `num_samples`."""
+    return apply_to_collection(batch, Tensor, lambda tensor: tensor[which] if tensor.ndim else tensor)

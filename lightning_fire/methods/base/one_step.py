@@ -1,0 +1,75 @@
+"""Metrics of what one step of gradient descent does to a loss: optimization readiness and critical sharpness."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fire.functional import CriticalSharpness, critical_sharpness, optimization_readiness_of
+from lightning_fire.methods.base.all_or_nothing import insist
+
+Mean = Callable[[Tensor], Tensor]  # over ranks, all of which call it
+
+
+def alone(tensor: Tensor) -> Tensor:
+    """Return the mean over one rank, a tensor itself."""
+    return tensor
+
+
+def readiness(gradients: Iterable[Sequence[Tensor]], mean: Mean = alone, ranks: int = 1) -> float:
+    """Return the optimization readiness.
+
+    Args:
+        gradients: For each batch the gradient by each parameter; at least 2 on all ranks together, as many on each.
+        mean: Function that returns the mean of a tensor over ranks.
+        ranks: Number of ranks.
+    """
+    total: list[Tensor] = []
+    squares, count = torch.zeros(()), 0
+    for gradient in gradients:
+        wide = [part.detach().to(torch.promote_types(part.dtype, torch.float32)) for part in gradient]
+        total = [one + other for one, other in zip(total, wide, strict=True)] if total else wide
+        squares, count = squares.to(wide[0]) + _dot(wide, wide), count + 1
+    mean_gradient = mean(torch.cat([part.flatten() for part in total]) / count)
+    return float(optimization_readiness_of(mean_gradient, mean(squares / count), count * ranks))
+
+
+@torch.no_grad()
+def sharpness_along(
+    gradient: Sequence[Tensor], parameters: Sequence[Tensor], loss: Callable[[], Tensor | float], mean: Mean = alone
+) -> CriticalSharpness:
+    """Return the critical sharpness against a gradient, from values of the loss at other values of the parameters.
+
+    The parameters are changed in place, and restored to the bit. An error of the loss at a step counts as a rise.
+
+    Args:
+        gradient: Derivative of the loss by each parameter.
+        parameters: The parameters.
+        loss: Function that returns the loss at their present values, the same each time.
+        mean: Function that returns the mean of a tensor over ranks.
+
+    Raises:
+        ValueError: If the gradient is 0 or not finite, or the loss is not finite.
+    """
+    saved = [parameter.detach().clone() for parameter in parameters]
+
+    def put(step: float) -> None:
+        for parameter, value, direction in zip(parameters, saved, gradient, strict=True):
+            parameter.detach().copy_(value - step * direction if step else value)
+
+    def at(step: float) -> float:
+        put(step)
+        try:
+            value = float(loss())
+        except Exception:  # as of a distribution with parameters that are not finite
+            value = torch.inf
+        return float(mean(torch.tensor(value, device=saved[0].device)))
+
+    try:
+        return critical_sharpness(at, -float(_dot(gradient, gradient)))
+    finally:
+        insist(lambda: put(0.0))
+
+
+def _dot(one: Sequence[Tensor], other: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(a * b).sum() for a, b in zip(one, other, strict=True)]).sum()
