@@ -266,9 +266,20 @@ class _TrainerData(Adapter):
         """Yield the gradient of the loss on each of some batches."""
         with undisturbed(self.model):
             for loss in self._run(batches):
-                if loss is None:
-                    raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give losses=…")
-                yield gradients_of(loss, of)
+                yield gradients_of(self._given(loss), of)
+
+    def loss_function(self) -> Callable[[], Tensor]:
+        """Return a function that computes the loss on one batch, the same at each call."""
+        if self._losses is not None:
+            losses = self._losses
+            return lambda: self._given(next(iter(losses(self.model))))
+        (batch,) = self._batches(1)
+        return lambda: self._given(self._loss_on(batch))
+
+    def _given(self, loss: Tensor | None) -> Tensor:
+        if loss is None:
+            raise ValueError(f"{type(self.model).__name__} returns no loss of a batch: give losses=…")
+        return loss
 
     def _run(self, batches: int) -> Iterator[Tensor | None]:
         """Yield the loss on batches of training data, in an order that depends on the event alone."""
@@ -277,6 +288,13 @@ class _TrainerData(Adapter):
         if self._losses is not None:
             yield from islice(self._losses(self.model), number)
             return
+        yield from map(self._loss_on, self._batches(number))
+
+    def _loss_on(self, batch: Any) -> Tensor | None:
+        output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
+        return output.get("loss") if isinstance(output, dict) else output[0]
+
+    def _batches(self, number: int) -> Iterator[Any]:
         data = getattr(self._loader, "dataset", None)
         if data is None or isinstance(data, IterableDataset):
             raise ValueError(
@@ -287,6 +305,4 @@ class _TrainerData(Adapter):
         collate, size = self._loader.collate_fn, self._batch_size
         own = min(1, self._loader.num_workers)  # where workers read the data, a file opened here would be theirs too
         loader = DataLoader(data, size, shuffle=True, generator=order, collate_fn=collate, num_workers=own)
-        for batch in islice(loader, number):
-            output = self.model(**send_to_device(batch, next(self.model.parameters()).device))
-            yield output.get("loss") if isinstance(output, dict) else output[0]
+        yield from islice(loader, number)

@@ -1,26 +1,33 @@
 """Metrics of plasticity, as a method that changes nothing."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from lightning_fire.distributed import mean_over_ranks
 from lightning_fire.functional.checks import at_least
-from lightning_fire.integrations.base import say
+from lightning_fire.integrations.base import say, undisturbed
 from lightning_fire.methods import Attached, StepMethod, Training
+from lightning_fire.methods.base.one_step import readiness, sharpness_along
 from lightning_fire.methods.base.plasticity import (
     gram_of_last_features,
     report_of_features,
     report_of_units,
     report_of_weights,
 )
+from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.methods.base.unit_scores import mean_activities
 from lightning_fire.where import HiddenUnits, UnitLayer
 
 __all__ = ["MeasurePlasticity"]
+
+_BATCHES = 4  # whose gradients the readiness is of
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,11 @@ class MeasurePlasticity(StepMethod):
     Of the weights: `plasticity/dfi_normalized` and `plasticity.raw/dfi`, means over the weights, and
     `plasticity/weight_norm`. Of the network on one batch of its training data: `plasticity/dormant_fraction` of its
     hidden units; `plasticity/srank`, `plasticity/stable_rank` and `plasticity/entropy_rank` of the features that its
-    last layer gets. Without units that can be resolved, or without a way to run the model, the weights alone.
+    last layer gets. Of the loss: `plasticity/readiness`, from its gradients on 4 batches, and
+    `plasticity/critical_sharpness`, on one batch; together they cost some 7 training steps. On several ranks both
+    are of the means, and every rank must call `metrics`. What cannot be measured is left out, and the reason is logged
+    once: without a way to run the model, the weights alone; Stable-Baselines3 cannot compute its loss at other weights,
+    and has readiness alone.
 
     Args:
         dormancy_threshold: τ: a unit is dormant if its mean |activation| is at most τ times that of its layer.
@@ -62,6 +73,7 @@ class _Measuring(Attached):
     def __init__(self, method: MeasurePlasticity, model: nn.Module, training: Training):
         self.model, self.training, self.threshold = model, training, method.dormancy_threshold
         self.layers: Sequence[UnitLayer] = ()
+        self.told: set[str] = set()  # what cannot be measured
         try:
             self.layers = HiddenUnits().select(model, partial(training.forward, 1))
         except ValueError as error:
@@ -77,4 +89,34 @@ class _Measuring(Attached):
             gram = gram_of_last_features(self.model, [torch.enable_grad()(forward)])
             for report in report_of_units(self.layers, means, self.threshold), report_of_features(gram):
                 values |= report.values
+        for name, measure in (("readiness", self._readiness), ("critical_sharpness", self._critical_sharpness)):
+            if name in self.told:
+                continue
+            try:
+                with undisturbed(self.model):
+                    self.model.eval()
+                    values[name] = measure([p for p in self.model.parameters() if p.requires_grad])
+            except (ValueError, RuntimeError) as error:
+                self.told.add(name)
+                say(f"plasticity/{name} is not logged: {error}.")
         return values
+
+    def _mean(self, tensor: Tensor) -> Tensor:
+        return mean_over_ranks(tensor, self.training.ranks)
+
+    def _readiness(self, parameters: Sequence[Tensor]) -> float:
+        with closing(self.training.gradients(parameters, _BATCHES)) as gradients:  # type: ignore[type-var]
+            return readiness(islice(gradients, _BATCHES), self._mean, self.training.ranks)
+
+    def _critical_sharpness(self, parameters: Sequence[Tensor]) -> float:
+        if not hasattr(self.training, "loss_function"):
+            raise ValueError("the loss cannot be computed at other weights here")
+        compute = self.training.loss_function()
+
+        def loss() -> Tensor:
+            with undisturbed(self.model):  # the same draws each time
+                return compute()
+
+        with undisturbed(self.model):
+            gradient = list(map(self._mean, gradients_of(compute(), parameters)))
+        return sharpness_along(gradient, parameters, loss, self._mean).value

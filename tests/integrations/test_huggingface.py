@@ -147,6 +147,7 @@ def test_measuring_changes_nothing(tmp_path, undisturbed):
     (*_, last) = logged(training, "plasticity/dormant_fraction")
     assert last["step"] == STEPS and 4 / 32 <= last["plasticity/dormant_fraction"] < 0.5
     assert 1 <= last["plasticity/stable_rank"] <= last["plasticity/srank"] <= 16
+    assert last["plasticity/readiness"] >= 0 < last["plasticity/critical_sharpness"]
     model = training.model
     norm = sum(view.read().square().sum() for view in Weights().select(model)) ** 0.5
     assert last["plasticity/weight_norm"] == pytest.approx(float(norm)) and "plasticity.raw/dfi" in last

@@ -177,6 +177,7 @@ def test_looking_at_data_leaves_no_trace(algorithm, method, undisturbed):
     else:
         assert 0 <= callback.values["plasticity/dormant_fraction"] < 1
         assert 1 <= callback.values["plasticity/stable_rank"] <= callback.values["plasticity/srank"] <= 16
+        assert callback.values["plasticity/readiness"] >= 0
 
 
 def test_noise_of_exploration_that_depends_on_the_state_is_restored():

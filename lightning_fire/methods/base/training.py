@@ -125,6 +125,13 @@ class Loop:
         for loss in self._losses() if callable(self._losses) else self._losses:
             yield gradients_of(loss, of)
 
+    def loss_function(self) -> Callable[[], Tensor]:
+        """Return a function that computes the first of the `losses`, anew at each call."""
+        losses = self._losses
+        if losses is None or not callable(losses):
+            raise ValueError("this needs Loop(losses=lambda: (loss(x, y) for x, y in loader)), a function")
+        return lambda: next(iter(losses()))
+
 
 def gradients_of(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the gradient of a loss by each parameter, zeros where it does not depend on one; `.grad` stays."""
