@@ -20,6 +20,9 @@ from lightning_fire.data.resumable_loader import EpochSampler
 from lightning_fire.data.samples import normalize
 from lightning_fire.functional import dfi_normalized, entropy_rank
 from lightning_fire.methods import initial_values
+from lightning_fire.methods.base.ignored_passes import keeping_modes
+from lightning_fire.methods.base.one_step import readiness, sharpness_along
+from lightning_fire.methods.base.training import gradients_of
 from lightning_fire.when import AtNewData, Clock, Reading, Schedule, watched_by
 
 Act = Callable[["Member", Optimizer], object]
@@ -132,7 +135,7 @@ def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], s
     Args:
         members: All of one shape.
         data: From a seed to the data; all have chunks of one size.
-        signs: Whether to record `signs_of` where a chunk begins.
+        signs: Whether to record `signs_of` and `one_step_signs` where a chunk begins.
     """
     ensemble = Ensemble(members)
     seeds = list(dict.fromkeys(member.seed for member in members))
@@ -153,8 +156,10 @@ def train(members: Sequence[Member], data: Callable[[int], ChunkedDataModule], s
         for epoch_of_chunk in range(epochs):
             new = chunk > 0 and epoch_of_chunk == 0
             if new and signs:
-                for member, values in zip(members, signs_of(ensemble, seen, accuracy), strict=True):
-                    for name, value in values.items():
+                new_data = zip(inputs[:, :200][row], labels[:, :200][row], strict=True)
+                old_signs = signs_of(ensemble, seen, accuracy)
+                for member, values, (x, y) in zip(members, old_signs, new_data, strict=True):
+                    for name, value in {**values, **one_step_signs(member.network, x, y)}.items():
                         member.signs.setdefault(name, []).append(value)
             for index in _due(ensemble, members, Clock(epoch, steps, True, chunk, new), seen, accuracy):
                 members[index].act(members[index], ensemble.optimizer)
@@ -219,6 +224,29 @@ def signs_of(ensemble: Ensemble, inputs: Tensor, accuracy: Tensor) -> list[dict[
     rank = entropy_rank(features)
     columns = {"accuracy": accuracy, "dfi": dfi, "norm": norm, "dormant": dormant, "effective_rank": rank}
     return [{name: float(values[index]) for name, values in columns.items()} for index in range(len(dfi))]
+
+
+def one_step_signs(network: nn.Module, inputs: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return `readiness` and `critical_sharpness` of one network, on samples of the data to come.
+
+    Args:
+        inputs: New samples `(n, ...)`, of which batches of 10 give the gradients.
+        labels: Their labels, `(n,)`.
+
+    Returns:
+        Both; a critical sharpness of 0 also where the gradient is 0.
+    """
+    parameters = list(network.parameters())
+    with keeping_modes(network):
+        network.eval()
+        batches = zip(inputs.split(10), labels.split(10), strict=True)
+        ready = readiness(gradients_of(cross_entropy(network(x), y), parameters) for x, y in batches)
+        gradient = gradients_of(cross_entropy(network(inputs), labels), parameters)
+        try:
+            sharp = sharpness_along(gradient, parameters, lambda: cross_entropy(network(inputs), labels)).value
+        except ValueError:
+            sharp = 0.0
+    return {"readiness": ready, "critical_sharpness": sharp}
 
 
 def _samples(pairs: Sequence[tuple[Tensor, Tensor]], data: ChunkedDataModule) -> tuple[Tensor, Tensor]:

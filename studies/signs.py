@@ -4,9 +4,11 @@ python -m studies.signs   # tables, results.csv and signs.png in runs/signs
 
 Of each run of vanilla there are copies in which FIRE acts once, at the start of one task. The gain of an event is the
 online accuracy of that task minus that of vanilla, whose weights were the same until then; the metrics are vanilla's at
-the start of the task. Settings: three streams, three learning rates.
+the start of the task, readiness and critical sharpness on 200 samples of the new task. Settings: three streams, three
+learning rates.
 """
 
+import argparse
 import json
 import time
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from studies.runs import Setting, arguments, markdown, run
 
 CHUNKS = {"random_labels": (1, 4, 8, 14), "permuted_inputs": (1, 4, 8, 14), "permuted_labels": (1, 9, 19, 39)}
 RATES = (1e-3, 3e-3, 1e-2)
-SIGNS = ("accuracy_lost", "dfi", "norm", "dormant", "effective_rank", "chunk")
+SIGNS = ("accuracy_lost", "dfi", "norm", "dormant", "effective_rank", "readiness", "critical_sharpness", "chunk")
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,19 @@ def by_sign(found: pd.DataFrame) -> str:
     return markdown(["metric", "limits of the thirds", "lowest third", "middle", "highest third"], rows)
 
 
+def more(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a part of the settings."""
+    parser.add_argument("--streams", nargs="+", choices=CHUNKS, default=list(CHUNKS))
+    parser.add_argument("--rates", nargs="+", type=float, default=RATES, help="learning rates")
+
+
 def main() -> None:
     """Run the study."""
-    options, start = arguments(__doc__, "signs"), time.perf_counter()
+    options, start = arguments(__doc__, "signs", more), time.perf_counter()
     settings = []
-    for stream, chunks in CHUNKS.items():
-        for rate in RATES:
+    for stream in options.streams:
+        chunks = CHUNKS[stream]
+        for rate in options.rates:
             for seed in options.seed_range:
                 common = {"rate": rate, "signs": True}
                 settings.append(Setting(stream, "vanilla", seed, vanilla, **common))
