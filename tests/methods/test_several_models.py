@@ -6,8 +6,9 @@ import pytest
 import torch
 from test_verify import network
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
-from lightning_fire import FullReset, Loop, fire_, full_reset_
+from lightning_fire import FullReset, Loop, PlasticityInjection, ReDo, fire_, full_reset_
 from lightning_fire.methods import dash_, initial_values
 from tests.support.methods_table import EVENTS
 
@@ -93,3 +94,28 @@ def test_every_method_takes_a_list(method):
         changed = not all(map(torch.equal, one.state_dict().values(), other.state_dict().values()))
         assert changed == method.changes_weights or len(one.state_dict()) > len(other.state_dict())
     assert loop.event == 2
+
+
+@pytest.mark.parametrize("outputs", [3, 4], ids=["of different shapes", "alike"])
+@pytest.mark.parametrize("together", [False, True], ids=["one of each", "one of both"])
+def test_averages_take_the_units_of_their_own_model(outputs, together):
+    both = [nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, number)) for number in (4, outputs)]
+    for model in both:
+        model[0].bias.data[:4] = -100.0  # dormant
+    averages = [AveragedModel(nn.ModuleList(both))] if together else [AveragedModel(model) for model in both]
+    report = ReDo()(both, Loop(forward=lambda: [model(X) for model in both], averages=averages))
+    assert report["0.units"] == report["1.units"] == 4
+    parts = averages[0].module if together else [average.module for average in averages]
+    for model, average in zip(both, parts, strict=True):
+        assert torch.equal(model[0].weight, average[0].weight)
+
+
+def test_an_average_gets_the_new_head_of_its_own_model():
+    both = [network(), network()]
+    for parameter in both[1].parameters():
+        parameter.data.add_(0.1)
+    averages = [AveragedModel(model) for model in both]
+    PlasticityInjection("3")(both, Loop(averages=averages))
+    for model, average in zip(both, averages, strict=True):
+        assert torch.equal(model[3].trained.weight, average.module[3].trained.weight)
+        assert torch.equal(model(X), average(X))

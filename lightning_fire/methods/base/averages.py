@@ -58,14 +58,26 @@ def averages_of(model: nn.Module, averages: Iterable[Any] = ()) -> Iterator[tupl
     Raises a ValueError if one of `averages` has not the shapes of the model, or of a part of it.
     """
     given = list(averages)
-    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
-    inside = {id(part) for average in known for part in _parts(average)}
-    for average in known:
-        pairs = _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
+    for average, pairs in _paired(model, given):
         if pairs is not None:
             yield average, pairs
         elif any(average is one for one in given):
             raise ValueError(f"`averages`: {type(average).__name__} has not the names and shapes of the model")
+
+
+@torch.no_grad()
+def averages_by_model(models: nn.ModuleList, averages: Sequence[Any]) -> list[list[Any]]:
+    """Return the given averages of each of several models; those of all, or of none that is known, are of each."""
+    tensors = {id(average): {tensor for _, tensor in pairs or ()} for average, pairs in _paired(models, averages)}
+    own = [{tensor for _, tensor in _stored(model)} for model in models]
+    return [[one for one in averages if not tensors[id(one)] or tensors[id(one)] & each] for each in own]
+
+
+def _paired(model: nn.Module, given: Iterable[Any]) -> Iterator[tuple[Any, list[tuple[Tensor, Tensor]] | None]]:
+    known = list({id(average): average for average in (*given, *averages_in([model]))}.values())
+    inside = {id(part) for average in known for part in _parts(average)}
+    for average in known:
+        yield average, _pairs(average, [part for part in model.modules() if part is model or id(part) not in inside])
 
 
 def averages_in(things: Iterable[Any]) -> list[Any]:

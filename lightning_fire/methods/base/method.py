@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lightning_fire.distributed import is_sharded, rank, show_warning
 from lightning_fire.methods.base.all_or_nothing import distinct, restore, same_optimizers_after_error
-from lightning_fire.methods.base.averages import followers, unknown_copies
+from lightning_fire.methods.base.averages import averages_by_model, followers, unknown_copies
 from lightning_fire.methods.base.change import Change, measured
 from lightning_fire.methods.base.copies import copies_in
 from lightning_fire.methods.base.ignored_passes import ignored_passes
@@ -244,9 +244,10 @@ def _plan(method: EventMethod, model: nn.Module, training: Any) -> Change:
 
 
 def _plans(method: EventMethod, models: Models, training: Training) -> Iterator[Change]:
-    for number, model in enumerate(models):
+    shared_out = averages_by_model(models, training.averages)
+    for number, (model, averages) in enumerate(zip(models, shared_out, strict=True)):
         try:
-            yield _plan(method, model, MemberTraining(training, number))
+            yield _plan(method, model, MemberTraining(training, number, models, averages))
         except ValueError as error:
             raise ValueError(f"model {number}: {error}") from error
 

@@ -25,10 +25,15 @@ def as_one(model: Any) -> Any:
 
 
 class MemberTraining:
-    """The training of one of several models, whose names begin with its number."""
+    """The training of one of several models, whose names begin with its number.
 
-    def __init__(self, training: Training, number: int):
+    Attributes:
+        together: All models, of which copies of weights and averages are told apart.
+    """
+
+    def __init__(self, training: Training, number: int, models: Models, averages: Sequence[Any]):
         self._training, self._number = training, number
+        self.together, self.averages = models, averages
         self.event = training.event + _SEED_STEP * number
 
     def __getattr__(self, name: str) -> Any:

@@ -189,15 +189,15 @@ def trained_resets(
     """
     if not any(len(units) for _, units in chosen):
         return chosen, []
-    optimizers = listed(training.optimizers)
-    copies = copies_in(optimizers, model.parameters())
+    optimizers, whole = listed(training.optimizers), getattr(training, "together", model)
+    copies = copies_in(optimizers, whole.parameters())
     if optimizers:
         stepped = parameters_of(optimizers) | copies.keys()
         trained = {layer.name for layer in layers if stepped.issuperset(layer.parameters())}
         if not trained:
             raise ValueError("the given optimizers train no layer of these units: they may belong to another model")
         chosen = [(layer, units if layer.name in trained else units[:0]) for layer, units in chosen]
-    for _, pairs in averages_of(model, training.averages):
+    for _, pairs in averages_of(whole, training.averages):
         for copy, tensor in pairs:
             copies.setdefault(tensor, []).append(copy)
     return chosen, unit_resets(chosen, seed, optimizers, keep_outgoing, copies)
