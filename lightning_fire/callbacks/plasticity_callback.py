@@ -180,7 +180,6 @@ class _FitTraining:
     def __init__(self, given: BatchInHand, callback: EventCallback):
         self._trainer, self._initial = given.trainer, callback.initial
         self.paused = callback.paused_parameters(given.module)
-        self.averages = averages_in(undeclared(given.trainer).callbacks)
         self.event, self.measure = callback.num_events + 1, callback.logs.weights
         self.ranks = given.trainer.world_size
         self.share_work = self.ranks > 1
@@ -190,6 +189,11 @@ class _FitTraining:
     def optimizers(self) -> Sequence[Any]:
         """Those of the Trainer, also after they have been replaced."""
         return self._trainer.optimizers
+
+    @property
+    def averages(self) -> Sequence[Any]:
+        """Those that other callbacks keep now: some are made during training."""
+        return averages_in(undeclared(self._trainer).callbacks)
 
     def initial(self) -> Mapping[str, Tensor]:
         """Return the values of the module at the start of its first fit."""

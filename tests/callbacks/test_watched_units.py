@@ -4,8 +4,10 @@ import copy
 
 import pytest
 import torch
+from lightning.pytorch import Callback
 from small_training import GrowingData, PlainModule, dataset, fitted, trainer
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
@@ -146,3 +148,19 @@ def test_several_fits_continue_and_copies_are_independent():
     assert callback._state["records"]["net.0"]["age"].tolist() == [4] * 8
     assert copy.deepcopy(callback)._state["records"]["net.0"]["owed"] == pytest.approx(0.32)
     assert all(not part._forward_pre_hooks for part in module.modules())
+
+
+def test_an_average_that_is_made_during_training_takes_the_units_that_are_reset():
+    class Late(Callback):
+        average, follows = None, None
+
+        def on_train_batch_end(self, trainer, pl_module, *_):
+            if self.average is None:
+                self.average = AveragedModel(pl_module.net)
+
+        def on_train_epoch_end(self, trainer, pl_module):
+            self.follows = torch.equal(self.average.module[3].weight, pl_module.net[3].weight)
+
+    late = Late()
+    fitted(late, PlasticityCallback(ContinualBackprop(1.0, maturity=1)), max_epochs=1)
+    assert late.follows
