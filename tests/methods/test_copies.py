@@ -94,3 +94,23 @@ def test_units_that_come_back_are_an_error(method):
     reset_units(method, model, optimizer)
     with pytest.raises(RuntimeError, match=r"0\.weight.* back at their old values.*float32 master weights"):
         step(model, optimizer)
+
+
+def test_the_lost_output_of_units_is_added_to_copies_of_biases_which_stay_as_precise():
+    model = net()
+    model[0].bias.data.zero_()
+    average = AveragedModel(model)
+    optimizer = OwnMasters(model.parameters())
+    loop = Loop(optimizer, forward=lambda: model(X.bfloat16()), averages=average)
+    attached = ContinualBackprop(1.0, maturity=0).attach(model, loop)
+    step(model, optimizer, 4)
+    biases = model[2].bias, optimizer.param_groups[0]["params"][3], average.module[2].bias
+    before = [bias.detach().float().clone() for bias in biases]
+    attached.after_step()
+    added, to_master, to_average = (bias.detach().float() - old for bias, old in zip(biases, before, strict=True))
+    assert attached.num_reset == 32
+    assert added.abs().max() > 0.01
+    for each in to_master, to_average:
+        torch.testing.assert_close(each, added, rtol=0.02, atol=2e-3)
+    assert torch.equal(biases[1].bfloat16(), model[2].bias)
+    assert not torch.equal(biases[1], model[2].bias.float())

@@ -259,12 +259,23 @@ class StepwiseReset(Attached, Generic[S]):
         if chosen:
             number = self.num_reset + sum(len(units) for _, units in chosen)
             change = self.forgetting(chosen)
-            copies = copies_in(self.training.optimizers, self.model.parameters()) if change.parts else {}
-            copied = [Write(copy, *part[1:]) for part in change.parts for copy in copies.get(part.tensor, ())]
-            change = replace(change, parts=[*change.parts, *copied, *resets])
+            change = replace(change, parts=[*self._with_copies(change.parts), *resets])
             if resets and not self._is_verified:  # the first reset; a loop that undoes one undoes each
                 change, self._is_verified = verified(change, self.model, self.training.optimizers), True
             change.followed_by(partial(setattr, self, "num_reset", number)).make()
+
+    def _with_copies(self, parts: Sequence[Write]) -> list[Write]:
+        """Return writes of weights and of their copies, which differ from them, and change by as much."""
+        masters = copies_in(self.training.optimizers, self.model.parameters()) if parts else {}
+        pairs = [pair for _, each in averages_of(self.model, self.training.averages) for pair in each] if parts else []
+        written: list[Write] = []
+        for part in parts:
+            change = part.value - part.view_of(part.tensor)[part.index]
+            own, averages = masters.get(part.tensor, []), [copy for copy, tensor in pairs if tensor is part.tensor]
+            moved = [(copy, part.view_of(copy)[part.index]) for copy in (*own, *averages)]
+            copied = [part._replace(tensor=copy, value=old + change.to(old)) for copy, old in moved]
+            written += [part._replace(value=copied[0].value) if own else part, *copied]
+        return written
 
     def selected(self) -> str:
         """Return the number of units and layers."""
