@@ -114,3 +114,15 @@ def test_the_lost_output_of_units_is_added_to_copies_of_biases_which_stay_as_pre
         torch.testing.assert_close(each, added, rtol=0.02, atol=2e-3)
     assert torch.equal(biases[1].bfloat16(), model[2].bias)
     assert not torch.equal(biases[1], model[2].bias.float())
+
+
+@pytest.mark.parametrize("method", [ContinualBackprop(1.0, maturity=0), SelfNormalizedReset(max_silence=64)])
+def test_units_are_reset_in_a_hook_of_the_optimizer_that_is_not_the_last(method):
+    """As the callbacks of Hugging Face and Stable-Baselines3 do, also of several methods."""
+    model = net().float()
+    optimizer = torch.optim.Adam(model.parameters())
+    attached = method.attach(model, Loop(optimizer, forward=lambda: model(X)))
+    optimizer.register_step_post_hook(lambda *_: attached.after_step())
+    optimizer.register_step_post_hook(lambda *_: None)
+    step(model, optimizer, 4)
+    assert attached.num_reset > 0

@@ -233,6 +233,7 @@ class StepwiseReset(Attached, Generic[S]):
         self.layers = select_units(model, partial(training.forward, 1), where)
         self.model, self.training, self.seed, self.num_reset, self.score = model, training, seed, 0, score
         self._is_verified = False
+        self._check: Callable[[], None] | None = None  # begins with the next pass: no step, which runs hooks, goes on
         self.statistics = [self.new_statistics(layer, layer.incoming.parameter.device, {}) for layer in self.layers]
         self._handles: list[RemovableHandle] = []
         self._shown: list[Callable[[], None]] = []  # ends of `show_hooks`
@@ -261,7 +262,7 @@ class StepwiseReset(Attached, Generic[S]):
             change = self.forgetting(chosen)
             change = replace(change, parts=[*self._with_copies(change.parts), *resets])
             if resets and not self._is_verified:  # the first reset; a loop that undoes one undoes each
-                change, self._is_verified = verified(change, self.model, self.training.optimizers), True
+                self._check, self._is_verified = verified(change, self.model, self.training.optimizers).check, True
             change.followed_by(partial(setattr, self, "num_reset", number)).make()
 
     def _with_copies(self, parts: Sequence[Write]) -> list[Write]:
@@ -311,6 +312,9 @@ class StepwiseReset(Attached, Generic[S]):
         def see(index: int, layer: UnitLayer, output: Tensor) -> None:
             if is_ignored(watched_module(layer, score)):  # before any operation, as another method may trace this pass
                 return
+            if self._check is not None:
+                check, self._check = self._check, None
+                check()
             recomputed = is_in_backward()  # by gradient checkpointing
             if self.watching and layer.counts_now() and not recomputed:
                 update(self.statistics[index], by_unit(layer, score, output.detach()), len(output))
