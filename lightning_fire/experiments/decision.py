@@ -165,8 +165,8 @@ def decide(
     told += [f"{m} failed with {_seeds(seeds)}." for m, seeds in failed.items() if m not in unranked]
     if len(pairs) > 2:
         told.append(
-            f"These intervals hold for all {len(pairs) // 2} pairs of methods together (paired t-tests, Holm), and are"
-            " wider than those of the table, each of which is for one pair."
+            f"These intervals hold for all {len(pairs) // 2} pairs of methods together (paired t-tests, Holm);"
+            " those of the table are each for one pair."
         )
     whole = None if more is None or not np.isfinite(more) else int(more)
     return Decision(" ".join(told), choice, best, better, warm, worth, whole)
