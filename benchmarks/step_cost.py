@@ -20,8 +20,18 @@ from stopwatch import Stopwatch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fire import ContinualBackprop, L2Init, Parseval, PlasticityCallback, ReDo, SelfNormalizedReset
+from lightning_fire.callbacks.probing.batches import BatchInHand
+from lightning_fire.callbacks.probing.one_step import measured_one_step
 from lightning_fire.modules import Classifier
 from lightning_fire.when import EveryNSteps
+
+
+class OneStep(Callback):
+    """Measures readiness and critical sharpness before each step, as `PlasticityMonitor` does now and then."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        measured_one_step(BatchInHand(trainer, pl_module, batch), "plasticity")
+
 
 METHODS = {
     "plain": list,
@@ -29,6 +39,7 @@ METHODS = {
     "parseval": lambda: [PlasticityCallback(Parseval(1e-3))],
     "continual_backprop": lambda: [PlasticityCallback(ContinualBackprop(1e-4, maturity=1))],
     "snr": lambda: [PlasticityCallback(SelfNormalizedReset(refresh_every=2))],
+    "readiness and critical sharpness": lambda: [OneStep()],
     "redo, idle": lambda: [PlasticityCallback(ReDo(), EveryNSteps(1000))],
 }
 
@@ -60,7 +71,7 @@ def main() -> None:
     pooled = {name: [step for steps in rounds for step in steps] for name, rounds in found.items()}
     ratios = {name: round(ratio(steps, pooled["plain"])[0], 3) for name, steps in pooled.items()}
     for name, steps in pooled.items():
-        print(f"{name:20s} {statistics.median(steps):8.3f} s a step   × {ratios[name]:.2f}")
+        print(f"{name:32s} {statistics.median(steps):8.3f} s a step   × {ratios[name]:.2f}")
     publish({"ratios": ratios, "batch": options.batch}, options.json)
 
 
