@@ -274,8 +274,9 @@ class StepwiseReset(Attached, Generic[S]):
             change = part.value - part.view_of(part.tensor)[part.index]
             own, averages = masters.get(part.tensor, []), [copy for copy, tensor in pairs if tensor is part.tensor]
             moved = [(copy, part.view_of(copy)[part.index]) for copy in (*own, *averages)]
-            copied = [part._replace(tensor=copy, value=old + change.to(old)) for copy, old in moved]
-            written += [part._replace(value=copied[0].value) if own else part, *copied]
+            copied = [Write(copy, part.index, old + change.to(old), part.view_of) for copy, old in moved]
+            value = copied[0].value if own else part.value
+            written += [Write(part.tensor, part.index, value, part.view_of), *copied]
         return written
 
     def selected(self) -> str:
