@@ -1,7 +1,6 @@
 """The two states to which a network can be reset: its initial values, and a fresh draw."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from lightning_fire.contracts import HasResetParameters, offers
 from lightning_fire.distributed import gathered
 from lightning_fire.methods.base.all_or_nothing import distinct, restore
 from lightning_fire.methods.base.seeded import seeded
+from lightning_fire.methods.base.several import as_one
 from lightning_fire.methods.base.training import Training
 from lightning_fire.where.argument import check_model
 from lightning_fire.where.layers import plain
@@ -30,18 +30,18 @@ def initial_values(model: nn.Module | Sequence[nn.Module]) -> dict[str, Tensor]:
         >>> list(initial_values(nn.Linear(2, 3)))
         ['weight', 'bias']
     """
-    whole: Any = nn.ModuleList(model) if isinstance(model, list | tuple) else model
-    tensors = tensors_of(whole).items()
+    tensors = tensors_of(as_one(model)).items()
     there = {name: tensor for name, tensor in tensors if not is_lazy(tensor) and not tensor.is_meta}
     return {name: gathered(tensor).cpu().clone() for name, tensor in there.items()}
 
 
 @torch.no_grad()
-def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
+def fresh_values(model: nn.Module | Sequence[nn.Module], seed: int) -> dict[str, Tensor]:
     """Draw values of a model by each layer's own `reset_parameters`.
 
     Args:
-        model: Any module; it and the global random state are left as they are.
+        model: Any module, or a list of them, as for `initial_values`; it and the global random state are left as they
+            are.
         seed: Seed of the draw.
 
     Returns:
@@ -52,11 +52,12 @@ def fresh_values(model: nn.Module, seed: int) -> dict[str, Tensor]:
         >>> bool((fresh_values(model, seed=1)["weight"] == fresh_values(model, seed=1)["weight"]).all())
         True
     """
-    tensors = tensors_of(model)
+    whole = as_one(model)
+    tensors = tensors_of(whole)
     former = [(part, ..., part.clone()) for part in map(distinct, tensors.values())]
     try:
-        with seeded(seed, {tensor.device for tensor in model.parameters()}):
-            for layer in model.modules():
+        with seeded(seed, {tensor.device for tensor in whole.parameters()}):
+            for layer in whole.modules():
                 if offers(layer, HasResetParameters):
                     layer.reset_parameters()
         return {name: tensor.clone() for name, tensor in tensors.items()}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from lightning_fire import FullReset, Loop, PlasticityInjection, ReDo, fire_, full_reset_
-from lightning_fire.methods import dash_, initial_values
+from lightning_fire.methods import dash_, fresh_values, initial_values
 from tests.support.methods_table import EVENTS
 
 X = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
@@ -56,6 +56,15 @@ def test_values_to_reset_to_have_the_numbers_of_the_models():
     fire_(both)
     full_reset_(both, initial)
     assert all(torch.equal(value, initial[name]) for name, value in nn.ModuleList(both).state_dict().items())
+
+
+def test_values_are_drawn_for_several_models():
+    both = [network(), network()]
+    drawn = fresh_values(both, seed=1)
+    assert drawn.keys() == nn.ModuleList(both).state_dict().keys()
+    assert not torch.equal(drawn["0.0.weight"], drawn["1.0.weight"])
+    full_reset_(both, drawn)
+    assert all(torch.equal(value, drawn[name]) for name, value in nn.ModuleList(both).state_dict().items())
 
 
 def test_models_alike_are_not_drawn_alike():
